@@ -149,7 +149,7 @@ def verdict(cost: float, limit: float) -> str:
 
 
 async def body_size(journal: Any) -> int:
-    """Return the size of the body of a call's record in bytes. It records one call."""
+    """Record one call, and return the size of its record's body in bytes."""
     await calls(journal).take_turn(1)
     [[size]] = await journal._database.select("SELECT max(length(body)) FROM records WHERE kind = 'unit'")
     return size

@@ -1,4 +1,4 @@
-"""Simulate sessions that are split over several databases by a digest of their ids, and find out what is full first.
+"""Simulate sessions that are split over several databases by a digest of their ids, and find out which limit is reached first.
 
     python bench/shards.py [SESSIONS [STATEMENTS [CONNECTIONS]]]
 

@@ -379,7 +379,7 @@ def test_a_tool_needs_a_description() -> None:
 def test_its_effect_is_that_of_its_strongest_tool() -> None:
     @tool
     async def send() -> None:
-        """Send it."""
+        """Send something."""
 
     section = MarkdownSection("More", "more", "More.", tools=[send])
     assert desk().as_tool().effect == "idempotent"
@@ -409,7 +409,7 @@ def test_it_has_the_callers_deadline_and_session() -> None:
 
     @tool(effect="read")
     async def look(context: ToolContext) -> str:
-        """Look."""
+        """Record the deadline, the session and the depth."""
         seen.append((context.deadline, context.run_context.session_id, context.depth))
         return "seen"
 
@@ -439,7 +439,7 @@ def test_approvals_reach_the_people_of_the_caller() -> None:
 
     @tool(effect="irreversible")
     async def send() -> str:
-        """Send it."""
+        """Send something."""
         return "sent"
 
     def inner() -> Agent[Any]:

@@ -258,7 +258,7 @@ class Thing:
         return ToolResult.ok(1)
 
     def plain(self, city: str) -> str:
-        """Say it."""
+        """Return the city."""
         return city
 
 

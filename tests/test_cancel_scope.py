@@ -235,7 +235,7 @@ def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
 
         @tool(effect="staged")
         async def outer(context: ToolContext) -> None:
-            """Recover, then call."""
+            """Recover from a failed task group, then call the inner tool."""
             await recover()
             await context.call("inner")
 
@@ -256,13 +256,13 @@ def test_an_inner_call_recovers_for_itself() -> None:
     async def main() -> None:
         @tool(effect="staged")
         async def inner() -> str:
-            """Recover."""
+            """Recover from a failed task group."""
             await recover_with_stragglers()
             return "recovered"
 
         @tool(effect="staged")
         async def outer(context: ToolContext) -> str:
-            """Call, then swallow a cancel."""
+            """Call the inner tool, then swallow a cancellation."""
             said = (await context.call("inner")).value
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(5)

@@ -185,7 +185,7 @@ class Nothing:
 
 @tool(effect="read")
 def plot() -> Attachment:
-    """Plot."""
+    """Draw a plot."""
     return Attachment(PNG, "plot.png")
 
 

@@ -51,7 +51,7 @@ class Broadcasts(Protocol):
         ...
 
     async def last(self, session_id: str, /) -> int:
-        """Return the position of a session's newest batch, or 0."""
+        """Return the position of a session's newest batch, or 0 if it has none."""
         ...
 
     async def read(self, session_id: str, after: int, /) -> Sequence[Batch]:

@@ -312,7 +312,7 @@ class Pending(Generic[T]):
             self._waiter.set_result(None)
 
     async def wait(self) -> T:
-        """Wait until the work is over, and return its value. Raises the error of the work."""
+        """Wait until the work is over, and return its value or raise its error."""
         import anyio
 
         with anyio.CancelScope(shield=True):

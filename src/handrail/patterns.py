@@ -43,7 +43,7 @@ def is_plain(pattern: str) -> bool:
 
 @lru_cache(maxsize=128)
 def compile_pattern(text: str) -> Pattern:
-    """Compile a pattern. Raises a `ValueError` that says what is wrong with it."""
+    """Compile a pattern. If it can't be used, raises a `ValueError` that says why."""
     return Pattern(text)
 
 

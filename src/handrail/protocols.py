@@ -98,7 +98,7 @@ class Fork(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Close the fork and check that it can be applied. Raises a `Conflict` that names what prevents it."""
+        """Close the fork and check that it can be applied. If not, raises a `Conflict` that names what prevents it."""
         ...
 
     def apply(self) -> None:

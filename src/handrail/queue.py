@@ -13,7 +13,7 @@ class Queue(Protocol):
 
     A worker may take a run that is *due*: a queued run whose time has come, a parked run with a question that has been
     answered or has expired, or a run whose owner is gone. Of a session's queued runs only the oldest is due, and only
-    while no other run of the session is running or parked. At most one run of a session has an owner at a time.
+    while no other run of the session is running or parked. At most one submitted run of a session has an owner at a time.
     """
 
     async def submit(

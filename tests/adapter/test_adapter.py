@@ -772,7 +772,7 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
 
 
 def test_a_nested_prompt_may_have_resources_of_its_own() -> None:
-    """A nested run uses what its prompt binds, whether or not the outer run binds it too."""
+    """A nested run uses the resource that its prompt binds, whether or not the outer run binds it too."""
     from handrail.resources.bindings import given
 
     class Settings:
@@ -780,7 +780,7 @@ def test_a_nested_prompt_may_have_resources_of_its_own() -> None:
 
     @tool
     async def look(context: ToolContext) -> str:
-        """Look."""
+        """Return the word of the bound settings."""
         return context.resources.get(Settings).word
 
     inner = Prompt("inner", "Inner.", tools=[look], resources=[given(Settings, Settings())])
@@ -894,7 +894,7 @@ def test_prompt_model_gives_a_typed_answer() -> None:
 
     @tool
     async def choose(context: AgentContext) -> str:
-        """Choose."""
+        """Let the model choose."""
         choice = await context.prompt_model(
             "Choose: a or b", Choice, system="Choose well: $5.", temperature=0.5, on_text=texts.append
         )
@@ -927,7 +927,7 @@ def test_an_async_on_text_is_awaited() -> None:
 
     @tool
     async def choose(context: AgentContext) -> str:
-        """Choose."""
+        """Let the model choose."""
         choice = await context.prompt_model("Choose: a or b", Choice, on_text=hear)
         assert "".join(texts) == '{"selected": "b"}'
         return choice.selected
@@ -946,7 +946,7 @@ def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
 
     @tool
     async def choose(context: AgentContext) -> str:
-        """Choose."""
+        """Let the model choose."""
         return await context.prompt_model("Choose", TypeAdapter(Literal["a", "b"]))
 
     right = scripted(ToolCall("choose"), '{"value": "b"}', "Done.")
@@ -976,7 +976,7 @@ def test_prompt_model_may_call_tools_and_another_model() -> None:
 
     @tool
     async def choose(context: AgentContext) -> str:
-        """Choose."""
+        """Let another model choose."""
         return (await context.prompt_model("Choose", Choice, model="test:other", tools=[weather])).selected
 
     session = Session()
@@ -991,7 +991,7 @@ def test_prompt_model_is_not_there_for_a_person() -> None:
 
     @tool
     async def look(context: ToolContext) -> str:
-        """Look."""
+        """Check that there is no `prompt_model`."""
         assert context.prompt_model is None
         return "none"
 

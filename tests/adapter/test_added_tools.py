@@ -33,7 +33,7 @@ class Pick(BaseModel):
 
 @tool(effect="pure")
 async def look() -> str:
-    """Look."""
+    """Look around."""
     return "seen"
 
 
@@ -72,7 +72,7 @@ async def test_they_are_offered_and_called_in_this_run_only():
 async def test_one_that_needs_somebody_is_not_offered_where_nobody_is():
     @tool
     async def confirm(context: UserContext) -> str:
-        """Confirm."""
+        """Return the call's id."""
         return str(context.call_id)
 
     model = ScriptedModel(["done"])

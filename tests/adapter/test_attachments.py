@@ -37,7 +37,7 @@ PLOT = Attachment(PNG + b"plot", "plot.png")
 
 @tool(effect="read")
 def plot() -> Attachment:
-    """Plot."""
+    """Draw a plot."""
     return PLOT
 
 
@@ -86,7 +86,7 @@ async def test_a_message_has_its_attachments(tmp_path: Path) -> None:
 
 
 async def test_the_journal_has_the_bytes_once() -> None:
-    """However often a run refers to the same bytes, the journal has them once, and its records do not have them."""
+    """However often a run refers to the same bytes, the journal stores them once, and its records only refer to them."""
     journal = MemoryJournal()
     script = ScriptedModel([ToolCall("plot", {}), ToolCall("plot", {}), "ok"])
     await Adapter(script, journal=journal).evaluate(PROMPT, "look", attachments=[PHOTO, PHOTO], run_id="run")
@@ -147,7 +147,7 @@ async def test_a_nested_run_gets_attachments() -> None:
 
     @tool(effect="idempotent")
     async def describe(context: ToolContext) -> str:
-        """Describe."""
+        """Describe a photo with another model."""
         found = await context.adapter.evaluate(Prompt("q", "x"), "what?", model=inner, attachments=[PHOTO])
         return found.text
 

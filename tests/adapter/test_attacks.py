@@ -196,7 +196,7 @@ def test_mappings_can_be_asked_for_from_any_model(wanted: Any, native: bool) -> 
 
     @tool
     async def count(context: AgentContext) -> str:
-        """Count."""
+        """Let the model count."""
         return str((await context.prompt_model("How many?", wanted))["apples"])
 
     answer = {"value": {"apples": 3}}
@@ -262,7 +262,7 @@ def test_two_messages_are_refused_in_a_call_too() -> None:
 
     @tool
     async def delegate(context: ToolContext) -> str:
-        """Let another agent do it."""
+        """Pass two messages to another agent."""
         return (await context.adapter.evaluate(PLAIN, "one", message="two")).text
 
     model = ScriptedModel([ToolCall("delegate"), "Done."])

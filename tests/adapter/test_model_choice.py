@@ -70,7 +70,7 @@ def down(name: str = "a:down") -> ModelUnavailable:
 
 @tool(effect="pure")
 async def look() -> str:
-    """Look."""
+    """Look around."""
     return "seen"
 
 
@@ -191,9 +191,8 @@ async def test_the_refusal_of_the_last_model_stands() -> None:
 
 
 async def test_choices_nest() -> None:
-    """A choice may contain choices.
-
-    Each has its own rule for refusals, and if all of its models fail, the next choice is asked.
+    """A choice may contain choices, and each has its own rule for refusals.
+    If all models of an inner choice fail, the outer choice asks its next model.
     """
     refused = said("", stop="refused")
     inner = first_that_works(one("a:1", refused), one("b:1", refused), on_refusal=True)
@@ -232,7 +231,7 @@ async def test_a_stream_that_was_seen_fails_in_the_end() -> None:
 
 
 async def test_a_stream_that_nobody_saw_falls_over() -> None:
-    """A stream that fails before anything was shown, and a cut answer that is not streamed, fall over to the next model."""
+    """The next model is asked after a stream that fails before anything was shown, or after a cut answer that is not streamed."""
     broken = Reply(error=ModelAnswerBroken("a:1", "the connection was lost"))
     response, lines, _ = await told(
         first_that_works(one("a:1", broken, broken), one("b:1", said("B."))), stream=True
@@ -316,13 +315,13 @@ async def test_a_deadline_is_not_spent_on_the_first_model() -> None:
 
 @dataclass(frozen=True)
 class City:
-    """The output type."""
+    """The output type of a prompt."""
 
     name: str
 
 
 async def test_a_typed_answer_is_asked_for_as_all_models_can_give_it() -> None:
-    """A typed answer has a native schema only if all models support that. Otherwise, it is a call of `final_answer`."""
+    """A typed answer has a native schema only if all models are known to support that. Otherwise, it is a call of `final_answer`."""
     prompt = Prompt("typed", "Answer.", output=City)
     natives = first_that_works(one("a:1", down(), down()), one("b:1", said('{"name": "Oslo"}')))
     assert (await told(natives, prompt=prompt))[0].output == City("Oslo")
@@ -349,7 +348,7 @@ async def test_the_first_model_must_take_what_is_attached() -> None:
 
 
 async def test_a_budget_counts_every_request() -> None:
-    """Every request counts, even if it fails or is refused, and each is charged at the price of its own model."""
+    """A budget counts every request, even if it fails or is refused, and each is charged at the price of its own model."""
     a = one("a:1", down(), said("", stop="refused"))
     model = first_that_works(a, one("b:1", said("B."), price=5), on_refusal=True)
     response, _, _ = await told(model, budget=Budget(requests=3, money=10_000_000))

@@ -161,7 +161,7 @@ async def test_a_rate_limit_counts_the_requests_that_offer_it() -> None:
 
 
 async def test_a_policy_that_asks_ends_the_run_before_anything_is_sent() -> None:
-    """Nobody can be asked before the provider runs the tool, so the run fails and says what to write instead."""
+    """If a policy asks about a provider's tool, the run fails and says what to write instead, because nobody can be asked in time."""
     model = ScriptedModel(["Done."])
     policy = CapabilityPolicy({"provider.*": "ask"})
     with pytest.raises(PromptEvaluationError) as raised:
@@ -182,13 +182,13 @@ async def test_a_sections_policy_decides_on_its_own_tools() -> None:
 
 
 async def test_a_misspelt_policy_is_refused() -> None:
-    """The names that policies use are compared with the provider's tools too."""
+    """A policy that names a misspelt capability of a provider's tool is refused, with a suggestion."""
     with pytest.raises(DefinitionError, match=r"Did you mean 'provider\.web_search'"):
         await offers(policies=[CapabilityPolicy({"provider.web_serach": "deny"})])
 
 
 async def test_the_offer_is_not_a_call() -> None:
-    """Policies see the offer as a call without arguments, but it has no call number and publishes no event of a call."""
+    """Policies see the offer of a provider's tool as a call without arguments, but it has no call number and no events of a call."""
     watch, session, seen = Watch(PolicyDecision.allow()), Session(), list[str]()
     session.dispatcher.subscribe(ToolStarted, lambda event: seen.append(event.tool))
     model = ScriptedModel([ToolCall("look"), "Done."])
@@ -222,7 +222,7 @@ async def nested(policies: Any, effect: Any = "idempotent", inner: Any = ()) -> 
 
     @tool(effect=effect)
     async def research(context: ToolContext) -> str:
-        """Find out."""
+        """Search in a nested run."""
         return (await context.adapter.evaluate(within, "Find.", model=model)).text
 
     outer = ScriptedModel([ToolCall("research"), "Done."])

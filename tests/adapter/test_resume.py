@@ -63,7 +63,7 @@ class Counted:
 
         @tool(effect="pure")
         async def look() -> str:
-            """Look."""
+            """Look around."""
             ran.append("look")
             return "seen"
 
@@ -91,7 +91,7 @@ class Counted:
 
         @tool(effect="idempotent")
         async def delegate(context: ToolContext) -> str:
-            """Have another agent do it."""
+            """Let another agent look, ask and leave a note."""
             ran.append("delegate")
             inner = Prompt("inner", "Be quick.", tools=[look, ask, mark])
             return (await context.adapter.evaluate(inner, "go")).text
@@ -251,7 +251,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
     ],
 )
 async def test_a_forged_answer_to_a_parked_run_is_refused(tmp_path: Path, change: dict[str, str], words: str):
-    """A process that has only the journal's file refuses a forged answer."""
+    """A process that has only opened the journal refuses a forged answer."""
     tools = Counted()
     adapter = Adapter(
         ScriptedModel([ToolCall("ask")]), journal=journal_at(tmp_path), environment=LaterEnvironment()
@@ -480,7 +480,7 @@ async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path
 
     @tool(effect="pure")
     async def look() -> str:
-        """Look."""
+        """Look around."""
         return "seen"
 
     @tool

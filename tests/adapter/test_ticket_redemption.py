@@ -732,7 +732,7 @@ async def test_what_was_spent_under_tickets_of_a_finished_call_is_billed_again(t
 
     @tool(effect="pure")
     async def ask(context: ToolContext) -> str:
-        """Ask."""
+        """Record the tokens that are left, and ask a person."""
         left.append(context.budget_tracker.remaining()["tokens"])
         assert context.wait_for is not None
         return str(await context.wait_for("pick", {}, Pick))

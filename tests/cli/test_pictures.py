@@ -1,4 +1,4 @@
-"""Tests of pictures in the terminal, on the bytes that are written."""
+"""Pictures in the terminal, tested on the bytes that are written."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_iterm_gets_each_picture_in_one_sequence():
 
 
 def test_nothing_else_is_drawn():
-    """A large picture, one whose bytes are elsewhere, and any picture on a terminal without a protocol are not drawn."""
+    """A picture that is too large, or only an address, is not drawn. A terminal without a protocol draws no picture at all."""
     large = Attachment(PNG + bytes(4_000_000), "large.png")
     assert pictures_in([large, Attachment("https://example.org/a.png")], "kitty") == []
     assert pictures_in([SHOT], None) == []

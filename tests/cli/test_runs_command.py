@@ -45,13 +45,13 @@ writer = ScriptedModel([ToolCall("write", {"path": ".envrc", "text": "new"}), "t
 
 @tool(effect="read")
 def stock() -> int:
-    """Return how many are left."""
+    """Return how many items are in stock."""
     return 7
 
 
 @tool(effect="read")
 def order() -> str:
-    """Order one."""
+    """Order an item."""
     return "ordered"
 
 

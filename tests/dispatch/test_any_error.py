@@ -65,7 +65,7 @@ class Disguised(Exception):
 
 
 class Undecided(Exception):
-    """An error that has no truth value."""
+    """An error whose `bool` raises."""
 
     def __bool__(self) -> bool:
         raise ValueError("neither")
@@ -197,7 +197,7 @@ def test_each_call_has_one_end_and_every_compensation_runs(
     async def main() -> None:
         undone: list[str] = []
         rig = Rig(booking([made(recipe), *map(made, others)], undone))
-        with contextlib.suppress(BaseException):  # what ends the run
+        with contextlib.suppress(BaseException):  # the errors that end the run
             await rig.call("trip")
         (ended,) = [event for event in rig.of(ToolInvoked) if event.tool == "trip"]
         assert ended.result.render().encode()
@@ -224,7 +224,7 @@ class _Formats(logging.Handler):
 
 @pytest.mark.parametrize("make", [KeyboardInterrupt, lambda: SystemExit(3)], ids=["keyboard", "exit"])
 def test_an_exit_in_a_compensation_counts_as_its_failure(make: Callable[[], BaseException]) -> None:
-    """If a compensation raises `KeyboardInterrupt` or `SystemExit`, the others still run, and the call fails as usual."""
+    """If a compensation raises `KeyboardInterrupt` or `SystemExit`, the other compensations still run, and the call fails as usual."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -349,7 +349,7 @@ def test_closing_a_call_that_is_being_undone_ends_it_once() -> None:
 
 @pytest.mark.parametrize("kind", ["at once", "later", "in a thread"])
 def test_a_handler_that_raises_generator_exit_fails_like_any_other(kind: str) -> None:
-    """A handler that raises `GeneratorExit` itself fails like any other. Its inner call is compensated, and the run goes on."""
+    """If a handler raises `GeneratorExit` itself, its call fails like any other, and its inner call, if there is one, is compensated."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -381,7 +381,7 @@ def test_a_handler_that_raises_generator_exit_fails_like_any_other(kind: str) ->
 
 
 async def test_shielded_work_that_raises_generator_exit_does_not_look_closed() -> None:
-    """`GeneratorExit` from shielded work is reported as an error, since the coroutine around it goes on."""
+    """`GeneratorExit` from shielded work is raised as a `RuntimeError`, so that the coroutine around it does not look closed."""
 
     async def work() -> None:
         raise GeneratorExit

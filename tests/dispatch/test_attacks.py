@@ -109,7 +109,7 @@ def test_every_compensation_gets_its_turn(how: str) -> None:
 
         @tool(effect="irreversible")
         async def note(what: str) -> None:
-            """Note it."""
+            """Note something."""
 
         @tool(effect="irreversible")
         async def trip(context: ToolContext) -> None:
@@ -329,7 +329,7 @@ def test_a_finished_call_that_can_not_commit_is_compensated(where: str) -> None:
 
 
 def test_a_failed_call_does_not_keep_what_its_handler_held() -> None:
-    """The recorded error has no traceback, so what the handler held is freed."""
+    """The recorded error of a failed call has no traceback, so the objects in the handler's variables are freed."""
 
     class Large:
         pass
@@ -538,7 +538,7 @@ def test_read_before_write_can_not_be_overtaken() -> None:
 
 
 def test_a_bus_of_ones_own_hears_every_start() -> None:
-    """A subclass of `Dispatcher` that overrides `publish` receives every event."""
+    """A subclass of `Dispatcher` that overrides `publish` receives the start and the end of every call."""
 
     async def main() -> None:
         heard: list[str] = []
@@ -562,7 +562,7 @@ def test_what_stops_the_run_stops_it_from_inside_a_task_group_too() -> None:
     async def main() -> None:
         @tool(effect="irreversible")
         async def outer(context: ToolContext) -> None:
-            """Run something in a group."""
+            """Raise an error that ends the run, inside a task group."""
 
             async def stops() -> None:
                 raise PromptEvaluationError("the model is gone")
@@ -610,7 +610,7 @@ def test_a_result_of_another_type_than_declared_fails_the_call(value: Any, words
     async def main() -> None:
         @tool(effect="staged")
         async def outer(context: ToolContext) -> int:
-            """Return something else."""
+            """Return a value of another type than declared."""
             leave_traces(context, "a")
             return context.call("inner") if value == "operation" else value  # pyright: ignore[reportReturnType]
 
@@ -643,7 +643,7 @@ def test_unwrap_gives_the_value_or_says_why_not() -> None:
     async def main() -> None:
         @tool(effect="staged")
         async def outer(context: ToolContext) -> str:
-            """Trust an inner call."""
+            """Unwrap the result of an inner call."""
             return (await context.call("missing")).unwrap()
 
         rig = Rig([outer])

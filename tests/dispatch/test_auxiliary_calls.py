@@ -20,7 +20,7 @@ from support.rig import Rig, leave_traces
 
 
 def tools_of_a_trip(undo: Any) -> list[Any]:
-    """Return `trip`, which books, waits for the given seconds and fails, and the tools that it uses."""
+    """Return the tools `book`, `trip` and `note`. `trip` books, waits for the given seconds and fails."""
 
     @tool(effect="compensable", compensate=undo)
     async def book(what: str) -> str:
@@ -223,7 +223,7 @@ FLIGHT = RUN.child(1)
 
 
 def flying(probe: Any) -> tuple[list[Any], list[str]]:
-    """Return tools with `fly`, which has this probe, and a list of the flights that it makes."""
+    """Return the tools `fly`, which has this probe, and `note`, and the list to which `fly` adds its flights."""
     flown: list[str] = []
 
     @tool(effect="irreversible", probe=probe)

@@ -69,7 +69,7 @@ async def test_nested_runs_inherit_extras_and_may_replace_them() -> None:
 
     @tool
     async def outer(context: ToolContext) -> str:
-        """Nest."""
+        """Evaluate the inner prompt twice, and read the extras through a new gate."""
         await context.adapter.evaluate(inner, "go")
         await context.adapter.evaluate(inner, "go", extras={TENANT: "inner"})
         (await open_gate([reading(seen, TENANT)]).invoke("read")).unwrap()
@@ -140,7 +140,7 @@ async def test_the_tracing_span_of_a_call_is_found_by_its_id() -> None:
 
     @tool
     async def work(context: ToolContext) -> str:
-        """Work."""
+        """Record the span of the call."""
         await asyncio.sleep(0)
         seen[context.invocation.id] = context.extras[TRACING_SPAN]
         return "worked"

@@ -1,7 +1,4 @@
-"""The failure table: one test per way in which a call can fail.
-
-The rollback is checked in session and files.
-"""
+"""The failure table: one test per way in which a call can fail. The tests also check that session and files are rolled back."""
 
 from __future__ import annotations
 

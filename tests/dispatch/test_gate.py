@@ -81,7 +81,7 @@ def test_policy_cannot_change_params() -> None:
 
         @tool
         async def say(text: str, words: list[str]) -> str:
-            """Say it."""
+            """Return the text."""
             return f"{text} {words}"
 
         rig = Rig([say], policies=[Meddles()])
@@ -167,7 +167,7 @@ def test_nested_call_takes_the_same_gate_and_commits_with_the_outer_one() -> Non
 
         @tool(effect="staged")
         async def outer(fail: bool, context: ToolContext) -> str:
-            """Delegate."""
+            """Call the inner tool twice, once with a misspelt argument, and then fail if told to."""
             assert (await context.call("inner", text="one")).success
             bad = await context.call("inner", txt="typo")
             assert "did you mean text?" in bad.message
@@ -199,7 +199,7 @@ def test_depth_is_limited() -> None:
     async def main() -> None:
         @tool(effect="staged")
         async def dig(depth: int, context: ToolContext) -> int:
-            """Dig."""
+            """Call itself until the depth limit is reached."""
             result = await context.call("dig", depth=depth + 1)
             return result.value if result.success else context.depth
 
@@ -221,7 +221,7 @@ def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at
 
         @tool(effect="irreversible")
         async def outer(context: ToolContext) -> None:
-            """Delegate and report."""
+            """Report progress, emit two events and call the inner tool."""
             context.report_progress("half", done=1, total=2)
             await context.emit(Note("first"))
             context.event_bus.publish(Note("mine"))
@@ -343,7 +343,7 @@ def test_cancellation_rolls_back_and_gives_every_call_its_end(how: str) -> None:
 
         @tool(effect="staged")
         async def outer(context: ToolContext) -> None:
-            """Delegate twice at once."""
+            """Make two inner calls at once."""
             leave_traces(context, "outer")
             await gather(context.call("inner", text="a"), context.call("inner", text="b"))
 
@@ -508,7 +508,7 @@ def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
 
 
 def test_tool_that_needs_a_person_says_so() -> None:
-    """Calling a tool whose requirement is missing fails, and the message names what is missing."""
+    """A call of a tool that needs a person fails if nobody can be asked, and the message says so."""
 
     async def main() -> None:
         @tool
@@ -588,7 +588,7 @@ def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
 
 
 def test_calls_are_numbered_in_their_run() -> None:
-    """A call's id is derived from its place in the run, so repeating the run gives the same ids."""
+    """A call's id is made of its run's id and its number there, and an inner call's id of its caller's id and its number."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -732,7 +732,7 @@ def test_gate_works_from_a_script() -> None:
 
     @tool
     def double(number: int) -> int:
-        """Double it."""
+        """Double a number."""
         return number * 2
 
     from handrail.dispatch import open_gate

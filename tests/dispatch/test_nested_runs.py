@@ -43,7 +43,7 @@ MIDDLE = 1
 
 
 class Database:
-    """A resource."""
+    """A resource that records whether it was closed."""
 
     def __init__(self, name: str = "outer's") -> None:
         self.name = name
@@ -258,7 +258,7 @@ async def test_own_resources(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_workers(way: str, tmp_path: Path) -> None:
-    """A nested run may call the workers that the run around it may call. A worker may call those it lists."""
+    """A nested run may call the workers that the run around it may call. A worker may call the workers that it lists."""
     answers: list[Any] = []
 
     async def delegate(context: ToolContext) -> None:
@@ -363,7 +363,7 @@ async def test_own_depth(way: str, own: int, outer: int, goes: bool, tmp_path: P
 @pytest.mark.parametrize("way", BY_HAND)
 @pytest.mark.parametrize("name", ["approvals", "filesystem", "session"])
 async def test_what_is_never_replaced(way: str, name: str, tmp_path: Path) -> None:
-    """A nested run can't bring its own approvals, files or session: it does not start."""
+    """A nested run that is given its own approvals, files or session does not start."""
     own = {"approvals": "approve_all", "filesystem": MemoryFilesystem(), "session": Session()}
 
     async def nothing(context: ToolContext) -> None: ...
@@ -421,7 +421,7 @@ async def test_a_run_by_hand_is_refused_what_is_always_the_calls(tmp_path: Path)
 
     @tool
     async def probe() -> str:
-        """Probe."""
+        """Do nothing."""
         return "probed"
 
     @tool
@@ -449,7 +449,7 @@ async def test_what_a_handler_left_running_can_start_nothing() -> None:
 
     @tool
     async def outer() -> str:
-        """Leave a task."""
+        """Leave a task running."""
         left.append(asyncio.ensure_future(later()))
         return "left"
 
@@ -486,7 +486,7 @@ def test_a_synchronous_handler_can_nest_by_hand() -> None:
 
     @tool(effect="staged")
     def probe(context: ToolContext) -> str:
-        """Probe."""
+        """Record the id of the run."""
         seen.append(context.run_context.run_id)
         return "probed"
 
@@ -501,7 +501,7 @@ def test_a_synchronous_handler_can_nest_by_hand() -> None:
 
 
 def test_run_as_agent_takes_files_resources_workers_and_any_tool(tmp_path: Path) -> None:
-    """Outside a call, `run_as_agent` gives the tool the files, resources and workers, and raises `CallFailed` if it fails."""
+    """Outside a call, `run_as_agent` gives the tool the files, resources and workers, and raises `CallFailed` if the tool fails."""
 
     async def work(context: ToolContext) -> None:
         context.filesystem.write("a.txt", context.resources.get(Database).name)

@@ -38,7 +38,7 @@ def test_steps_of_calls_that_are_over_are_forgotten() -> None:
     async def main() -> None:
         @tool(effect="irreversible")
         async def pay(name: str, context: ToolContext) -> int:
-            """Pay once, although it is asked for twice."""
+            """Pay once, although `once` is called several times with the same key."""
             for _ in range(2):
                 await context.once("pay", lambda: done.append(name))
             if name == "slow":

@@ -74,7 +74,7 @@ async def test_a_gate_for_a_prompt_has_its_tools_policies_and_resources() -> Non
 
     @tool
     async def look(context: ToolContext) -> str:
-        """Look."""
+        """Record the database."""
         seen.append(context.resources.get(Database))
         return "looked"
 
@@ -166,7 +166,7 @@ def test_a_wrong_prompt_or_adapter_is_refused(arguments: Any, says: str) -> None
 def test_a_synchronous_handler_can_open_a_gate() -> None:
     @tool
     def outer() -> str:
-        """Call by hand."""
+        """Make a call through a new gate."""
         return open_gate([fetch]).invoke("fetch").wait().unwrap()
 
     assert open_gate([outer]).invoke("outer").wait().value == "fetched"
@@ -175,7 +175,7 @@ def test_a_synchronous_handler_can_open_a_gate() -> None:
 async def test_a_gate_inside_a_call_is_refused_what_is_always_the_calls() -> None:
     @tool
     async def outer() -> str:
-        """Open a gate with what the call has."""
+        """Try to open a gate with a session, files or a journal of its own."""
         own: list[dict[str, Any]] = [
             {"session": Session()},
             {"filesystem": MemoryFilesystem()},
@@ -233,7 +233,7 @@ async def test_calls_of_a_gate_inside_a_call_are_charged_to_the_call() -> None:
 
 
 async def test_a_resumed_run_does_not_repeat_what_was_done_by_hand_inside_a_call() -> None:
-    """A handler that is entered again gets the recorded results of its own gate and of its handoff's halves. Nothing runs twice."""
+    """A resumed handler gets the recorded results of the calls and handoff steps that it made by hand, and none of them runs twice."""
     done: list[str] = []
 
     @tool(effect="idempotent")

@@ -198,7 +198,7 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
-    """An answer that does not count is refused with a reason. If the question is still open, the right answer is accepted."""
+    """A forged, late, invalid or conflicting answer is refused with a reason. If the question is still open, the right answer is accepted."""
     attack, problem, hint = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:
@@ -408,7 +408,7 @@ class Returns(Person):
     ids=range(10),
 )
 def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: str, words: str):
-    """If the environment fails, the question ends without an answer instead of hanging."""
+    """If the environment fails, declines or gives no valid answer, the question ends without an answer instead of hanging."""
 
     async def main() -> Answer:
         clock = VirtualClock()
@@ -797,7 +797,7 @@ def test_no_two_lists_of_parts_share_a_digest(one: Any, other: Any):
 
 
 def test_a_digest_is_keyed_and_keys_are_of_chance():
-    """A digest depends on its key, which is random, but not on the order of a mapping's keys."""
+    """A digest depends on its secret key but not on the order of a mapping's entries, and each new secret key is different."""
     assert digest(b"k", "a") != digest(b"l", "a")
     assert digest(b"k", {"a": 1, "b": 2}) == digest(b"k", {"b": 2, "a": 1})
     assert new_key() != new_key()

@@ -21,7 +21,7 @@ def calling(request: Any) -> Any:
 def looking(seen: list[RunContext]) -> Any:
     @tool(effect="idempotent")
     async def look(context: ToolContext) -> str:
-        """Look at the ids, and ask somebody if there is anybody."""
+        """Record the ids, and ask a person if one is there."""
         seen.append(context.run_context)
         if context.wait_for is not None:
             await context.wait_for("go_on", {})
@@ -56,7 +56,7 @@ async def test_nested_runs_have_spans_of_their_own_in_one_trace() -> None:
 
     @tool
     async def outer(context: ToolContext) -> str:
-        """Nest twice."""
+        """Evaluate the inner prompt twice."""
         seen.append(context.run_context)
         for _ in range(2):
             await context.adapter.evaluate(inner, "go")

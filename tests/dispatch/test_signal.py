@@ -155,7 +155,7 @@ async def test_a_sync_handler_sees_its_signal(reason: str) -> None:
 
 @pytest.mark.parametrize("reason", OUTSIDE)
 def test_the_signal_of_an_inner_call_fires_with_the_outer_one(reason: str) -> None:
-    """When the outer call is stopped, the signals of the calls and acts in it fire too."""
+    """When a call is stopped, the signal of an act inside it fires too."""
     stopped = Stopped()
     ask = Handoff("ask", "Ask.", answer=str, effect="read")
 

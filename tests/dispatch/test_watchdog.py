@@ -43,7 +43,7 @@ async def never_beats(context: ToolContext) -> None:
 
 
 def run(body: Body, **options: Any) -> tuple[ToolResult[Any], str, float]:
-    """Call a tool in virtual time. Returns its result, its status and how long it took."""
+    """Call a tool in virtual time, and return its result, its status and how long it took."""
     ended: list[ToolInvoked] = []
     results: list[ToolResult[Any]] = []
 

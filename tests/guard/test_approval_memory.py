@@ -222,7 +222,7 @@ async def test_exactly_this_is_nothing_else(name: str, arguments: dict[str, Any]
 
 
 async def test_who_asks_is_part_of_it():
-    """A policy's question, a handler's approval request and its permission request are remembered separately, even with one name."""
+    """A policy's question, a handler's approval request and its permission request are remembered separately, even if all have the same name."""
 
     @tool
     async def confess(context: ToolContext) -> list[bool]:

@@ -39,7 +39,7 @@ async def pay(amount: int, context: ToolContext) -> str:
 
 @tool(effect="read")
 async def look(context: ToolContext) -> str:
-    """Look."""
+    """Look without changing anything."""
     ran.append("look")
     return "seen"
 
@@ -343,7 +343,7 @@ def test_only_a_truth_value_approves(value: Any):
 
 
 def test_schema_of_an_approval_is_plain():
-    """An approval's schema requires a boolean `approved` and allows a text `reason`, which any client can show."""
+    """An approval's schema requires a boolean `approved` and allows a text `reason`, so any client can show it as a form."""
     assert APPROVAL_SCHEMA["required"] == ["approved"]
     assert {key: value["type"] for key, value in APPROVAL_SCHEMA["properties"].items()} == {
         "approved": "boolean",

@@ -123,7 +123,7 @@ def test_a_check_that_fails_never_lets_a_run_end_as_done(checkers: list[Any], on
     """However a check fails, alone, composed or beside others, the run is held up to the caps and then ends as incomplete."""
     response, model = ended(*checkers, one)
     assert response.stop_reason == "incomplete"
-    assert len(model.requests) == 3  # held twice, which is the cap of each
+    assert len(model.requests) == 3  # the cap of each checker is 2, so the run is held twice
     assert "failed: " in model.requests[1].messages[-1].text
 
 

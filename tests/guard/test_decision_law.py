@@ -38,13 +38,13 @@ from handrail.tools import RunMode
 
 @tool(effect="idempotent", capabilities={"fs.write"})
 async def put(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-    """Put something there."""
+    """Put something at a path."""
     return f"put {path}"
 
 
 @tool(effect="idempotent", capabilities={"fs.write"})
 async def build(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-    """Build something there, which waits for two events and needs a permission."""
+    """Build something at a path. The handler waits for two events and requests a permission between them."""
     assert context.wait_for
     await context.wait_for("begin", {"path": path}, bool)
     allowed = await context.request_permission("net")
@@ -279,5 +279,5 @@ PUT_A, PUT_B, PUT_C, BUILD_A, BUILD_B, *_, UNLOCK, _ = CALLS
 def test_a_session_that_is_restarted_at_every_step_remembers_what_one_does_that_never_was(
     turns: list[Turn],
 ) -> None:
-    """At every step, both worlds have the same open questions, remembered decisions and results."""
+    """A session restarted at every step and one never restarted have the same open questions, remembered decisions and results."""
     assert played(Restarted, turns) == played(Lasting, turns)

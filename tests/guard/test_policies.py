@@ -204,7 +204,7 @@ def test_policy_sees_the_results_of_every_tool_nested_ones_too():
 
     @tool
     async def outer(context: ToolContext) -> str:
-        """Call another."""
+        """Call `note`."""
         return (await context.call("note", text="inner")).value
 
     rule = Rule()
@@ -411,7 +411,7 @@ def test_every_one_that_is_missing_is_named():
 
 @pytest.mark.parametrize("body", [fails, says_no])
 def test_a_that_failed_does_not_count(body: Any):
-    """A required call that failed does not count."""
+    """A call stays denied if the call that it requires has only failed."""
     done = in_sequence([tool_called("a", body=body), tool_called("b")], ["a", "b"], b={"a"})
     assert done == ["a error", "b denied"]
 
@@ -424,7 +424,7 @@ def test_a_inside_another_counts_there_and_afterwards():
 
 
 def test_a_that_was_rolled_back_with_its_outer_call_does_not_count():
-    """A required call that was rolled back with its outer call does not count."""
+    """A call stays denied if the call that it requires was rolled back with its outer call."""
     outer = tool_called("outer", body=calls("a", "b", then=fails))
     done = in_sequence([outer, tool_called("a"), tool_called("b")], ["outer", "b"], b={"a"})
     assert done == ["a ok", "b ok", "outer error", "b denied"]
@@ -799,11 +799,11 @@ def test_the_scope_bounds_whatever_allows_a_write(told: Any):
 
 
 def test_reading_is_not_bound_by_the_scope():
-    """The scope limits only calls that may change something."""
+    """A call that only reads may read a path outside the scope."""
 
     @tool(effect="read")
     async def look(path: Annotated[str, PathArg("read")]) -> str:
-        """Look."""
+        """Read a path."""
         return path
 
     assert decided(CapabilityPolicy(scope=["docs"]), look, {"path": "src/a"}) == "allow"
@@ -842,7 +842,7 @@ def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any
     ],
 )
 def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities: list[str]):
-    """A policy may name a capability that no tool has, if it does not look like a misspelt one."""
+    """A policy may name a capability that no tool has, unless it looks like a misspelling of a tool's capability that the policy does not name."""
     open_gate([doing("staged", *capabilities)], policies=[CapabilityPolicy(verdicts)])
 
 

@@ -217,7 +217,7 @@ async def test_what_inner_calls_read_and_write_counts_for_the_outer_call(
 
 @pytest.mark.parametrize("approve", [True, False])
 async def test_an_approved_preview_of_a_file_that_was_not_read_is_not_committed(files: Any, approve: bool):
-    """Approving the diff does not replace reading the file."""
+    """A change to a file that was not read is rejected even if a person approves its diff."""
     policies = [CapabilityPolicy(effects={"staged": "ask"}), ReadBeforeWritePolicy()]
     person = Person(approve=approve)
     gate = open_gate([working(WRONG["overwrites"])], policies=policies, filesystem=files, environment=person)
@@ -226,7 +226,7 @@ async def test_an_approved_preview_of_a_file_that_was_not_read_is_not_committed(
 
 
 async def test_an_approved_preview_of_a_file_that_was_read_is_committed(files: Any):
-    """If the file was read before, the approved change is committed."""
+    """An approved change to a file that was read before is committed."""
     policies = [CapabilityPolicy(effects={"staged": "ask"}), ReadBeforeWritePolicy()]
     tools = [read, working(WRONG["overwrites"])]
     gate = open_gate(tools, policies=policies, filesystem=files, environment=Person(approve=True))

@@ -57,7 +57,7 @@ ANSWERS: list[tuple[Any, Any]] = [
 
 
 def only_client(answer: Any, act: Any) -> Handoff[Visit, Any]:
-    """Make a handoff that is one function."""
+    """Make a handoff whose only act is this `client`."""
     act.__annotations__["return"] = answer
     made = Handoff("book_visit", "Ask when we may come.", params=Visit, effect="staged")
     made.client(act)

@@ -48,7 +48,7 @@ def no_act() -> Handoff[Visit, Any]:
 
 
 def only_client() -> Handoff[Visit, Any]:
-    """Make a handoff that is one function."""
+    """Make a handoff whose only act is its `client`."""
     made = Handoff("book", "Ask when we may come.", params=Visit)
 
     @made.client

@@ -153,7 +153,7 @@ def test_a_write_follows_the_jobs_before_it(tmp_path: Path) -> None:
 def test_a_call_that_is_cancelled_while_it_is_recorded_commits_first(
     tmp_path: Path, cancellations: int, by: str
 ) -> None:
-    """A cancellation while the journal's thread writes neither loses the changes nor gets lost itself."""
+    """If a call is cancelled while the journal's thread writes, its changes are committed first, and a cancelled task then ends as cancelled."""
 
     async def main() -> None:
         session = Session()

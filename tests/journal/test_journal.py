@@ -190,7 +190,7 @@ def test_a_call_is_recorded_when_it_commits_and_only_then():
 
     @tool(effect="staged")
     async def inner(fail: bool, context: ToolContext) -> str:
-        """Do it."""
+        """Dispatch an event, and fail if told to."""
         context.session.dispatch(Done("inner"))
         if fail:
             raise ValueError("no")
@@ -198,7 +198,7 @@ def test_a_call_is_recorded_when_it_commits_and_only_then():
 
     @tool(effect="staged")
     async def outer(fail: bool, context: ToolContext) -> str:
-        """Call it."""
+        """Call the inner tool, dispatch an event, and fail if told to."""
         await context.call("inner", fail=False)
         context.session.dispatch(Done("outer"))
         if fail:

@@ -347,12 +347,12 @@ async def test_replaced_server_is_offered_without_a_call(
 
         @tool(effect="read")
         async def wait() -> None:
-            """Waits for the new list."""
+            """Wait for the new list."""
             await asyncio.wait_for(listed.wait(), 10)
 
         @tool(effect="read")
         def replace() -> None:
-            """Replaces the server's program."""
+            """Replace the server's program."""
             state.write_text("new")
 
         calls = [ToolCall("replace"), ToolCall("die"), ToolCall("wait"), ToolCall("new", {"text": "a"})]

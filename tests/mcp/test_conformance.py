@@ -2,7 +2,7 @@
 
 Each scenario that does not pass is listed with its reason. The server does not offer sampling, roots, logging
 and subscriptions, which 2026-07-28 deprecates or leaves optional.
-The suite counts all of these as required; the scenarios for servers that it counts as pending or as extensions pass.
+The suite counts all scenarios of these features as required. The pending scenarios and the extensions for servers pass.
 The client passes every scenario that a revision requires. It does not log in without a person, and has no DPoP.
 """
 

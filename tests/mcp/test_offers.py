@@ -347,7 +347,7 @@ async def test_a_tool_that_asks_needs_a_client_with_forms(mode: Any) -> None:
 
     @tool(effect="read")
     async def order(*, context: UserContext) -> str:
-        """Ask."""
+        """Ask for a size."""
         return await context.wait_for("size", {}, str)
 
     async with Client(ToolServer(Prompt("shop", "Sell.", tools=[order])).server, mode=mode) as client:

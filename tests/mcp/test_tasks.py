@@ -50,7 +50,7 @@ def prompt_of(work: Work) -> Prompt[Any]:
 
     @tool(effect="read", capabilities={"mcp.task.required"})
     def required() -> str:
-        """Be a task."""
+        """Return at once, as a task."""
         return "done"
 
     @tool(effect="read")

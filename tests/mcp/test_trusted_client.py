@@ -93,7 +93,7 @@ async def test_the_call_that_was_shown_is_made(tmp_path: Path) -> None:
 
 
 async def test_an_untrusted_client_can_not_approve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answers to an approval that others decide are ignored, as a retry, and as an update of the task after a restart."""
+    """An untrusted client's answers to an approval that others decide are ignored in updates of its task, before and after a restart."""
     monkeypatch.setattr(tasks, "TASK_AFTER", 0.0)
     async with gateway(tmp_path) as made, asking(made) as client:
         session = TaskSession(client.session)

@@ -16,13 +16,13 @@ from handrail.protocols import PolicyDecision
 
 @tool
 async def build() -> str:
-    """Build it."""
+    """Build the program."""
     return "built"
 
 
 @tool
 async def deploy() -> str:
-    """Deploy it."""
+    """Deploy the program."""
     return "deployed"
 
 

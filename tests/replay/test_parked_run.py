@@ -133,7 +133,7 @@ async def test_it_does_not_rest_while_anything_is_at_work():
 
     @tool(effect="pure")
     async def work() -> str:
-        """Work."""
+        """Work until the test lets it end."""
         at_work.set()
         await go.wait()
         return "worked"
@@ -225,7 +225,7 @@ async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
 
     @tool(effect="staged")
     async def delegate(context: ToolContext) -> str:
-        """Have another agent do it."""
+        """Let another agent ask for a number."""
         return (await context.adapter.evaluate(Prompt("inner", "Be quick.", tools=[ask]), "go")).text
 
     going = Going(
@@ -307,7 +307,7 @@ async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
 
     @tool(effect="staged")
     async def mark(context: ToolContext) -> str:
-        """Mark."""
+        """Add a note to the session."""
         begun("mark")
         context.session.dispatch(Note("mark"))
         return "marked"
@@ -354,7 +354,7 @@ async def test_a_handler_that_swallows_it_asks_nobody_and_commits_nothing():
 
     @tool(effect="staged")
     async def stubborn(context: ToolContext) -> str:
-        """Go on whatever happens."""
+        """Continue after a cancellation, and try to ask a person."""
         context.session.dispatch(Note("stubborn"))
         seen.append("entered")
         if len(seen) > 1:
@@ -466,7 +466,7 @@ async def _park_by_force_twice(folder: Path, at: int, again: int) -> None:
 
     @tool(effect="staged")
     async def mark(context: ToolContext) -> str:
-        """Mark."""
+        """Add a note with the call's id to the session."""
         await moments.pass_by()
         context.session.dispatch(Note(context.call_id))
         return "marked"
@@ -480,7 +480,7 @@ async def _park_by_force_twice(folder: Path, at: int, again: int) -> None:
 
     @tool(effect="idempotent")
     async def delegate(context: ToolContext) -> str:
-        """Have another agent do it."""
+        """Let another agent leave a mark."""
         await moments.pass_by()
         return (await context.adapter.evaluate(Prompt("inner", "You are inner.", tools=[mark]), "go")).text
 

@@ -232,7 +232,7 @@ async def test_a_second_run_is_refused_with_the_name_of_the_first(
 async def test_a_run_that_loses_its_workspace_stops_and_can_be_resumed(
     journal: AnyJournal, hosts: tuple[Path, Path], depth: str
 ):
-    """A call whose workspace another run has taken over is not told as failed: the run stops, and a resume repeats it."""
+    """If another run takes over the workspace during a call, the run stops with an error and no outcome. A resume repeats the call."""
     here, _ = hosts
     entered: list[str] = []
     other = RunRecord(id="other", session_id="other", principal="p", prompt="p", model="m", began_at=1.0)
@@ -268,7 +268,7 @@ async def test_a_run_that_loses_its_workspace_stops_and_can_be_resumed(
 async def test_a_tool_that_finds_another_workspace_or_run_busy_fails_as_any_call_does(
     journal: AnyJournal, hosts: tuple[Path, Path]
 ):
-    """Only the loss of a run's own lease or workspace stops it."""
+    """An error about another run or workspace fails only the call that raises it, and the run goes on."""
     here, _ = hosts
 
     @tool(effect="read")

@@ -135,7 +135,7 @@ async def test_a_refusal_of_a_handler_is_bounded() -> None:
 
     @tool(effect="read")
     async def check(how: Literal["long", "many"]) -> None:
-        """Refuse."""
+        """Refuse with one long message, or with many problems."""
         if how == "long":
             raise ToolValidationError("é" * 100_000)
         raise ToolValidationError("no", [Problem(f"item {n}", "wrong") for n in range(5000)])
@@ -152,7 +152,7 @@ async def test_the_answer_of_the_gate_is_bounded() -> None:
 
     @tool
     async def order(items: list[int], prices: dict[str, float]) -> None:
-        """Order."""
+        """Order things."""
 
     gate = open_gate([order])
     wrong = {"items": ["x" * 50] * 10_000, "prices": {"p" * 500 + str(n): "x" for n in range(5_000)}}

@@ -84,7 +84,7 @@ def test_what_would_be_hidden_is_refused(kind: Any, given: str, where: str):
 
     @tool(effect="idempotent", capabilities={"x"})
     async def take(v: kind) -> str:  # pyright: ignore[reportInvalidTypeForm]  # parametrized
-        """Take it."""
+        """Take a value."""
         ran.append(v)
         return "taken"
 

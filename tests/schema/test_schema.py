@@ -923,7 +923,7 @@ def test_the_context_is_no_argument():
 
     @tool
     def look(at: str, context: ToolContext) -> str:
-        """Look."""
+        """Look somewhere."""
         return at
 
     assert "context" not in look.json_schema["properties"]

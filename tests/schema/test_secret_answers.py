@@ -342,13 +342,13 @@ async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later(
 
     @tool(effect="staged")
     async def inner(context: ToolContext) -> str:
-        """Ask."""
+        """Ask a person."""
         assert context.wait_for is not None
         return str(await context.wait_for("ok", {}, bool))
 
     @tool(effect="staged")
     async def outer(key: SecretStr, context: ToolContext) -> str:
-        """Have somebody asked."""
+        """Call the tool that asks."""
         return (await context.call("inner")).message
 
     model = ScriptedModel([ToolCall("outer", {"key": MARK}), "done"])

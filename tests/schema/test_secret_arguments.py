@@ -249,7 +249,7 @@ def test_a_tool_without_secrets_keeps_its_quick_way() -> None:
 
     @tool
     async def plain(text: str) -> str:
-        """Say it."""
+        """Return the text."""
         return text
 
     @tool
@@ -269,13 +269,13 @@ async def test_a_secret_is_handed_on_as_it_is() -> None:
 
     @tool(effect="read")
     async def inner(key: SecretStr) -> str:
-        """Use it."""
+        """Record the secret."""
         got.append(key.get_secret_value())
         return "used"
 
     @tool(effect="read")
     async def outer(key: SecretStr, context: ToolContext) -> str:
-        """Hand it on."""
+        """Pass the secret on to the inner tool."""
         return (await context.call("inner", key=key)).message
 
     for policies in ((), (CapabilityPolicy(),)):
@@ -440,12 +440,12 @@ async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
 
     @tool(effect="read")
     async def log(text: str) -> str:
-        """Note it."""
+        """Return the text."""
         return text
 
     @tool(effect="read")
     async def say(text: str) -> str:
-        """Say it."""
+        """Return the text."""
         return text
 
     class InPieces(ScriptedModel):

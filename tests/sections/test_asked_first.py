@@ -42,7 +42,7 @@ ASK = CapabilityPolicy({"proc.exec": "ask", "worker": "allow"}, effects={"irreve
 
 
 class Listener:
-    """A daemon on the host that records what it hears and answers."""
+    """A daemon on the host that records what it receives, and answers `ok`."""
 
     def __init__(self, kind: Literal["exposed", "network"], place: Path) -> None:
         self.heard: list[bytes] = []
@@ -136,7 +136,7 @@ async def directly(listener: Listener, files: DirectoryFilesystem, watching: Wat
 async def nested(listener: Listener, files: DirectoryFilesystem, watching: Watching) -> None:
     @tool(effect="irreversible")
     async def outer(context: ToolContext) -> str:
-        """Run it from inside."""
+        """Run the command in an inner call."""
         return str(await context.call("run_command", command=listener.command))
 
     gate = open_gate(
@@ -151,7 +151,7 @@ async def nested(listener: Listener, files: DirectoryFilesystem, watching: Watch
 async def in_a_nested_run(listener: Listener, files: DirectoryFilesystem, watching: Watching) -> None:
     @tool(effect="irreversible")
     async def outer(context: ToolContext) -> str:
-        """Let another prompt run it."""
+        """Run the command in a nested run."""
         inner = Prompt("inner", "Run.", tools=[run_command_tool(listener.shell)], policies=[ASK])
         return (await context.adapter.evaluate(inner, "go")).text
 
@@ -255,7 +255,7 @@ async def test_a_tool_of_ones_own_that_runs_commands_is_asked_first(
 
     @tool(effect="staged", capabilities={"proc.exec"})
     async def build(context: ToolContext) -> str:
-        """Build it."""
+        """Run the command."""
         return (await listener.shell.run_on(context.filesystem, listener.command)).render()
 
     watching = Watching(listener, False)
@@ -274,7 +274,7 @@ async def test_a_staged_call_can_not_run_it_for_its_preview(
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def outer(context: ToolContext) -> str:
-        """Try to run it."""
+        """Try to run the command in an inner call."""
         return str(await context.call("run_command", command=listener.command))
 
     watching = Watching(listener, False)

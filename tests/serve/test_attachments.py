@@ -24,7 +24,7 @@ PHOTO = Attachment(PNG + b"photo", "photo.png")
 
 @tool(effect="read")
 def plot() -> Attachment:
-    """Plot."""
+    """Draw a plot."""
     return Attachment(PNG + b"plot", "plot.png")
 
 

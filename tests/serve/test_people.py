@@ -233,7 +233,7 @@ async def refusal(principals: Principals, address: str, name: str, password: str
 
 
 async def test_guesses_sent_at_once_are_counted_like_any_others():
-    """Secrets from one address, or for one name, are checked one after the other, so the limit also holds for a burst."""
+    """Secrets from one address, or for one name, are checked one after the other, so the limit on guesses also holds for a burst."""
     clock = Clock()
     people = People(clock=clock)
     people.add("ann", secret=SECRET)

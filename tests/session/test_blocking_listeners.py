@@ -238,7 +238,7 @@ def test_a_listener_that_never_returns_does_not_hold_the_call() -> None:
 
 
 def test_a_clock_of_ones_own_is_left_alone() -> None:
-    """If the dispatcher's clock is not the run's, the time that listeners take by it is not subtracted from calls."""
+    """If the dispatcher has a different clock from the run, the time that listeners take is not subtracted from calls."""
 
     async def main() -> None:
         now = 1e6

@@ -1,4 +1,4 @@
-// Serves @copilotkit/aimock on a free port of loopback, prints the address, ends when stdin closes.
+// Serves @copilotkit/aimock on a free port of loopback, prints the address, and ends when stdin closes.
 //   node launch_aimock.mjs FOLDER     (FOLDER holds node_modules)
 import { pathToFileURL } from "node:url";
 

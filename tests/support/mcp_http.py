@@ -12,7 +12,7 @@ ECHO = {"name": "echo", "inputSchema": {"type": "object", "properties": {"text":
 
 
 class Reply(NamedTuple):
-    """One response. The chunks of the body are sent until the connection is closed."""
+    """One response. Its body may be endless: chunks are sent until none is left or the connection is closed."""
 
     status: int = 200
     headers: Mapping[str, str] = MappingProxyType({})

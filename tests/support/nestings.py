@@ -108,7 +108,7 @@ class Nesting:
     def probe(self) -> Tool[Any, Any]:
         @tool(effect="idempotent")
         async def probe(context: ToolContext) -> str:
-            """Probe."""
+            """Run the test's body."""
             await self._run(context)
             return "probed"
 
@@ -155,7 +155,7 @@ class Nesting:
 
             @tool(run_mode="agent")
             async def outer(context: AgentContext) -> str:
-                """Nest."""
+                """Ask a model that may call `probe`."""
                 return str(await context.prompt_model("go", Pick, system="Inner.", tools=[probe]))
 
             return outer
@@ -204,7 +204,7 @@ class Nesting:
 
         @tool(name="outer")
         async def nesting(context: ToolContext) -> str:
-            """Nest."""
+            """Nest in the way under test."""
             await nest(context)
             return "nested"
 
@@ -225,7 +225,7 @@ class Nesting:
 
         @tool
         async def middle(context: ToolContext) -> str:
-            """Run with a model chosen for it."""
+            """Evaluate a prompt with its own model."""
             return (
                 await context.adapter.evaluate(
                     Prompt("m", "Middle.", tools=tools, model_settings=self.middle_settings),

@@ -65,7 +65,7 @@ async def pay(amount: int) -> str:
 
 @tool(effect="read")
 def crash() -> str:
-    """Raise."""
+    """Raise an error."""
     raise RuntimeError("a secret place in the code")
 
 

@@ -83,7 +83,7 @@ PROMPT = Prompt("files", "Work.", tools=TOOLS)
 
 
 def adapter(*calls: ToolCall | list[ToolCall] | str) -> Adapter:
-    """Return an adapter whose model makes these calls, one answer after the other, and then says that it is done."""
+    """Return an adapter whose model makes these calls, one answer after the other, and then answers `ok`."""
     return Adapter(ScriptedModel([*calls, "ok"]))
 
 

@@ -158,7 +158,7 @@ def test_the_recorder_keeps_everything_in_order():
 
     @tool(effect="staged")
     async def note(fail: bool, context: ToolContext) -> str:
-        """Note it, or fail."""
+        """Emit a note, or fail."""
         context.session.dispatch(Note("x"))
         if fail:
             raise ValueError("no")

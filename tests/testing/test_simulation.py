@@ -131,7 +131,7 @@ def bank(stage: Stage) -> Play:
 
     @tool(effect="idempotent")
     async def order(key: SecretStr, context: ToolContext) -> str:
-        """Order, through another call."""
+        """Log in with an inner call."""
         return (await context.call("login", key=key)).message
 
     @tool
@@ -182,7 +182,7 @@ def vault(stage: Stage) -> Play:
 
     @tool(effect="idempotent")
     async def order(context: ToolContext) -> str:
-        """Order, through another call."""
+        """Log in with an inner call."""
         return (await context.call("login")).message
 
     @tool

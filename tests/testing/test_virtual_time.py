@@ -18,7 +18,7 @@ DAY = 86_400.0
 
 
 def test_three_days_pass_in_no_time():
-    """A sleep of three days passes at once on the loop's clock."""
+    """A sleep of three days moves the loop's clock forward by three days."""
 
     async def main() -> float:
         loop = asyncio.get_running_loop()

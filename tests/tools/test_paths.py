@@ -223,7 +223,7 @@ def test_local_classes_under_pep_563():
 
     @tool
     def look(outer: Outer) -> None:
-        """Look."""
+        """Look somewhere."""
 
     sent = {"inner": {"path": "a"}, "more": [{"inner": {"path": "b"}}]}
     made = Tool("look", "Look.", handler)

@@ -249,7 +249,7 @@ def test_the_context_s_type_is_what_a_tool_needs(wanted: type[ToolContext], need
         return ToolResult.ok(None)
 
     def function(where: wanted) -> None:  # pyright: ignore[reportInvalidTypeForm]
-        """Do it."""
+        """Do nothing."""
 
     for made in (Tool("do", "Do it.", handler), tool(function)):
         assert made.context_type is wanted
@@ -319,7 +319,7 @@ def test_dump_is_the_json_a_model_would_have_sent():
     def send(
         to: list[City], sender: Annotated[str, Field(alias="from")], key: SecretStr | None = None
     ) -> None:
-        """Send it."""
+        """Send something."""
 
     params = send.parse('{"to": [{"name": "Rome"}], "from": "me"}')
     assert json.loads(send.dump(params)) == {"to": [{"name": "Rome", "days": 1}], "from": "me", "key": None}
@@ -399,7 +399,7 @@ def test_a_function_that_returns_nothing():
 
     @tool
     def nothing() -> None:
-        """Do it."""
+        """Do nothing."""
 
     assert call(nothing) == ToolResult.ok(None)
     assert call(nothing).render() == "done"
@@ -455,17 +455,17 @@ def test_tools_of_methods_partials_and_objects():
         factor = 3
 
         def scale(self, x: int, context: ToolContext) -> int:
-            """Scale it."""
+            """Scale a number."""
             return x * self.factor
 
         @classmethod
         def scale_class(cls, x: int) -> int:
-            """Scale it by class."""
+            """Scale a number by the factor of the class."""
             return x * cls.factor
 
         @staticmethod
         async def same(x: int) -> int:
-            """Keep it."""
+            """Return the number unchanged."""
             return x
 
         def __call__(self, x: int) -> int:
@@ -531,7 +531,7 @@ def test_local_classes_as_parameters_and_results():
 
     @tool
     def grow(tree: Tree, spare: Tree | None = None, garden: Garden | None = None) -> Tree:
-        """Grow it."""
+        """Return the first tree inside a tree."""
         return tree.trees[0]
 
     def handler(params: Tree, *, context: ToolContext) -> ToolResult[Leaf]:
@@ -582,7 +582,7 @@ def test_mutable_defaults_are_not_shared_between_calls():
         cities: list[City] = [City("a")],  # noqa: B006, B008  # defaults are copied
         city: City = City("b"),  # noqa: B008  # defaults are copied
     ) -> list[int]:
-        """Collect."""
+        """Change the defaults, and return what they contain."""
         seen.append(len(seen))
         cities[0].days += 1
         city.days += 1
@@ -741,25 +741,25 @@ def test_the_context_is_injected_and_never_shown():
 
     @tool
     def annotated(x: int, where: ToolContext, y: int = 2) -> str:
-        """Say."""
+        """Return the call's id and the arguments."""
         return f"{where.call_id} {x} {y}"
 
     @tool
     @tool_context
     def marked(x: int, ctx, y: int = 2) -> str:  # pyright: ignore[reportMissingParameterType]
-        """Say."""
+        """Return the call's id and the arguments."""
         return f"{ctx.call_id} {x} {y}"
 
     @tool
     @tool_context(param="here")
     async def marked_by_name(here, x: int, y: int = 2) -> str:  # pyright: ignore[reportMissingParameterType]
-        """Say."""
+        """Return the call's id and the arguments."""
         return f"{here.call_id} {x} {y}"
 
     @tool
     @tool_context(param="ctx")
     def marked_and_annotated(x: int, ctx: ToolContext, y: int = 2) -> str:
-        """Say."""
+        """Return the call's id and the arguments."""
         return f"{ctx.call_id} {x} {y}"
 
     names = {annotated: "where", marked: "ctx", marked_by_name: "here", marked_and_annotated: "ctx"}
@@ -775,12 +775,12 @@ def test_a_narrower_context_has_its_verb():
 
     @tool
     async def ask(context: UserContext) -> int:
-        """Ask."""
+        """Ask a person for a number."""
         return await context.wait_for("number", None, int)
 
     @tool
     async def think(context: AgentContext) -> int:
-        """Think."""
+        """Ask a model for a number."""
         return await context.prompt_model("Which number?", int)
 
     async def both() -> list[Any]:

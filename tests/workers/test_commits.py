@@ -344,7 +344,7 @@ async def test_an_undo_that_stops_half_way_says_what_it_has_undone(tmp_path: Pat
 
 
 async def test_a_worker_that_has_committed_calls_is_not_retried(tmp_path: Path, files: Any) -> None:
-    """A retry after a transient failure would repeat committed calls. A worker that has changed nothing is retried."""
+    """After a transient failure, a worker that has committed calls is not retried, and one that has changed nothing is."""
     front = "---\ntools: [write, notes]\npolicies: []"
     registry = sound(
         tmp_path / "team",

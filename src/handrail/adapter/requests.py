@@ -20,7 +20,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the run has once it begins; None for no limit."""
     budget: dict[str, int | Decimal] | None = None
     folder: str = ""
-    """The folder of the run's files; "" for the files that the worker was started with, if any."""
+    """The folder of the run's files, or `workspace:NAME`; "" for the files that the worker was started with, if any."""
     startup_files: list[str] = []
     """The patterns of the startup files that the run's calls may change without a separate approval."""
     every: float | None = None

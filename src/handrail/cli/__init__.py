@@ -17,7 +17,11 @@ _EXTRA = ("typer", "rich", "jinja2", "yaml")
 
 
 def main() -> None:
-    """Run the `handrail` program. Exits with a message if one of its packages is missing or its output can't be written."""
+    """Run the `handrail` program.
+
+    Exits with a message if one of its packages is missing or its output can't be written. If the reader of a pipe has closed
+    it, exits without a message.
+    """
     _prepare_streams()
     try:
         try:

@@ -43,7 +43,7 @@ def add(
     ] = False,
     journal: JournalFile = None,
 ) -> None:
-    """Add a user. Their token is printed once; only hashes of tokens and passwords are stored."""
+    """Add a user, and print their token unless --password is given. Only hashes of tokens and passwords are stored."""
     with _people(journal) as people:
         secret = people.add(name, roles or (), _read_password(name) if password else None)
         found = people.find(name)

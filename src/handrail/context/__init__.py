@@ -273,7 +273,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def signal(self) -> CancelSignal:
         """The signal that tells whether this call was cancelled or ran out of time.
 
-        Get it before the handler first waits. Otherwise it may fire later.
+        Get it before the handler first waits. Otherwise it may fire with a delay.
         """
         return self._source.signal
 
@@ -449,7 +449,7 @@ class WorkerContext(ToolContext, frozen=True, eq=False):
 
     @property
     def message_callback(self) -> MessageCallback | None:
-        """A function that is called with every message of this worker and of the workers it calls, or None."""
+        """A function that is called with every message of this worker and of the workers it calls; None if there is none."""
         return self._facts.message_callback
 
     @property

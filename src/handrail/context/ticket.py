@@ -39,7 +39,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """The call's effect. It limits which tools may run under the ticket."""
 
     def seal(self, key: bytes) -> str:
-        """Encode the ticket as stable, URL-safe text, signed with `key`."""
+        """Encode the ticket as stable, URL-safe text, signed with `key`. Raises `TicketError` if the key is too short."""
         _check_key(key)
         body = msgspec.json.encode({"v": _VERSION, **msgspec.to_builtins(self)}, order="sorted")
         return f"{_text(body)}.{_text(_signature(body, key))}"
@@ -48,7 +48,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     def open(text: str, key: bytes) -> Ticket:
         """Decode a sealed ticket.
 
-        Raises `TicketError` if the text is not a ticket, was altered, was signed with another key, or has another version.
+        Raises `TicketError` if the text is not a ticket, was altered, was signed with another key, or has another version,
+        or if the key is too short.
         """
         _check_key(key)
         encoded, dot, signature = str(text).partition(".")

@@ -22,7 +22,7 @@ class WaitFor(Protocol):
 
         when = await context.wait_for("visit", {"street": "Main St"}, Visit, message="When shall we come?")
 
-    - `kind` is the program's name for the question: an app's own page component is chosen by it.
+    - `kind` is the program's name for the question. An app's own page component is registered under this name.
     - `payload` is data to show with the question.
     - `schema` is any type that can be described in JSON, such as a dataclass or `Literal["a", "b"]`. If it is left
       out, the answer is text.
@@ -92,9 +92,9 @@ class WaitFor(Protocol):
 class PromptModel(Protocol):
     """Asks a model once for a structured, validated answer, with a limited number of repair turns.
 
-    `attachments` are files that come with the prompt: attachments, paths on disk or http addresses. `on_text` is
-    called with each chunk of text as the model writes it. It may be async. Tools run through the gate, within the
-    call's limits. Raises `PromptEvaluationError` if the model gives no valid answer.
+    `attachments` are files that come with the prompt, each an `Attachment`, a path on disk or an http address. `on_text`
+    is called with each chunk of text as the model writes it. It may be async. The `tools` run through the gate, within
+    the call's limits. Raises `PromptEvaluationError` if the model gives no valid answer.
     """
 
     @overload

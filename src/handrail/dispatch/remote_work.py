@@ -28,7 +28,7 @@ def find_started(context: ToolContext) -> str | None:
 async def note_started(context: ToolContext, id: str) -> None:
     """Record the id of the work that this call has started, and wait until it is durable.
 
-    Nothing is recorded without a journal, or if the context was made for a test.
+    Nothing is recorded without a journal, after the run's log is closed, or if the context was made for a test.
     """
     attempt = _attempt_of(context)
     if attempt is not None:

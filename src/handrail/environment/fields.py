@@ -82,7 +82,7 @@ def labels(values: list[Any]) -> list[str]:
 
 
 def choose(values: list[Any], typed: str) -> Any:
-    """Return the option with this label or text. Upper and lower case count as equal if only one option matches then.
+    """Return the option with this label or text. If none has it, case is ignored, unless several options match then.
 
     Raises `ValueError` if there is no such option.
     """
@@ -102,7 +102,7 @@ def choose(values: list[Any], typed: str) -> Any:
 
 
 def parse(schema: JsonSchema, typed: str) -> Any:
-    """Parse a typed line into a value. Raises `ValueError` with a message that says what is expected."""
+    """Parse a typed line into a value. If it is invalid, raises a `ValueError` that says what is expected."""
     listed = list_options(schema)
     if listed is not None:
         return choose(listed, typed)

@@ -129,7 +129,7 @@ def always_parks(act: Act) -> bool:
 
 
 def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str, Any]) -> Schema[Any]:
-    """Create the schema with which one part of a handoff is recorded. Raises `ToolDefinitionError` if it can't be."""
+    """Create the schema with which one part of a handoff is recorded. Raises `ToolDefinitionError` if that is not possible."""
     try:
         return Schema[Any](annotation, namespace)
     except DefinitionError as error:
@@ -304,7 +304,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """Return the result of `before`, as a `Begun` if it succeeded. Raises `WrongResult` now, not days later in `after`."""
+        """Return the result of `before`, with a `Begun` as its value if it succeeded. Raises `WrongResult` if it has a wrong type."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:

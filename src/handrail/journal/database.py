@@ -101,8 +101,9 @@ class Database:
         self._waiting = 0
         """How many jobs have been added and have not ended. While there are none, the thread does not use its connection."""
         self._lock = threading.Lock()
-        """Held while a job is added, so that none is added after the thread was told to end, and while a job runs in the
-        caller's thread.
+        """Held while a job is added, and while a job runs in the caller's thread.
+
+        So no job is added after the thread was told to end.
         """
         self._file: OpenFile | None = None
         self._is_blank = False
@@ -197,7 +198,8 @@ class Database:
     def add_now(self, run_id: str, record: NewRecord) -> bool:
         """Add a record as `add` does, in the caller's thread, if this can't block. Returns False if nothing was added.
 
-        It would block if writes are synced, if another process is writing, or if earlier jobs have not ended.
+        Unless all jobs run in the caller's thread anyway, it can block if writes are synced, if another process is writing, or
+        if earlier jobs have not ended.
         """
         shared = self._shared
         connection = self._connection or shared
@@ -215,9 +217,9 @@ class Database:
         return True
 
     def add_soon(self, run_id: str, record: NewRecord) -> Pending[bool] | None:
-        """Begin to add a record as `add` does, in the thread. Its value is whether the record was added, or `add` must be awaited.
+        """Begin to add a record as `add` does, in the journal's thread; None if all jobs run in the caller's thread.
 
-        Returns None if all jobs run in the caller's thread.
+        The pending value is True once the record is added, and False if nothing was added and `add` must be awaited instead.
         """
         return self._begin(lambda connection: self._add(connection, run_id, record))
 

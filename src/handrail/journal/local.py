@@ -245,7 +245,7 @@ class LocalQuestions:
             )
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
-        """Return the questions without an answer, oldest first: all, or those of this run or to this principal."""
+        """Return the questions without an answer, oldest first. A run and a principal, if given, each limit them."""
         return tuple(
             each.question
             for each in self._all()

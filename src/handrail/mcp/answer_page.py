@@ -99,7 +99,9 @@ class AnswerPage:
         return JSONResponse({"outcome": answer.outcome})
 
     async def _find(self, request: Request, call_id: str, question_id: str) -> tuple[LiveCall, Question]:
-        """Return a principal's own call, and its open question that asks for a secret. A parked call is resumed.
+        """Return the call of the principal who sent the request, and its open question that asks for a secret.
+
+        A parked call is resumed.
 
         Raises `RequestRefused` if there is no such question, or if a different process executes the call.
         """

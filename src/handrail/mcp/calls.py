@@ -59,7 +59,7 @@ _PLACE = ".1"
 """The place of the call in its run."""
 
 Report = Callable[[float, float | None, str], Awaitable[None]]
-"""A function that reports progress to the client: the amount done, the total or None, and a message."""
+"""A function that reports progress to the client: the amount done, the total (None if it is unknown), and a message."""
 
 
 class CallUnknown(HandrailError, LookupError):
@@ -89,7 +89,7 @@ class Calls:
         self._arguments = arguments
         self._live: dict[str, LiveCall] = {}
         self.most: float = math.inf
-        """Maximum number of each principal's calls that this process executes at once."""
+        """Number of calls in this process at which a principal can't begin another. Recorded calls can still be resumed."""
         self._left: dict[str, LiveCall] = {}
         """Unrecorded calls that ended between two requests of the client.
 
@@ -172,7 +172,7 @@ class Calls:
         return row, message
 
     async def result(self, row: RunRow, message: CallMessage) -> ToolResult[Any]:
-        """Return the recorded result of a call that is over, or a failed result if none was recorded."""
+        """Return the recorded result of a call that is over; a failed one if none was recorded or the tool is no longer served."""
         tool = (await self.tools.all()).get(message.tool)
         for unit in await self.journal_of_tasks().calls.load(row.record.id):
             if tool is not None and unit.place == _PLACE:
@@ -184,7 +184,7 @@ class Calls:
     async def answer(self, run_id: str, principal: str, responses: Mapping[str, Any]) -> None:
         """Record the answers to the open questions of a call that this process does not execute.
 
-        Answers that are refused, or to what others decide, are ignored. Raises `CallUnknown` if there is no such call.
+        Refused answers, and answers to questions that approvers decide, are ignored. Raises `CallUnknown` if there is no such call.
         """
         await self.row(run_id, principal)
         questions = self.journal_of_tasks().questions
@@ -250,7 +250,7 @@ class Calls:
                     del self._left[next(iter(self._left))]
 
     async def stop(self) -> None:
-        """Park every recorded call, by force if it is not waiting, and cancel the others. Waits for them for at most 5 seconds."""
+        """Park every recorded call that has started, by force if it is not waiting, and cancel the others. Waits at most 5 seconds."""
         calls = list(self._live.values())
         for call in calls:
             call.leave()
@@ -278,7 +278,7 @@ class LiveCall:
         """Why the last answer to a question was refused, by the question's id."""
         self.parking: Parking | None = None
         self.rests = False
-        """Whether everything in the call waits for answers."""
+        """Whether the call waits for answers. A recorded call counts as waiting only if everything in it waits."""
         self.is_parked = False
         self.is_left = False
         """Whether the client got the call's questions, and must call again for the result."""
@@ -347,7 +347,7 @@ class LiveCall:
         return self.task.done()
 
     def cancel(self) -> None:
-        """Cancel the call. If its run is recorded, it is recorded as cancelled."""
+        """Cancel the call. A recorded run gets the status `cancelled`."""
         self.task.cancel()
 
     def leave(self) -> None:
@@ -386,7 +386,7 @@ class LiveCall:
         return taken
 
     def give(self, answer: Answer) -> None:
-        """Answer an open question. Raises `AnswerRefused` if the answer is invalid, or the question is not open."""
+        """Answer an open question. Raises `AnswerRefused` if it is not open or, with a journal, if the answer is invalid."""
         self._accept(answer)
         self.problems.pop(answer.question_id, None)
         self.questions.pop(answer.question_id, None)
@@ -431,7 +431,7 @@ class LiveCall:
             self.questions.pop(question.id, None)
 
     def rest(self) -> None:
-        """Note that everything in the call waits for answers. A recorded call is parked after `park_after` seconds."""
+        """Note that the call waits for answers. A recorded call is parked after `park_after` seconds."""
         self.rests = True
         self._stay()
         if self.parking is not None:

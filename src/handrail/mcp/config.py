@@ -30,8 +30,9 @@ _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
     """Return a section for each server in an `mcp.json` file. `options` are passed on to `McpTools`.
 
-    If there are several servers, the name of each is the prefix of its tools. A server marked as disabled is left out.
-    Raises `DefinitionError` if the file can't be read or is invalid.
+    A server marked as disabled is left out. If several servers remain, the tools of each have a prefix made from its name.
+    Raises `DefinitionError` if the file can't be read or is invalid, or if it uses an environment variable that is not set
+    and has no default.
     """
     try:
         text = Path(path).read_bytes()

@@ -32,7 +32,7 @@ from mcp import Client, MCPError
 log = logging.getLogger("handrail.mcp")
 
 CONNECT_TIMEOUT = 30.0
-"""Seconds that a server has to introduce itself and list its tools, once its process has started."""
+"""Seconds that a server has to introduce itself and list its tools. The start of its process does not count."""
 PROBE_TIMEOUT = 5.0
 """Seconds that a server which did not answer a call has to list its tools, before the connection is closed."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
@@ -78,9 +78,10 @@ class Owner(Protocol):
         """Take the server's tools. Called each time they have been listed."""
 
     async def ask_login(self, address: str, /) -> str:
-        """Ask a person to log in at an address. Returns the address at which the browser ended, or "".
+        """Ask a person to log in at an address, and return the address at which the browser ended.
 
-        Raises `LoginNeeded` if nobody can be asked or nobody answers.
+        Returns "" if the redirect reached this program. Raises `LoginNeeded` if nobody can be asked, or if the person
+        declines or does not answer.
         """
         ...
 
@@ -238,7 +239,7 @@ class Connection:
     async def _ask_login(self, address: str) -> str:
         """Ask a person to log in, for at most `LOGIN_SECONDS`. Afterwards, the limits on the server's time start again.
 
-        Raises `LoginNeeded` if nobody can be asked or nobody answers in time.
+        Raises `LoginNeeded` if nobody can be asked, or if the person declines or does not answer in time.
         """
         self._set_limits(paused=True)
         try:
@@ -348,7 +349,8 @@ class Connection:
     async def _list(self, client: Client) -> None:
         """List all pages of the server's tools, and pass the tools to the section.
 
-        Raises `ServerUnavailable` if there are too many.
+        Raises `ServerUnavailable` if there are too many or a page is empty but not the last, and the request's own error if
+        it fails.
         """
         self._listed_at = self.loop.time()
         found: list[Described] = []
@@ -455,13 +457,13 @@ class Connection:
 def _is_closed(error: MCPError) -> bool:
     """Return whether an error means that the connection was closed.
 
-    Many servers use the same code for their own errors.
+    Many servers use the same code for their own errors, so the message is compared too.
     """
     return error.code == CONNECTION_CLOSED and error.message.startswith(_CLOSED)
 
 
 def _announces_changes(client: Client) -> bool:
-    """Return whether a server says that it announces changes to its tools by protocol version 2026-07-28."""
+    """Return whether a server has protocol version 2026-07-28 and says that it announces changes to its tools."""
     tools = client.server_capabilities.tools
     return (
         client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools is not None and bool(tools.list_changed)

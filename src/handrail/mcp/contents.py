@@ -1,7 +1,7 @@
 """Content blocks of MCP as text and attachments for a model.
 
-Text is passed on. Images, sounds and files become attachments, and the text describes them. A link is only
-described, because addresses that a server names are not fetched.
+Text is passed on, and so is the text of a file. Images, sounds and binary files become attachments, and the text
+describes them. A link is only described, because addresses that a server names are not fetched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def text_of(blocks: Sequence[ContentBlock]) -> str:
 
 
 def attachments_in(blocks: Sequence[ContentBlock], secrets: Secrets) -> tuple[Attachment, ...]:
-    """Return the images, sounds and files among content blocks, without the secrets.
+    """Return the images, sounds and binary files among content blocks, without the secrets.
 
     Those that are not valid, or too large, are left out.
     """
@@ -45,7 +45,7 @@ def attachments_in(blocks: Sequence[ContentBlock], secrets: Secrets) -> tuple[At
 
 
 def _files(blocks: Sequence[ContentBlock]) -> Iterator[tuple[str, str | None, str]]:
-    """Yield the name, the media type and the base64 text of each image, sound and file."""
+    """Yield the name, the media type and the base64 text of each image, sound and binary file."""
     for block in blocks:
         match block:
             case ImageContent() | AudioContent():

@@ -19,7 +19,10 @@ URL = "mcp.url"
 """The kind of a question that asks a person to open an address. The answer is whether they did."""
 
 LOGIN = "mcp.login"
-"""The kind of a question that asks a person to log in. The answer is the address at which the browser ended, or ""."""
+"""The kind of a question that asks a person to log in.
+
+The answer is the address at which the browser ended, or "" if the redirect reached this program.
+"""
 
 _UNCHECKED = frozenset(["format", "enumNames"])
 _REFUSED = -32602
@@ -87,7 +90,7 @@ def _defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
 async def ask_login(server: str, context: ToolContext | None, address: str) -> str:
     """Ask the person to log in to a server, and return the address that they answer with, which may be "".
 
-    Raises `LoginNeeded` if nobody can be asked or nobody answers.
+    Raises `LoginNeeded` if nobody can be asked, or if the person declines or does not answer.
     """
     wait_for = None if context is None else context.wait_for
     if wait_for is None:

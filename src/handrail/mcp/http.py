@@ -143,7 +143,7 @@ class HttpServer:
 
 
 class _Admission:
-    """Refuses requests from people whose role may not run tools, and limits the requests of a principal in progress.
+    """Refuses requests from people whose role may not run tools, and limits how many requests a principal has in progress.
 
     A request lasts as long as its call or its stream, so one principal could otherwise take up all connections.
     """

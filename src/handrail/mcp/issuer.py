@@ -133,7 +133,7 @@ class Issuer:
     async def _key(self, id: str) -> Any:
         """Return the issuer's key with this id, or None if there is none. For the id "", an issuer's only key is returned.
 
-        Raises `RequestRefused` if the keys can't be read.
+        Raises `RequestRefused` if the keys can't be read, or if the issuer has none.
         """
         async with self._reading:
             if id not in self._keys and self._clock.monotonic() >= self._read_again:
@@ -182,13 +182,13 @@ class Issuer:
         return RequestRefused(
             status,
             kind,
-            f"{problem}. Get one from {self.address}, and send it as `Authorization: Bearer TOKEN`.",
+            f"{problem}. Get a token from {self.address}, and send it as `Authorization: Bearer TOKEN`.",
             challenge=f'Bearer {error}{wanted}resource_metadata="{metadata}"',
         )
 
 
 def _is_safe(address: str) -> bool:
-    """Return whether what is read from an address can't be altered on the way."""
+    """Return whether an address is https or on loopback, so that nobody can alter a response on its way."""
     where = urlsplit(address)
     return where.scheme == "https" or (where.scheme == "http" and where.hostname in _LOOPBACK)
 

@@ -36,14 +36,15 @@ It returns the address at which the browser ended, or "" if the redirect reached
 
 
 class LoginNeeded(HandrailError, ConnectionError):
-    """Raised if a server needs a login, and nobody can be asked, nobody answers, or the login fails."""
+    """Raised if a server needs a login and nobody can be asked, the person declines or does not answer, or the login fails."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Login:
     """How to log in to a server by OAuth.
 
-    The tokens are kept in a file below `folder`, which only its owner can read. After the login the browser is sent to
+    The tokens are kept in a file that only its owner can read, in `folder` or, if that is None, in Handrail's state folder.
+    After the login the browser is sent to
     `redirect`, where this program listens for it; if the browser is on a different machine, the person copies the address
     from it. A client that was registered by hand has a `client_id`, and perhaps a `client_secret`.
     """
@@ -120,7 +121,8 @@ def _code_in(address: str) -> AuthorizationCodeResult:
 async def _listening(redirect: str, state: str) -> AsyncGenerator[asyncio.Future[str], None]:
     """Listen for the browser at a loopback address. Yields a future of the address that it requests.
 
-    Any page in a browser can send a request here, so only a request with the `state` of this login counts. If the port is taken, or the address is not loopback, nobody listens, and the person copies the address.
+    Any page in a browser can send a request here, so only a request with the `state` of this login counts. If the port is
+    taken, or the address is not loopback, nothing listens, and the person copies the address.
     """
     came_back: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     where = urlsplit(redirect)

@@ -34,7 +34,10 @@ _ARGUMENTS = "arguments"
 
 
 class SectionPrompts:
-    """The titled sections of a prompt as MCP prompts. The fields of its params that a section uses are the arguments."""
+    """The titled sections of a prompt as MCP prompts.
+
+    The arguments of each are the fields of the params that the section's text uses, or all fields if code may read them.
+    """
 
     def __init__(self, sections: Sequence[Section[Any]]) -> None:
         left_out = (PlainSection, LiveSection)
@@ -68,7 +71,7 @@ class SectionPrompts:
         """Return a section's text, with its placeholders filled in, and its attachments.
 
         If required arguments are missing, a client that can show forms is asked for them. Raises `MCPError` if there is no
-        such prompt, or if the arguments are missing or invalid.
+        such prompt, or if the arguments are missing or invalid, or the client's user did not give them.
         """
         prompt = self._prompts.get(params.name)
         if prompt is None:
@@ -120,8 +123,8 @@ class SectionPrompts:
 def _narrowed(section: Section[Any]) -> Section[Any]:
     """Return a section whose params have only the fields that its text uses, so that clients need not send the others.
 
-    All sections of a prompt have the same params. A section is returned as it is if code may read its params too: a
-    condition, a validator, or a class of its own.
+    All sections of a prompt have the same params. A section keeps all fields if it has children, or if code may read its
+    params: a condition, a validator, or a class of its own.
     """
     kind = section.params_type
     made_of: Any = type(section)
@@ -153,7 +156,10 @@ def _reads_params(*, params: Any) -> bool:
 
 
 def _definitions(kind: type[Any]) -> dict[str, Any] | None:
-    """Return the type and default of each field of a params type; None if the type has validators or other code."""
+    """Return the type and default of each field of a params type.
+
+    Returns None if the type has validators or other code, or is a pydantic dataclass.
+    """
     if issubclass(kind, BaseModel):
         decorators: Any = kind.__pydantic_decorators__
         has_code = any(getattr(decorators, each.name) for each in dataclasses.fields(decorators))
@@ -184,7 +190,10 @@ def _form(prompt: Prompt[Any], missing: Sequence[str]) -> wire.ElicitRequestForm
 
 
 def _responses(params: wire.GetPromptRequestParams) -> Mapping[str, Any]:
-    """Return the arguments that a client sent in response to a form. Raises `MCPError` if its user declined to give them."""
+    """Return the arguments that a client sent in response to a form; empty if it sent none, or an invalid response.
+
+    Raises `MCPError` if the client's user declined or cancelled.
+    """
     response = (params.input_responses or {}).get(_ARGUMENTS)
     if response is None:
         return {}

@@ -30,7 +30,7 @@ SHORTEST_POLL, LONGEST_POLL = 0.02, 60.0
 REQUEST_SECONDS = 60.0
 """Seconds that a server has to answer a request about a task."""
 MAX_ASKED = 20
-"""Maximum number of times that a task may require input."""
+"""Maximum number of requests for input in one task."""
 CANCEL_SECONDS = 5.0
 """Seconds that a server has to answer the request that cancels a task."""
 _POLL_MS = 1000
@@ -107,10 +107,10 @@ class RemoteTask:
     async def follow(self, context: ToolContext) -> wire.CallToolResult:
         """Wait until the task is over, and return its result. The timeouts of the call do not count meanwhile.
 
-        Its status messages become the call's progress, and its requests for input are answered. If the call is
-        cancelled, or its input can't be given, the task is cancelled too, unless the run goes on later or in a different
-        process. Raises `ServerLost` if the server can't be reached any more, and `MCPError` if the task failed or the
-        server does not know it.
+        The task's status messages become the call's progress, and its requests for input are answered. If the call is
+        cancelled, or the input can't be given, the task is cancelled too, unless the run goes on later or in a different
+        process. Raises `ServerLost` if the server can't be reached any more, and `MCPError` if the task failed or was
+        cancelled, if its input can't be given, or if the server does not know the task.
         """
         with paused_timeouts(context):
             while True:
@@ -182,7 +182,7 @@ class RemoteTask:
         return True
 
     def _result_of(self, state: TaskState) -> wire.CallToolResult:
-        """Return the result of a task that is over. Raises `MCPError` if it has none."""
+        """Return the result of a task that is over. Raises `MCPError` if it has none, or an invalid one."""
         if state.status == "completed":
             try:
                 return wire.CallToolResult.model_validate(state.result or {}, by_name=False)

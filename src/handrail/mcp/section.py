@@ -45,9 +45,9 @@ class McpTools(LiveSection):
     A server that needs more, such as environment variables or headers, is passed as `server=StdioServer(...)` or
     `server=UrlServer(...)`. It is started, or connected to, when a run with the section begins, and stays connected for later
     runs on the same event loop. Its tools go through the gate like any others. Every tool is `irreversible`, unless `effects` has
-    an effect for it under the server's name, or `trust_annotations` is set and the server says that the tool is read-only or
-    idempotent. `prefix` is put before each name. `timeout` limits one call, in seconds. If the server is not `required`, a run
-    begins without its tools when it can't be reached. Raises `DefinitionError` unless exactly one of `command`, `url` and
+    an effect for it under the name that the server uses, or `trust_annotations` is set and the server says that the tool is
+    read-only or idempotent. `prefix` is put before each name. `timeout` limits one call, in seconds. If the server can't be
+    reached, a run fails, or begins without the tools if `required` is false. Raises `DefinitionError` unless exactly one of `command`, `url` and
     `server` is given, or if it, the prefix or an effect is invalid.
     """
 
@@ -344,7 +344,7 @@ class _Server:
     async def _answer(self, context: ToolContext, request: Any) -> Any:
         """Answer one request for input from a server with protocol version 2026-07-28.
 
-        Raises `MCPError` if it is not a question to a person, or if the question can't be shown.
+        Raises `MCPError` if the request is not a question to a person, or if the question can't be shown.
         """
         if not isinstance(request, ElicitRequest):
             raise MCPError(-32601, "it requires input other than an answer from a person")
@@ -362,10 +362,11 @@ class _Server:
             self.calls.remove(context)
 
     async def elicit(self, context: Any, params: Any) -> ElicitResult | ErrorData:
-        """Ask a question from a server with an older protocol version, which does not say to which call it belongs.
+        """Ask a question from a server with an older protocol version.
 
-        The question is asked on behalf of the oldest call in progress. If the calls have different principals, nobody is
-        asked, because one principal could see and answer another's question.
+        Such a server does not say which call the question belongs to. So the question is asked on behalf of the oldest call
+        in progress. If the calls have different principals, nobody is asked, because one principal could see and answer
+        another's question.
         """
         principals = {each.session.principal for each in self.calls}
         context = self.calls[0] if len(principals) == 1 else None

@@ -1,6 +1,6 @@
 """`ToolServer`: the tools of an app as an MCP server.
 
-Each `tools/call` is a separate run: it has its own gate, and with it policies, approvals, limits and events. A
+Each call of a tool is a separate run: it has its own gate, and with it policies, approvals, limits and events. A
 question that a call asks goes to the client: as elicitation to clients with older protocol versions, and as an
 input-required result to clients with version 2026-07-28, which call again with the answer. A question that asks for a
 secret goes to the client as the address of a page.
@@ -60,9 +60,10 @@ class ToolServer:
     - `adapter`: the app's own, whose model and settings the calls can use.
     - `more`: tools that are served in addition to the prompt's.
     - `journal`: records each call as a run. A question can then be answered days later, and after a restart.
-    - `files`: a function that returns the filesystem for the calls of a principal, or None.
+    - `files`: a function that returns the filesystem for the calls of a principal, or None if they have no files.
     - `resource_address`: serves those files as MCP resources, whose addresses begin with this, such as "files:///".
-    - `sections`: are served as MCP prompts; by default, those of the prompt.
+    - `sections`: the sections that are served as MCP prompts; by default, those of the prompt.
+    - `park_after`: seconds for which a recorded call that waits for an answer stays in memory.
 
     Only the tools of sections that are shown in full are served. Further arguments apply to each run.
     """

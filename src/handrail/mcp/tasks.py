@@ -163,7 +163,8 @@ class Tasks:
     def _check(self, request: Any, params: TaskParams) -> str:
         """Return the principal who sent a request.
 
-        Raises `MCPError` if the client does not support tasks, or if the header `Mcp-Name` names a different task.
+        Raises `MCPError` if the client does not support tasks, or if an HTTP request does not have the id of the task in its
+        header `Mcp-Name`.
         """
         from handrail.mcp.server import principal_of
 
@@ -184,7 +185,7 @@ class Tasks:
             raise MCPError(wire.INVALID_PARAMS, "there is no such task") from None
 
     async def _resume(self, request: Any, task_id: str, principal: str) -> LiveCall | None:
-        """Resume a task whose process has ended. Returns None if it is over, or if a different process executes it."""
+        """Resume a task that this process does not execute. Returns None if it is over, or if a different process executes it."""
         try:
             found = await self._calls.resume(
                 task_id, principal=principal, asks=can_ask(request), opens=self._served.can_open(request)

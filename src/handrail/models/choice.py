@@ -97,7 +97,7 @@ class FirstThatWorks:
 
     @property
     def traits(self) -> Traits:
-        """Native output if all models have it, the attachments that the first model takes, and no price.
+        """The traits of the choice: native output if all models have it, the attachments of the first model, and no price.
 
         A later model that does not take an attachment gets a description of it.
         """

@@ -80,7 +80,7 @@ class GeminiModel:
     Thoughts and their signatures are kept and sent back in their original places, as the API requires. `options` are further
     fields of the request, such as `{"safetySettings": [...]}`, and `{"generationConfig": {...}}` adds to what Handrail
     sends there. `takes` says which attachments the model takes, if that is not known from its name. After `silence` seconds
-    without data, a request fails. Raises `DefinitionError` for an invalid provider, address or header, and for an `api_key`.
+    without data, a request fails. Raises `DefinitionError` if the provider, the address or a header is invalid, or `api_key` is given.
     """
 
     def __init__(

@@ -373,7 +373,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 _SHORT = {"\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"'}
 _ESCAPED = re.compile(r'[\\"\x00-\x1f\x7f]')
 _LITERAL = re.compile(r"""[^'\x00-\x1f\x7f]*["\\][^'\x00-\x1f\x7f]*\Z""")
-"""Matches text with quotes or backslashes that can be written in single quotes without escapes, such as most JSON."""
+"""Matches text with double quotes or backslashes that needs no escapes in single quotes, such as most JSON."""
 # In a multi-line string, newlines, tabs, and quotes that no other quote follows are not escaped.
 _ESCAPED_LONG = re.compile(r'[\\\x00-\x08\x0b-\x1f\x7f]|"(?="|\Z)')
 

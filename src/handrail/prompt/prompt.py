@@ -187,7 +187,7 @@ class Prompt(Generic[OutputT]):
     async def connect(self) -> None:
         """Connect the live sections, whose tools come from elsewhere. A run does this before it renders the prompt.
 
-        Raises a `HandrailError` if the run can't begin without a section's tools.
+        Raises a `HandrailError` if a section's tools are not available and the run can't begin without them.
         """
         if self._checked.is_live:
             await connect(self.sections)

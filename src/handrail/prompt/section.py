@@ -152,8 +152,8 @@ class Section(Generic[ParamsT], abc.ABC):
     rendering. If a section is disabled, so are its subtree, tools and policies. A section shown as a summary hides its
     body, attachments, children and tools until it is opened.
 
-    `attachments` are pictures, sounds and files, as attachments, paths or addresses. They are sent with the first message of a run, or
-    with the result of the call that opens the section.
+    `attachments` are pictures, sounds and files, each an `Attachment`, a path or a URL. They are sent with the first
+    message of a run, or with the result of the call that opens the section.
     """
 
     params_type: ClassVar[Any] = None
@@ -242,7 +242,7 @@ class LiveSection(MarkdownSection[Any]):
 
     @abc.abstractmethod
     async def connect(self) -> None:
-        """Make the tools available. Raises a `HandrailError` if the run can't begin without them."""
+        """Make the tools available. Raises a `HandrailError` if that fails and the run can't begin without them."""
 
     @abc.abstractmethod
     def current_tools(self) -> tuple[Tool[Any, Any], ...]:
@@ -264,7 +264,10 @@ class PlainSection(MarkdownSection[Any]):
 
 
 def as_sections(given: Any) -> Any:
-    """Return a prompt's sections, with each string converted to a section. Anything invalid is returned unchanged."""
+    """Return a prompt's sections, with each string converted to a section.
+
+    A single blank string gives an empty tuple. Anything else that is invalid is returned unchanged.
+    """
     if isinstance(given, str):
         given = [given] if given.strip() else ()
     if not isinstance(given, list | tuple):
@@ -377,7 +380,7 @@ def check_placeholders(
 
 
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
-    """Return the items as a tuple. Raises a `DefinitionError` if one is not a tool, or is an incomplete one."""
+    """Return the items as a tuple. Raises a `DefinitionError` unless `given` is iterable and all are complete tools."""
     if isinstance(given, Tool):
         raise PromptDefinitionError(place, "tools is a single tool", f"Pass a list of tools: [{given.name}].")
     found: tuple[Any, ...] = _listed(place, "tools", given)
@@ -399,7 +402,7 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
 
 
 def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the items as a tuple. Raises `PromptDefinitionError` if one is not a policy, for example a policy class."""
+    """Return the items as a tuple. Raises `PromptDefinitionError` unless `given` is iterable and all are policies."""
     found = _listed(place, "policies", given)
     for index, one in enumerate(found):
         if isinstance(one, type) or not all(hasattr(one, part) for part in ("name", "check", "on_result")):

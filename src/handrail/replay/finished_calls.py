@@ -46,7 +46,9 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
     """Return this call's recorded outcome and apply its recorded effects; None if the call has to run.
 
     Raises `OutcomeUnknown` if the outer handler now makes a different call here, or if the effects conflict with later
-    changes and the call may not run again. A call that was given a secret raises `Conflict` in the second case.
+    changes and the call may not run again. In the second case, a call that was given a secret raises `Conflict` instead.
+    Also raises `OutcomeUnknown` if the call was being undone and that can't be finished, or if its answer with a secret was
+    lost after its handoff had begun to use it.
     """
     log = attempt.frame.log
     if attempt.kind.undoes:

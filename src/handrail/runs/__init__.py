@@ -1,8 +1,10 @@
 """Operations on recorded runs: list, show, cancel, fork, undo, discard, replay, export, import and forget.
 
-Also copies of files into workspaces and out of them. They all work on a journal. None of them needs the process that executed the run.
+There are also operations that copy files into workspaces and out of them. All of them work on a journal, and none needs the
+process that executed the run.
 """
 
+from handrail.records import WorkspaceLine
 from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs
 from handrail.runs.copies import export, fork, import_
 from handrail.runs.replay import Divergence, replay
@@ -10,7 +12,7 @@ from handrail.runs.transcript import said, session
 from handrail.runs.tree import CallNode, RunTree, Turn, show
 from handrail.runs.unapplied import discard, unapplied
 from handrail.runs.undo import Undoing, undo
-from handrail.runs.workspace_files import FilesPut, WorkspaceLine, get_files, list_workspaces, put_files
+from handrail.runs.workspace_files import FilesPut, get_files, list_workspaces, put_files
 
 __all__ = [
     "CallNode",

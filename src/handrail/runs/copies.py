@@ -258,9 +258,9 @@ async def import_(
 ) -> RunRow:
     """Import an exported run, and return its row. It keeps its id unless `run_id` is passed.
 
-    It keeps its session's id unless `session_id` is passed. If the journal already has that session, the run gets one of
-    its own. Raises `RunError` if the file can't be read, is damaged or is not an exported run of a known format, if
-    an id contains characters that can't be printed, and if the journal already has a run with this id.
+    Without `session_id`, it keeps the id of its session, or gets a new session of its own if the journal already has that
+    one. Raises `RunError` if the file can't be read, is damaged or is not an exported run of a known format, if an id
+    contains characters that can't be printed, or if the journal already has a run with this id.
     """
     copy = _read(Path(path))
     was, record = copy.row.record.id, copy.row.record

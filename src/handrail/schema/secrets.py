@@ -59,7 +59,7 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 def masked(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
     """Return plain JSON with a mask in place of each value that the JSON Schema marks `writeOnly`.
 
-    Empty values are not masked. `root` is the complete schema, if `schema` is a part of one.
+    None and empty text are not masked. `root` is the complete schema, if `schema` is a part of one.
     """
     root = schema if root is None else root
     return _masked(value, forms_of(schema, root), root)
@@ -82,7 +82,7 @@ def _masked(value: Any, forms: list[Mapping[str, Any]], root: Mapping[str, Any])
 def _is_meant(value: Any, form: Mapping[str, Any]) -> bool:
     """Return whether a value can be the secret that a schema describes.
 
-    A secret is neither None nor empty, and is text if the schema requires text.
+    A secret is neither None nor empty text, and is text if the schema requires text.
     """
     if value is None or value == "":
         return False

@@ -50,7 +50,7 @@ class Tls(NamedTuple):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket. If the host has both kinds of address, uses IPv4. Raises `OSError` if that fails."""
+    """Open a listening socket, on IPv4 if the host has both an IPv4 and an IPv6 address. Raises `OSError` if that fails."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     made = socket.socket(family, kind, protocol)

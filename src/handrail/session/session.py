@@ -130,7 +130,10 @@ class Session:
         self._dispatcher.publish(event)
 
     def record(self, fact: object) -> None:
-        """Log a fact and publish it. If a reducer raises, its error is logged; the fact is still kept and published."""
+        """Log a fact and publish it.
+
+        If a reducer raises, its error is logged. The fact is then kept only in logs without reducers, and still published.
+        """
         kind = type(fact)
         try:
             keep, listeners = self._recorders[kind], self._told[kind]

@@ -30,7 +30,7 @@ _SHOWN = 60
 
 
 class CassetteError(AssertionError):
-    """Raised if a recording can't be used, or if the requests are not the recorded ones."""
+    """Raised if a recording can't be made or used, or if the requests are not the recorded ones."""
 
 
 class Response(msgspec.Struct, omit_defaults=True):
@@ -73,8 +73,9 @@ class Cassette:
 
     Keys are not written to the file, nor are the `secrets`, which are replaced wherever they occur. A request is
     answered by the first recorded one that is equal to it and was not used yet, so concurrent requests may come in any
-    order. A request that was not recorded raises `CassetteError`, which names the first difference. So does a recorded
-    request that is not made. If a request contains something that changes, such as the time, pass `normalise`, which
+    order. A request that was not recorded raises `CassetteError`, which names its first difference from a recorded
+    request, if one is left. If a recorded request is not made, the end of the block raises `CassetteError`, unless the
+    block itself raised an error. If a request contains something that changes, such as the time, pass `normalise`, which
     gets the request as JSON data and returns what to record and compare.
 
     Bridged models are not recorded, because they use HTTP clients of their own.

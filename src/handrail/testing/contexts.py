@@ -159,7 +159,7 @@ def recorded(context: ToolContext) -> Recorded:
 def cancel(context: ToolContext) -> None:
     """Fire a context's signal, as the gate does when a call is cancelled or its time is over. May be called from any thread.
 
-    Raises `NotSupported` unless this module created the context.
+    Raises `NotSupported` unless this module created the context and its signal.
     """
     signal: object = context.signal
     if not isinstance(signal, MockSignal):

@@ -57,7 +57,7 @@ def _json_forms(text: str) -> list[str]:
 
 
 def _decoded(text: str) -> bytes:
-    """Decode base64 without padding, or b"" if it is invalid. A last character that encodes no whole byte is ignored."""
+    """Decode base64 without padding. Returns b"" if it is invalid. A last character that encodes no byte is ignored."""
     whole = text[:-1] if len(text) % 4 == 1 else text
     try:
         return base64.b64decode(

@@ -154,7 +154,7 @@ class Tool(Generic[ParamsT, ResultT]):
         return made
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
-        """Parse a call's arguments. Raises a `ToolValidationError` that lists the problems."""
+        """Parse a call's arguments. If they are invalid, raises a `ToolValidationError` that lists the problems."""
         quick = self._quick
         if type(arguments) is str or type(arguments) is bytes:
             if len(arguments) > LONG:

@@ -372,7 +372,7 @@ def tool_context(function: Any = None, /, *, param: str = "ctx") -> Any:
     """Mark the parameter that receives the context, for a function that does not annotate it.
 
     Without arguments, the parameter is `ctx`. The model never sees it. Raises `ToolDefinitionError` if the function has
-    no such parameter.
+    no such parameter, or is a tool already.
     """
     if function is None:
         return functools.partial(_mark, param=param)

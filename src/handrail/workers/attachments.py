@@ -46,7 +46,7 @@ Input = Annotated[str, Field(description="The worker's task. It sees nothing els
 
 @dataclass(frozen=True)
 class WorkerCall:
-    # Parameters of a worker that takes no attachments. Attachments are parsed anyway, so that the error can say why.
+    # Parameters of a worker that takes no attachments. They are parsed anyway, so that the error can say that it takes none.
     input: Input
     attachments: SkipJsonSchema[list[FileOrPath]] = field(default_factory=list["str | FileArgument"])
 
@@ -76,7 +76,7 @@ def accept(
 ) -> tuple[Attachment, ...]:
     """Return the attachments. Files that are named by path are read from the run's filesystem, which `files` returns.
 
-    Raises `ToolValidationError` if the worker's rule does not allow them, or if one can't be read.
+    Raises `ToolValidationError` if the worker's rule does not allow them, or if one is given twice or can't be read.
     """
     if not given:
         return ()
@@ -157,8 +157,8 @@ def visible_to(model: Model, attachments: Sequence[Attachment]) -> tuple[Attachm
 def message_with(input: str, attachments: Sequence[Attachment], shown: Sequence[Attachment] = ()) -> str:
     """Build the message to the worker's model: the input, then the attachments.
 
-    Texts are included in full, up to a total of `_SHOWN` bytes. For any other attachment, the message has its name, its
-    size, and how to see it. Those in `shown` are sent with the message.
+    Texts are included in full, up to a total of `_SHOWN` bytes. For any other attachment, the message has its name and
+    size, and says whether it is attached (if it is in `shown`), can be read with a tool, or is not text.
     """
     if not attachments:
         return input

@@ -118,7 +118,7 @@ def _call_tool(effect: Effect) -> Tool[Any, Any]:
 
 
 def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> str:
-    """Return the text of the requested worker's file. Raises `ToolValidationError` if the request is not allowed."""
+    """Return the text of the requested worker's file. Raises `ToolValidationError` if its name or a tool is not allowed."""
     _check_name(registry, maker, wanted.name)
     defaults = maker.creation_defaults
     own = {_called(entry): entry for entry in maker.front.tools}

@@ -31,7 +31,7 @@ _DEEPEST_LOOPS = 3
 _METER = "a meter"
 """The meter's name in the template's context. Templates can't use it, because it is not a valid identifier."""
 _A_STEP = 10
-"""Work, in characters, that each iteration of a loop counts for each node in the loop's body."""
+"""Number of characters of work that one iteration of a loop counts as, for each node in the loop's body."""
 
 ALLOWED = frozenset(
     [
@@ -312,7 +312,10 @@ def _each(context: Any, values: Iterable[Any], steps: int) -> Iterator[Any]:
 
 
 def _within(context: Any, value: Any) -> Any:
-    """Count the work of an `in` test, and return the value. Raises `ValueError` unless the value is text or a list."""
+    """Count the work of an `in` test, and return the value.
+
+    Raises `ValueError` if the value is neither text nor a list, or if there is too much work.
+    """
     if not isinstance(value, str | list | tuple):
         raise ValueError("`in` needs a text or a list")
     context[_METER].take(len(cast("str | list[Any]", value)))

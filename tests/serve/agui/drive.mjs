@@ -10,7 +10,7 @@
 //   {do: "connect"}              GET /threads/THREAD/events, with a new agent that has no messages
 //                                with `joined`, a line is printed as soon as the agent has the messages
 //   {do: "leave", text, after}   add a user message, run, and disconnect after that many events
-// The response to each is {messages, state, interrupts, events, warnings, error}.
+// The response to each command is {messages, state, interrupts, events, warnings, error}.
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";

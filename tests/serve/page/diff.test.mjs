@@ -37,7 +37,7 @@ test("a file that was written again without changes says so", () => {
   assert.deepEqual(remarks, []);
 });
 
-test("words are put together to the lines they came from", () => {
+test("words add up to the lines that they came from", () => {
   const [before, after] = wordDiff("Call it with a path.", "Call it with a relative path!");
   assert.equal(before.map((piece) => piece.text).join(""), "Call it with a path.");
   assert.equal(after.map((piece) => piece.text).join(""), "Call it with a relative path!");

@@ -30,7 +30,7 @@ class Address(NamedTuple):
     """The URL for the driver. It may contain the password, so it is never shown."""
     schema: str
     secret: str
-    """The password, or ""."""
+    """The password in the URL, or else its `sslpassword`; "" if it has neither."""
     lease: float | None = None
     """How many seconds a process keeps its runs after it last renewed its lease; None if the URL does not say."""
 

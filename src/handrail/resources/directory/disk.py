@@ -76,8 +76,8 @@ class Disk:
     def exchange(self, source: int, name: str, target: int, other: str) -> None:
         """Exchange the files at two paths.
 
-        If the disk can't exchange files, the existing file is linked aside and then replaced. The path always has a
-        file, but a change between the two steps is noticed only afterwards.
+        If the disk can't exchange files, the file at the target is linked aside and then replaced. There is always a file at
+        the target, but a change between the two steps is noticed only afterwards.
         """
         try:
             exchange(source, name, target, other)

@@ -33,7 +33,7 @@ OUTPUT_LIMIT = 64 * 1024
 
 @checked_arguments
 class Shell:
-    """Runs the commands that its rules allow on a folder. The commands can't change the real files in it.
+    """Runs the commands that its rules allow on a folder, in a sandbox in which they can't change the real files.
 
     A command's writes to the folder go to the upper layer of `layers`, in overlay format. The command sees the folder
     at its real path, so absolute paths work. It also sees the system's programs, libraries and settings, the interpreter

@@ -29,7 +29,7 @@ class History:
     def __init__(self, happened: Sequence[Happening], peeked: int | None = None) -> None:
         self.happened = happened
         self.peeked = peeked
-        """The number of the process that only tried to take the run while another owned it, or None."""
+        """The number of the process that only tried to take the run while another owned it; None if none tried."""
         self.last = max((each.process for each in happened), default=0)
 
     def of(self, what: str, process: int | None = None) -> list[Details]:
@@ -45,7 +45,7 @@ class History:
 
     @property
     def over(self) -> Details | None:
-        """The state that the last process to end reported, even if that process had been overtaken, or None."""
+        """The state that the last process to end reported, even if it had been overtaken; None if none reported one."""
         found = self.of("over")
         return found[-1] if found else None
 
@@ -95,7 +95,7 @@ class History:
         return found
 
     def entered_at(self, attempt: str) -> Details | None:
-        """Return the call whose handler was entered in this attempt, or None."""
+        """Return the call whose handler was entered in this attempt, or None if no handler was."""
         return next((call for call in self.of("entered") if call["attempt"] == attempt), None)
 
 
@@ -241,7 +241,8 @@ def what_is_settled_stays(trial: Trial) -> Iterator[str]:
 def what_cant_be_repeated_is_not(trial: Trial) -> Iterator[str]:
     """Check that the handler of a call that must not be repeated is entered at most once in each attempt.
 
-    If an irreversible call is interrupted, the model must be told that the outcome is unknown.
+    If an irreversible call is interrupted, the model must be told that the outcome is unknown. Calls of tools that have
+    a probe are not checked.
     """
     seen = trial.seen
     entered = [call for call in seen.of("entered") if is_unrepeatable(call) and not call["probed"]]
@@ -275,7 +276,10 @@ def answers_are_taken_once(trial: Trial) -> Iterator[str]:
 
 
 def files_are_never_torn(trial: Trial) -> Iterator[str]:
-    """Check that the files after each recovery match a state in the uncrashed run, and that the final files are the same."""
+    """Check that the files after each recovery match a state in the uncrashed run.
+
+    The final files must be the same too, unless an interrupted call that must not run again may have lost changes.
+    """
     uncrashed, seen = trial.uncrashed, trial.seen
     states = [each["files"] for what in ("began", "committed") for each in uncrashed.of(what)]
     for process, began in seen.restarts():

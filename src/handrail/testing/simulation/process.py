@@ -179,7 +179,7 @@ class _Stopping(LaterEnvironment):
 
 
 def _noting_commits(world: World, files: Path) -> Callable[[Connection], None]:
-    """Return a hook that records the files after each commit. A crash may leave only these states."""
+    """Return a hook that records the files after each commit. A crash may leave only these states, or the first."""
     before = (0, 0)
 
     def note(connection: Connection) -> None:
@@ -254,7 +254,7 @@ class Attempts:
 
 
 def _watch_charges() -> list[BudgetTracker]:
-    """Return a list to which the budget tracker of the run is added each time it begins or is resumed."""
+    """Return a list to which the run's budget tracker is added each time the run begins or is resumed."""
     name, trackers = "_begin", list[BudgetTracker]()
     begin = getattr(Frame, name)
 
@@ -296,7 +296,7 @@ def _watch_steps(world: World, journal: AnyJournal) -> None:
 
 
 def _watch_handlers(world: World) -> None:
-    """Record each handler that is entered, by wrapping the gate in this process."""
+    """Record each handler that the gate enters in this process, except those of compensations and probes."""
     name = "_start"
     start_handler = getattr(Gate, name)
 
