@@ -52,8 +52,8 @@ class FencedRecord(NewRecord, gc=False):
 
     owners: tuple[str, ...] = ()
     """The owners that its run may have at the head of its chain: this process, and "" if the run need not be recorded."""
-    sent: tuple[int, bytes] | None = None
-    """The position and the MAC with which the record was sent; None before that."""
+    sent: tuple[_Head, bytes, tuple[object, ...]] | None = None
+    """The chain's head with the record, the record's MAC, and the values of the statement, as they were sent; None before."""
 
 
 class PostgresChains(Chains):
@@ -88,24 +88,28 @@ class PostgresChains(Chains):
         """Add a record to the chain of a run that this process owns, by one statement outside of any transaction.
 
         Returns False, and adds nothing, unless the run has one of the record's owners and this process knows the current
-        head of its chain. Called again after a lost connection, it only returns whether the record was added.
+        head of its chain. Called again after a lost connection, it sends the same statement again. That waits for the
+        first one, if the server is still executing it, and only one of them adds the record: it replaces the head for which
+        both were made.
         """
-        chain = record.chain
-        if record.sent is not None:  # the connection was lost, and the record may have been added
-            query = "SELECT mac FROM records WHERE chain = ? AND link = ?"
-            row = connection.execute(query, (chain, record.sent[0])).fetchone()
-            self._known.pop(chain, None)
-            return row is not None and row[0] == record.sent[1]
-        head = self._known.get(chain)
-        if head is None or head.owner not in record.owners:
-            return False
-        after, mac, values = self._next(record, head)
-        record.sent = after.links, mac
-        if connection.change(FENCED, (*after[:3], chain, head.seal, head.owner, *values)):
+        chain, was_sent = record.chain, record.sent is not None
+        if record.sent is None:
+            head = self._known.get(chain)
+            if head is None or head.owner not in record.owners:
+                return False
+            after, mac, values = self._next(record, head)
+            record.sent = after, mac, (*after[:3], chain, head.seal, head.owner, *values)
+        after, mac, values = record.sent
+        if connection.change(FENCED, values):
             self._known[chain] = after
             return True
         self._known.pop(chain, None)
-        return False
+        return was_sent and self._has_record(connection, chain, after.links, mac)
+
+    def _has_record(self, connection: PostgresConnection, chain: str, link: int, mac: bytes) -> bool:
+        query = "SELECT mac FROM records WHERE chain = ? AND link = ?"
+        row = connection.execute(query, (chain, link)).fetchone()
+        return row is not None and row[0] == mac
 
     def _next(self, record: NewRecord, head: _Head) -> tuple[_Head, bytes, tuple[object, ...]]:
         """Return a chain's head after its next record, that record's MAC, and the values of its columns."""
