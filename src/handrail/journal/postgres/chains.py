@@ -11,7 +11,7 @@ in microseconds, increased if needed so that it is higher than that of the recor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from handrail.journal.chains import MAC_BYTES, Chains, NewRecord, Record, run_chain
 from handrail.journal.connection import Connection
@@ -52,7 +52,7 @@ class FencedRecord(NewRecord, gc=False):
 
     owners: tuple[str, ...] = ()
     """The owners that its run may have at the head of its chain: this process, and "" if the run need not be recorded."""
-    sent: tuple[_Head, bytes, tuple[object, ...]] | None = None
+    sent: tuple[_Head, bytes, tuple[Any, ...]] | None = None
     """The chain's head with the record, the record's MAC, and the values of the statement, as they were sent; None before."""
 
 
@@ -92,26 +92,44 @@ class PostgresChains(Chains):
         first one, if the server is still executing it, and only one of them adds the record: it replaces the head for which
         both were made.
         """
-        chain, was_sent = record.chain, record.sent is not None
-        if record.sent is None:
-            head = self._known.get(chain)
-            if head is None or head.owner not in record.owners:
-                return False
-            after, mac, values = self._next(record, head)
-            record.sent = after, mac, (*after[:3], chain, head.seal, head.owner, *values)
-        after, mac, values = record.sent
-        if connection.change(FENCED, values):
-            self._known[chain] = after
+        was_sent = record.sent is not None
+        values = self.begin_fenced(record) if record.sent is None else record.sent[2]
+        if values is None:
+            return False
+        if self.end_fenced(record, connection.change(FENCED, values)):
             return True
-        self._known.pop(chain, None)
-        return was_sent and self._has_record(connection, chain, after.links, mac)
+        return was_sent and self._is_added(connection, record)
 
-    def _has_record(self, connection: PostgresConnection, chain: str, link: int, mac: bytes) -> bool:
+    def begin_fenced(self, record: FencedRecord) -> tuple[Any, ...] | None:
+        """Return the values of the statement that adds a record, which is about to be sent.
+
+        Returns None unless the run has one of the record's owners and this process knows the head of its chain.
+        """
+        chain = record.chain
+        head = self._known.get(chain)
+        if head is None or head.owner not in record.owners:
+            return None
+        after, mac, values = self._next(record, head)
+        record.sent = after, mac, (*after[:3], chain, head.seal, head.owner, *values)
+        return record.sent[2]
+
+    def end_fenced(self, record: FencedRecord, changed: int) -> bool:
+        """Note that the statement of a record has changed this many rows. Returns whether it has added the record."""
+        assert record.sent is not None
+        if changed:
+            self._known[record.chain] = record.sent[0]
+            return True
+        self._known.pop(record.chain, None)
+        return False
+
+    def _is_added(self, connection: PostgresConnection, record: FencedRecord) -> bool:
+        assert record.sent is not None
+        head, mac, _ = record.sent
         query = "SELECT mac FROM records WHERE chain = ? AND link = ?"
-        row = connection.execute(query, (chain, link)).fetchone()
+        row = connection.execute(query, (record.chain, head.links)).fetchone()
         return row is not None and row[0] == mac
 
-    def _next(self, record: NewRecord, head: _Head) -> tuple[_Head, bytes, tuple[object, ...]]:
+    def _next(self, record: NewRecord, head: _Head) -> tuple[_Head, bytes, tuple[Any, ...]]:
         """Return a chain's head after its next record, that record's MAC, and the values of its columns."""
         number = self._last = max(self._last + 1, head.number + 1, self._micros())
         link, session_id = head.links + 1, record.session_id
