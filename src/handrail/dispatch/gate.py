@@ -51,7 +51,6 @@ from handrail.dispatch.handlers import (
 )
 from handrail.dispatch.policies import (
     check_policies,
-    close_policy_context,
     close_resources,
     reason_to_ask,
     tell_policies,
@@ -448,10 +447,9 @@ class Gate:
 
     def _end(self, passage: Passage, ending: BaseException | None) -> None:
         frame, call, attempt = self.frame, passage.call, passage.attempt
-        if attempt.policy_context is not None:
-            close_policy_context(attempt)
-        if attempt.made_resources is not None:
-            attempt.made_resources = None  # breaks a reference cycle with the attempt
+        if attempt.policy_home is not None:
+            attempt.policy_home.close()
+        attempt.policy_context = attempt.made_resources = None  # breaks reference cycles with the attempt
         result: Any = passage.result
         shown, parking, error = call.tool.shown, frame.parking, passage.error
         monotonic, record = frame.monotonic, frame.record
@@ -459,7 +457,7 @@ class Gate:
             error = without_frames(error)  # it collects frames while it propagates
         if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
             seconds = monotonic() - frame.began - attempt.started
-            if attempt.clock is not None or frame.lost.seconds != attempt.lost:
+            if frame.lost.seconds or attempt.clock is not None:
                 seconds = max(0.0, seconds - attempt.excused())
             record(
                 ToolInvoked(
