@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -36,3 +37,18 @@ def test_a_journal_that_cannot_be_opened_is_told_without_its_password(url: str):
     assert told.exit_code == 1
     assert "password authentication failed" in told.output
     assert "not this" not in told.output
+
+
+@pytest.mark.parametrize(
+    "named", ["mysql://ada:secret@db/x", "PostgreSQL://ada:secret@db/x", "sqlite:///x.db"]
+)
+@pytest.mark.parametrize("words", [["runs", "list"], ["workspaces", "put", "w", "."]], ids=" ".join)
+def test_a_url_of_another_kind_is_not_taken_for_a_file(
+    named: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, [*words, "--journal", named])
+    assert told.exit_code == 2
+    assert f"not {named.partition('//')[0]}//... Name a file, or write postgresql://" in told.output
+    assert "secret" not in told.output
+    assert list(tmp_path.iterdir()) == []

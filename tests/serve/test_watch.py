@@ -89,6 +89,9 @@ class Fleet:
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setenv("HANDRAIL_KEY", postgres.KEY)
     monkeypatch.setenv("GATES", str(tmp_path))
+    for name in ("_WATCH_SECONDS", "_REPLY_SECONDS", "_IDLE_SECONDS"):
+        monkeypatch.setattr(watch, name, PATIENCE)
+    monkeypatch.setattr("handrail.fleet.runner._CUT_SECONDS", PATIENCE)
     url = postgres.borrow_url()
     found = Fleet(url, FleetApp.load(str(Path(watched_app.__file__))), tmp_path)
     yield found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -37,6 +38,7 @@ EXIT_CODES = (
     (CANCELLED, "cancelled by Ctrl-C; unfinished calls were undone (143: by SIGTERM)"),
 )
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 CANCEL_NOTE = "Cancelled. Unfinished calls were undone."
 
 
@@ -104,20 +106,35 @@ def journal_path(given: str | None) -> Path:
 
     For a journal in a database, this is also the current folder's default. A server keeps its users beside that path.
     """
-    named = given or os.environ.get("HANDRAIL_JOURNAL")
+    named = _journal_name(given)
     return Path(named) if named and not is_url(named) else default_journal(Path.cwd())
 
 
 def journal_url(given: str | None) -> str | None:
-    """Return the URL of the journal to use, or None if it is in a file."""
-    named = given or os.environ.get("HANDRAIL_JOURNAL")
-    return named if is_url(named) else None
+    """Return the URL of the journal to use, or None if it is in a file.
+
+    Raises `UsageError` for a URL of another kind, which as the path of a file would create a folder such as `http:`.
+    """
+    named = _journal_name(given)
+    if is_url(named):
+        return named
+    if found := _SCHEME.match(named):
+        raise UsageError(
+            f"a journal is a file or a PostgreSQL database, not {found[0]}... Name a file, or write "
+            "postgresql://USER@HOST/DATABASE."
+        )
+    return None
+
+
+def _journal_name(given: str | None) -> str:
+    return given or os.environ.get("HANDRAIL_JOURNAL", "")
 
 
 def runs_command(verb: str, run_id: str, journal: str) -> str:
     """Return the `handrail runs` command to type for a run. It names the journal, unless that is "" or the default."""
     if is_url(journal):
-        is_default = parse_url(journal_url(None) or "postgresql://").shown == journal
+        default = _journal_name(None)
+        is_default = is_url(default) and parse_url(default).shown == journal
     else:
         is_default = not journal or Path(journal) == journal_path(None)
     return f"handrail runs {verb} {run_id}{'' if is_default else f' --journal {shlex.quote(journal)}'}"

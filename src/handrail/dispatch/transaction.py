@@ -86,7 +86,7 @@ class Transaction(msgspec.Struct, eq=False):
     """The forks whose changes outlive the process; None if there are none. They are applied first, because that may fail."""
     closed: bool = False
     commits_each: bool = False
-    """Whether inner calls commit past this transaction, into its parent or the session. They stand even if this call fails."""
+    """Whether inner calls commit past this transaction, into its parent or the session, and stand even if this call fails."""
     kept: tuple[str, ...] = ()
     """The names of the calls that have committed past this transaction and changed something."""
     passed: tuple[Any, ...] = ()
@@ -308,7 +308,7 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
 def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") -> None:
     """Tell the calls around a committed call that it has committed past their transactions.
 
-    `records` are the recorded changes. The calls around it record them too, unless it has committed into the session.
+    `records` are the recorded changes. The calls around the call record them too, unless it has committed into the session.
     Pass `name` to name an inner call that has committed past all of these calls, instead of this call.
     """
     outer, into = attempt.parent, attempt.open_transaction.parent

@@ -48,6 +48,8 @@ _RETRY_SECONDS = 15.0
 """Seconds until a run is tried again after a leg failed without ending the run."""
 _BUSY_SECONDS = 3.0
 """Seconds until a run is tried again after a different run had its workspace."""
+_CUT_SECONDS = 5.0
+"""Maximum seconds to wait for the end of legs that were interrupted. After that, they are cancelled."""
 
 
 class _LegEnvironment(LaterEnvironment):
@@ -185,7 +187,7 @@ class Runner:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _claimed(self, run_id: str | None = None) -> RunRow | None:
-        """Claim a due run, or return None.
+        """Claim a due run, and return its row. Returns None if there is no run to claim.
 
         A run that this worker still executes is not claimed again, even if another worker had it in between. The
         journal recognises the records of a lost leg only by their process, so it would accept them again.
@@ -369,7 +371,7 @@ class Runner:
                 leg.environment.parking.park(by_force=True)
         cut = tuple(self._legs)
         if self._tasks:
-            _, stuck = await asyncio.wait(self._tasks, timeout=5)
+            _, stuck = await asyncio.wait(self._tasks, timeout=_CUT_SECONDS)
             for task in stuck:
                 task.cancel()
             await asyncio.gather(*stuck, return_exceptions=True)

@@ -45,8 +45,8 @@ log = logging.getLogger("handrail.mcp")
 
 MAX_WAITING = 1_000
 """Maximum number of calls that wait for answers in memory. Beyond that, the oldest is parked, or cancelled if it is not recorded."""
-PARK_AFTER = 300.0
-"""Seconds for which a recorded call that waits for an answer stays in memory. Then it is parked."""
+PARK_AFTER, STOP_SECONDS = 300.0, 5.0
+"""Seconds after which a recorded call that waits for an answer is parked, and maximum seconds that `Calls.stop` waits for calls."""
 NO_PAGE = (
     "it asks for a secret, and MCP forbids forms that ask for secrets. The person has to answer on a page of the server: "
     "serve the app with `handrail mcp --http` and a token or users, and use a client that opens addresses (URL elicitation)"
@@ -59,7 +59,7 @@ _PLACE = ".1"
 """The place of the call in its run."""
 
 Report = Callable[[float, float | None, str], Awaitable[None]]
-"""A function that reports progress to the client: the amount done, the total or None, and a message."""
+"""A function that reports progress to the client: the amount done, the total (None if it is unknown), and a message."""
 
 
 class CallUnknown(HandrailError, LookupError):
@@ -250,12 +250,12 @@ class Calls:
                     del self._left[next(iter(self._left))]
 
     async def stop(self) -> None:
-        """Park every recorded call that has started, by force if it is not waiting, and cancel the others. Waits at most 5 seconds."""
+        """Park every recorded call that has started, by force if it is not waiting, and cancel the others. Waits at most `STOP_SECONDS`."""
         calls = list(self._live.values())
         for call in calls:
             call.leave()
         if calls:
-            await asyncio.wait([call.task for call in calls], timeout=5.0)
+            await asyncio.wait([call.task for call in calls], timeout=STOP_SECONDS)
 
 
 class LiveCall:
@@ -278,7 +278,7 @@ class LiveCall:
         """Why the last answer to a question was refused, by the question's id."""
         self.parking: Parking | None = None
         self.rests = False
-        """Whether the call waits for answers. A recorded call does so only if everything in it waits."""
+        """Whether the call waits for answers. A recorded call counts as waiting only if everything in it waits."""
         self.is_parked = False
         self.is_left = False
         """Whether the client got the call's questions, and must call again for the result."""
