@@ -11,7 +11,7 @@ in microseconds, increased if needed so that it is higher than that of the recor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from handrail.journal.chains import MAC_BYTES, Chains, NewRecord, Record, run_chain
 from handrail.journal.connection import Connection
@@ -52,8 +52,8 @@ class FencedRecord(NewRecord, gc=False):
 
     owners: tuple[str, ...] = ()
     """The owners that its run may have at the head of its chain: this process, and "" if the run need not be recorded."""
-    sent: tuple[int, bytes] | None = None
-    """The position and the MAC with which the record was sent; None before that."""
+    sent: tuple[_Head, bytes] | None = None
+    """The chain's head with the record, and the record's MAC, as they were sent; None before that."""
 
 
 class PostgresChains(Chains):
@@ -93,21 +93,35 @@ class PostgresChains(Chains):
         chain = record.chain
         if record.sent is not None:  # the connection was lost, and the record may have been added
             query = "SELECT mac FROM records WHERE chain = ? AND link = ?"
-            row = connection.execute(query, (chain, record.sent[0])).fetchone()
+            row = connection.execute(query, (chain, record.sent[0].links)).fetchone()
             self._known.pop(chain, None)
             return row is not None and row[0] == record.sent[1]
+        values = self.begin_fenced(record)
+        return values is not None and self.end_fenced(record, connection.change(FENCED, values))
+
+    def begin_fenced(self, record: FencedRecord) -> tuple[Any, ...] | None:
+        """Return the values of the statement that adds a record, which is about to be sent.
+
+        Returns None unless the run has one of the record's owners and this process knows the head of its chain.
+        """
+        chain = record.chain
         head = self._known.get(chain)
         if head is None or head.owner not in record.owners:
-            return False
+            return None
         after, mac, values = self._next(record, head)
-        record.sent = after.links, mac
-        if connection.change(FENCED, (*after[:3], chain, head.seal, head.owner, *values)):
-            self._known[chain] = after
+        record.sent = after, mac
+        return (*after[:3], chain, head.seal, head.owner, *values)
+
+    def end_fenced(self, record: FencedRecord, changed: int) -> bool:
+        """Note that the statement of a record has changed this many rows. Returns whether it has added the record."""
+        assert record.sent is not None
+        if changed:
+            self._known[record.chain] = record.sent[0]
             return True
-        self._known.pop(chain, None)
+        self._known.pop(record.chain, None)
         return False
 
-    def _next(self, record: NewRecord, head: _Head) -> tuple[_Head, bytes, tuple[object, ...]]:
+    def _next(self, record: NewRecord, head: _Head) -> tuple[_Head, bytes, tuple[Any, ...]]:
         """Return a chain's head after its next record, that record's MAC, and the values of its columns."""
         number = self._last = max(self._last + 1, head.number + 1, self._micros())
         link, session_id = head.links + 1, record.session_id
