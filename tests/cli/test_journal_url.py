@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -28,6 +29,19 @@ def test_runs_are_listed_and_verified_by_url(url: str, monkeypatch: pytest.Monke
     assert [each["run_id"] for each in json.loads(listed.stdout)["runs"]] == ["far"]
     monkeypatch.setenv("HANDRAIL_JOURNAL", url)
     assert "nothing was altered" in CliRunner().invoke(app, ["runs", "verify"]).stdout
+
+
+@pytest.mark.parametrize("words", [["runs", "list"], ["submit", "app.py", "Hello."], ["users", "list"]])
+def test_a_misspelled_url_is_not_a_file(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app.py").write_text(
+        "from handrail import Agent, ScriptedModel\nagent = Agent(ScriptedModel([]), 'Help.')\n"
+    )
+    told = CliRunner().invoke(app, [*words, "--journal", "postgressql://ada:secret@db/handrail"])
+    assert told.exit_code == 2
+    assert "the journal's URL begins with postgressql://, which is not supported" in told.output
+    assert "secret" not in told.output
+    assert not list(tmp_path.glob("postgres*"))
 
 
 def test_a_journal_that_cannot_be_opened_is_told_without_its_password(url: str):

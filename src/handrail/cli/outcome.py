@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -38,6 +39,7 @@ EXIT_CODES = (
 )
 
 CANCEL_NOTE = "Cancelled. Unfinished calls were undone."
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class UsageError(Exception):
@@ -104,14 +106,30 @@ def journal_path(given: str | None) -> Path:
 
     For a journal in a database, this is also the current folder's default. A server keeps its users beside that path.
     """
-    named = given or os.environ.get("HANDRAIL_JOURNAL")
+    named = _journal_name(given)
     return Path(named) if named and not is_url(named) else default_journal(Path.cwd())
 
 
 def journal_url(given: str | None) -> str | None:
     """Return the URL of the journal to use, or None if it is in a file."""
-    named = given or os.environ.get("HANDRAIL_JOURNAL")
+    named = _journal_name(given)
     return named if is_url(named) else None
+
+
+def _journal_name(given: str | None) -> str:
+    """Return the name of the journal that the user chose, or "". Raises `UsageError` if it is a URL of an unknown kind.
+
+    Otherwise a misspelled URL would be the path of a new file. The message has no more of the URL than its scheme, because
+    the rest may contain a password.
+    """
+    named = given or os.environ.get("HANDRAIL_JOURNAL") or ""
+    scheme = _SCHEME.match(named)
+    if scheme is not None and not is_url(named):
+        raise UsageError(
+            f"the journal's URL begins with {scheme[0]}, which is not supported. "
+            "Write postgresql://USER@HOST/DATABASE, or the path of a file."
+        )
+    return named
 
 
 def runs_command(verb: str, run_id: str, journal: str) -> str:
