@@ -63,7 +63,7 @@ async def tidy_phones(path: Table, column: str, context: ToolContext) -> str:
 
 @tool(effect="staged", capabilities={"fs.write"})
 async def drop_repeated(path: Table, column: str, context: ToolContext) -> str:
-    """Remove rows that repeat a value in a column, and keep the first of them."""
+    """Remove each row whose value in a column an earlier row already has, ignoring case."""
     rows = rows_of(path, context)
     first = {row[column].casefold(): row for row in reversed(rows)}
     kept = [row for row in rows if first[row[column].casefold()] is row]

@@ -347,7 +347,7 @@ def test_a_callback_on_the_background_loop_may_not_wait_either():
 
 
 def test_one_never_awaited_warns_once():
-    """An operation that is never used warns once, with its name and what to do."""
+    """An operation that is dropped unused gives one warning, which has its name and says what to do."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         operation = Operation(value_of(1).give_up(), "request_approval('x')")

@@ -456,11 +456,16 @@ class JournalAltered(JournalError):
             "Nothing was read from there; other runs can still be read. `handrail runs verify` lists every such record.",
         )
         self.chain = chain
-        """What kind of chain the record belongs to: `run`, `outside`, `session`, `sessions`, `decisions` or `step`;
-        `blob` for a blob, `workspace` for a workspace, and `file` for damage that belongs to no record."""
+        """The kind of chain that the record belongs to: `run`, `outside`, `session`, `sessions`, `decisions` or `step`.
+
+        It is `blob` for a blob, `workspace` for a workspace, and `file` for damage that belongs to no record.
+        """
         self.id = id
-        """The id of the run or session, the session and principal, the key of the step, the digest of the blob, or the name
-        of the workspace."""
+        """The name of what the chain belongs to.
+
+        That is the id of the run or session, the session and principal, the key of the step, the digest of the blob, or the
+        name of the workspace.
+        """
         self.record = record
         """1-based position of the record in its chain. It has no meaning for a blob, a workspace or a file."""
         self.what = what

@@ -36,7 +36,7 @@ def begin_isolated(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
 
     Before Python 3.13, a task group whose member fails while the group waits at its end cancels the task
     and never takes that back. The task then looks as if it had been cancelled from outside. So every cancellation
-    is delivered through here. If its traceback shows that such a group caught it, it is taken back.
+    is delivered through here, and taken back if its traceback shows that such a group caught it.
     """
     context, steps = copy_context(), work.__await__()
     waiting = context.run(next, steps, _ENDED)

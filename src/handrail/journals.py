@@ -28,6 +28,7 @@ from handrail.records import (
     SessionRow,
     Verification,
     WorkspaceFile,
+    WorkspaceLine,
     WorkspaceRow,
 )
 
@@ -372,8 +373,8 @@ class Workspaces(Protocol):
         """Return the row of a workspace, or None if no workspace has this name."""
         ...
 
-    async def names(self) -> Sequence[str]:
-        """Return the names of all workspaces."""
+    async def list(self) -> Sequence[WorkspaceLine]:
+        """Return all workspaces, sorted by name. One that was altered is listed with what was altered."""
         ...
 
     async def holders(self) -> Mapping[str, str]:

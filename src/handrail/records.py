@@ -65,7 +65,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt's name."""
     model: str
     began_at: float
-    """Seconds since 1970."""
+    """When the run began, in seconds since 1970. For a run that has not begun, when it was submitted or is due."""
     begin: bytes = b""
     """The data that the adapter needs to begin the run in the same way again. Only the adapter reads it."""
     app: str = ""
@@ -233,6 +233,22 @@ class WorkspaceRow(msgspec.Struct, frozen=True, kw_only=True):
     """The process that executes that run; "" for none."""
     seal: str = ""
     """The sum of the MACs of the rows of its files. It shows whether rows were added or removed."""
+
+
+class WorkspaceLine(msgspec.Struct, frozen=True):
+    """A workspace in a list of all workspaces."""
+
+    name: str
+    version: int = 0
+    """The number of commits and undos so far."""
+    files: int = 0
+    """The number of files and links."""
+    size: int = 0
+    """The number of bytes in all files together."""
+    run_id: str = ""
+    """The run that has the workspace; "" if a new run could take it."""
+    altered: str = ""
+    """What was altered by something other than Handrail; "" if nothing was. Then only the name is known."""
 
 
 class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

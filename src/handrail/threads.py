@@ -143,7 +143,7 @@ _running: set[_Job] = set()
 
 
 class _Current(threading.local):
-    """The job that this thread runs, or None."""
+    """The job that this thread runs; None if it runs none."""
 
     job: _Job | None = None
 

@@ -133,7 +133,7 @@ class Timer(msgspec.Struct, eq=False):
         """Reschedule the timer, because its clock advances again earlier than `standstill` said."""
         if self._call is not None and self._left is None:
             self.wait(self.left())
-            self._timers.count_stopped()  # the former entry
+            self._timers.count_stopped()  # the timer's old entry in the heap
 
     def fire(self) -> None:
         """Call the function if the time is up; otherwise wait for the rest."""
@@ -286,7 +286,7 @@ class WorkClock(msgspec.Struct, eq=False):
 
 @contextlib.contextmanager
 def taken_from(clocks: Iterable[WorkClock]) -> Generator[None]:
-    """Let these clocks stand still during the block, in which listeners run on this thread. It must not be a loop's thread."""
+    """Let these clocks stand still during the block, in which listeners run on this thread, which must not be a loop's."""
     entered = [(clock, clock.enter()) for clock in clocks]
     try:
         yield

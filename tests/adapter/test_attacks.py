@@ -262,7 +262,7 @@ def test_two_messages_are_refused_in_a_call_too() -> None:
 
     @tool
     async def delegate(context: ToolContext) -> str:
-        """Let another agent do it."""
+        """Pass two messages to another agent."""
         return (await context.adapter.evaluate(PLAIN, "one", message="two")).text
 
     model = ScriptedModel([ToolCall("delegate"), "Done."])

@@ -231,7 +231,7 @@ async def test_a_stream_that_was_seen_fails_in_the_end() -> None:
 
 
 async def test_a_stream_that_nobody_saw_falls_over() -> None:
-    """A stream that fails before anything was shown, and a cut answer that is not streamed, fall over to the next model."""
+    """The next model is asked after a stream that fails before anything was shown, or after a cut answer that is not streamed."""
     broken = Reply(error=ModelAnswerBroken("a:1", "the connection was lost"))
     response, lines, _ = await told(
         first_that_works(one("a:1", broken, broken), one("b:1", said("B."))), stream=True
@@ -348,7 +348,7 @@ async def test_the_first_model_must_take_what_is_attached() -> None:
 
 
 async def test_a_budget_counts_every_request() -> None:
-    """Every request counts, even if it fails or is refused, and each is charged at the price of its own model."""
+    """A budget counts every request, even if it fails or is refused, and each is charged at the price of its own model."""
     a = one("a:1", down(), said("", stop="refused"))
     model = first_that_works(a, one("b:1", said("B."), price=5), on_refusal=True)
     response, _, _ = await told(model, budget=Budget(requests=3, money=10_000_000))

@@ -330,7 +330,7 @@ def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: H
     "arguments", [["--version"], ["--help"], ["run", "team/hello.md", "x"], ["workers", "team"]]
 )
 def test_output_that_cannot_be_written_is_reported(folder: Path, arguments: list[str], buffered: bool):
-    """If standard output can't be written to, such as when the disk is full, a message is printed instead of a traceback."""
+    """If standard output can't be written to, for example on a full disk, a message is printed instead of a traceback."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [str(Path(sys.executable).with_name("handrail")), *arguments],

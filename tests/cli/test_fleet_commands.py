@@ -1,7 +1,10 @@
 """`handrail submit`, and what `handrail runs` says about runs that wait for a worker."""
 
 import asyncio
+import contextlib
 import json
+import shlex
+import sqlite3
 from pathlib import Path
 from typing import Any, cast
 
@@ -92,6 +95,31 @@ def test_files_go_into_a_workspace_and_out_of_it(
     assert "shows those that it has" in handrail("workspaces", "get", "x", str(tmp_path / "new"), code=1)
     put = json.loads(handrail("workspaces", "put", "shop", str(tmp_path / "in" / "a.txt"), "--json"))
     assert put["paths"] == ["a.txt"]
+    other = str(tmp_path / "other.db")
+    said = handrail("workspaces", "put", "shop", str(tmp_path / "in"), "--journal", other)
+    assert "Undid copy_files" in handrail(*shlex.split(said.partition("To undo it: handrail ")[2]))
+    assert handrail("workspaces", "list", "--journal", other) == "shop  0 files, 0 bytes\n"
+
+
+def test_an_altered_workspace_is_listed_with_the_others(
+    journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "a.txt").write_text("hello")
+    for name in ("before", "middle", "next"):
+        handrail("workspaces", "put", name, str(tmp_path / "a.txt"))
+    with contextlib.closing(sqlite3.connect(journal)) as connection, connection:
+        connection.execute("UPDATE workspaces SET name = 'mid\x1b[2Jdle' WHERE name = 'middle'")
+        connection.execute("UPDATE workspace_files SET mode = 511 WHERE workspace = 'next'")
+    assert handrail("workspaces", "list", code=1).splitlines() == [
+        "before  1 file, 5 bytes",
+        r"mid\x1b[2Jdle  altered: its row was changed",
+        "middle  altered: rows of its files were added or removed",
+        "next  altered: the row of 'a.txt' was changed",
+        "`handrail runs verify` lists every altered record.",
+    ]
+    listed = json.loads(handrail("workspaces", "list", "--json", code=1))["workspaces"]
+    assert [bool(each["altered"]) for each in listed] == [False, True, True, True]
 
 
 def test_a_run_without_a_worker_for_its_version_says_so_until_it_is_adopted(

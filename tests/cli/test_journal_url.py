@@ -31,22 +31,26 @@ def test_runs_are_listed_and_verified_by_url(url: str, monkeypatch: pytest.Monke
     assert "nothing was altered" in CliRunner().invoke(app, ["runs", "verify"]).stdout
 
 
-@pytest.mark.parametrize("words", [["runs", "list"], ["submit", "app.py", "Hello."], ["users", "list"]])
-def test_a_misspelled_url_is_not_a_file(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "app.py").write_text(
-        "from handrail import Agent, ScriptedModel\nagent = Agent(ScriptedModel([]), 'Help.')\n"
-    )
-    told = CliRunner().invoke(app, [*words, "--journal", "postgressql://ada:secret@db/handrail"])
-    assert told.exit_code == 2
-    assert "the journal's URL begins with postgressql://, which is not supported" in told.output
-    assert "secret" not in told.output
-    assert not list(tmp_path.glob("postgres*"))
-
-
 def test_a_journal_that_cannot_be_opened_is_told_without_its_password(url: str):
     wrong = postgres.schema_url("x", user=postgres.LOCKED_USER, password="not this one")
     told = CliRunner().invoke(app, ["runs", "list", "--journal", wrong])
     assert told.exit_code == 1
     assert "password authentication failed" in told.output
     assert "not this" not in told.output
+
+
+@pytest.mark.parametrize(
+    "named", ["mysql://ada:secret@db/x", "PostgreSQL://ada:secret@db/x", "sqlite:///x.db"]
+)
+@pytest.mark.parametrize(
+    "words", [["runs", "list"], ["workspaces", "put", "w", "."], ["users", "list"]], ids=" ".join
+)
+def test_a_url_of_another_kind_is_not_taken_for_a_file(
+    named: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, [*words, "--journal", named])
+    assert told.exit_code == 2
+    assert f"not {named.partition('//')[0]}//... Name a file, or write postgresql://" in told.output
+    assert "secret" not in told.output
+    assert list(tmp_path.iterdir()) == []

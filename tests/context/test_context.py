@@ -99,7 +99,7 @@ def test_the_calls_own_facts_are_read_from_it_too(member: str):
 
 
 def test_the_table_of_the_specification_is_all_there():
-    """A context has exactly these public members and verbs."""
+    """A context has exactly the public members and verbs that are listed here."""
     this_call = {"call_id", "tool", "invocation"}
     the_run = {"prompt", "rendered_prompt", "adapter", "session", "event_bus", "run_context", "depth"}
     providers_side = {"request", "response_accumulator", "extras"}

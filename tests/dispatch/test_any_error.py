@@ -224,7 +224,7 @@ class _Formats(logging.Handler):
 
 @pytest.mark.parametrize("make", [KeyboardInterrupt, lambda: SystemExit(3)], ids=["keyboard", "exit"])
 def test_an_exit_in_a_compensation_counts_as_its_failure(make: Callable[[], BaseException]) -> None:
-    """If a compensation raises `KeyboardInterrupt` or `SystemExit`, the others still run, and the call fails as usual."""
+    """If a compensation raises `KeyboardInterrupt` or `SystemExit`, the other compensations still run, and the call fails as usual."""
 
     async def main() -> None:
         undone: list[str] = []

@@ -314,7 +314,7 @@ def test_compensable_inner_calls_are_compensated_in_reverse_order() -> None:
 
 
 def test_a_compensable_call_whose_commit_fails_is_compensated_itself() -> None:
-    """A compensable call is compensated if a policy refuses its result, because its handler has already run."""
+    """A compensable call is compensated if a policy raises an error about its result, because its handler has already run."""
 
     async def main() -> None:
         undone: list[str] = []

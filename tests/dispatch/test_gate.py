@@ -732,7 +732,7 @@ def test_gate_works_from_a_script() -> None:
 
     @tool
     def double(number: int) -> int:
-        """Double it."""
+        """Double a number."""
         return number * 2
 
     from handrail.dispatch import open_gate

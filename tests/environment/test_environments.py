@@ -414,7 +414,7 @@ def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run(verdict: An
 
     @tool(effect="staged", run_mode="agent")
     async def settle(context: AgentContext) -> str:
-        """Let the model settle it."""
+        """Let the model settle the bill."""
         return await context.prompt_model("Settle the bill.", str, tools=[pay])
 
     def reply(request: Any) -> Any:

@@ -56,7 +56,7 @@ async def delegate(amount: int, context: ToolContext) -> str:
 
 @tool(effect="idempotent")
 async def manage(amount: int, context: ToolContext) -> str:
-    """Let the office do it."""
+    """Let the office arrange the payment."""
     office = Prompt("office", "Delegate.", tools=[delegate], policies=[POLICY])
     return (await context.adapter.evaluate(office, str(amount))).text
 

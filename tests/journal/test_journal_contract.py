@@ -415,7 +415,7 @@ async def test_runs_are_claimed_in_the_order_in_which_they_are_due(journal: Jour
 async def test_a_claim_among_many_queued_runs_reads_few_of_them(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ):
-    """A claim reads few of the runs that are due, and the others only if none of these can be claimed."""
+    """A claim reads a few of the runs that are due, and the others only if it can claim none of the few."""
     for number in range(20):
         await journal.queue.submit(request(f"run{number:02}", session=f"s{number}"))
     read: list[str] = []

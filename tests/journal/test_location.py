@@ -36,7 +36,7 @@ def mode_of(path: Path) -> int:
 def test_the_default_lies_below_the_state_folder(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The default journal is below `XDG_STATE_HOME`, or below the home folder if that is empty or relative."""
+    """The default journal is below `XDG_STATE_HOME`, or below the home folder if the variable is empty or relative."""
     found = default_journal(tmp_path / "my project")
     assert found.parent.parent == state / "handrail"
     assert found.parent.name.startswith("my_project-")

@@ -183,7 +183,7 @@ def test_units_come_back_in_order(journal: Opened):
 
 
 def test_a_call_that_was_void_can_be_committed_again(journal: Opened):
-    """A call whose unit was voided can be committed again, and only the last unit counts."""
+    """A call whose unit was voided can be committed again, and only the last unit is loaded."""
 
     async def main(journal: SqliteJournal) -> Any:
         for _ in range(2):

@@ -28,6 +28,7 @@ from handrail.records import (
     WorkspaceChange,
     WorkspaceDelta,
     WorkspaceFile,
+    WorkspaceLine,
 )
 from support import postgres
 
@@ -166,6 +167,15 @@ async def test_the_holders_are_the_runs_that_keep_others_from_their_workspaces(j
     assert await journal.workspaces.holders() == {"w": "r"}
 
 
+async def test_the_list_shows_each_workspace_with_its_files_and_the_run_that_has_it(journal: AnyJournal):
+    assert await journal.workspaces.list() == []
+    await commit(journal, {"a": (None, b"one"), "b": (None, b"three"), "c": (None, b"x")})
+    await commit(journal, {"c": (b"x", None)}, "c2")
+    await journal.workspaces.acquire("free", "r")
+    await journal.workspaces.release("free", "r")
+    assert await journal.workspaces.list() == [WorkspaceLine("free"), WorkspaceLine("w", 2, 2, 8, "r")]
+
+
 async def test_a_run_that_lost_its_workspace_commits_nothing(journal: AnyJournal):
     await begin(journal, "r2")
     made = await commit(journal, {"a": (None, b"one")})
@@ -258,7 +268,7 @@ async def test_bytes_are_kept_as_long_as_the_workspace_or_a_run_refers_to_them(j
         digests["one"],
         digests["new"],
     }
-    with pytest.raises(BlobNotFoundError):  # only an undo of the forgotten run needed it
+    with pytest.raises(BlobNotFoundError):  # only an undo of the forgotten run needed these bytes
         await journal.workspaces.fetch([digests["old"]])
     assert not (await journal.runs.verify()).altered
 
@@ -278,6 +288,7 @@ async def test_many_files_are_committed_and_read_at_once(journal: AnyJournal):
         "DELETE FROM workspace_files WHERE path = 'a'",
         "UPDATE workspaces SET version = 7",
         "DELETE FROM workspaces",
+        "UPDATE workspaces SET version = X'01'",
     ],
 )
 async def test_rows_that_something_else_changed_are_noticed(
@@ -289,6 +300,10 @@ async def test_rows_that_something_else_changed_are_noticed(
     with sqlite3.connect(tmp_path / "runs.db") as connection:
         connection.execute(statement)
     connection.close()
-    with pytest.raises(JournalAltered):
+    with pytest.raises(JournalAltered) as refused:
         await journal.workspaces.files("w")
+    await journal.workspaces.acquire("other", "r")
+    other, altered = await journal.workspaces.list()
+    assert (other.name, other.altered, other.run_id) == ("other", "", "r")
+    assert altered == WorkspaceLine("w", altered=refused.value.problem)
     assert [each.chain for each in (await journal.runs.verify()).altered] == ["workspace"]

@@ -57,7 +57,7 @@ class Call(threading.Thread):
 
         async with (
             serving(ToolServer(PROMPT)) as url,
-            httpx2.AsyncClient(headers=BEARER) as http,
+            httpx2.AsyncClient(headers=BEARER, timeout=None) as http,
             Client(
                 streamable_http_client(url, http_client=http), mode="legacy", elicitation_callback=show
             ) as client,

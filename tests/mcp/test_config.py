@@ -93,7 +93,7 @@ def test_file_that_is_nested_too_deeply(tmp_path: Path) -> None:
 
 
 def test_file_that_is_no_json(tmp_path: Path) -> None:
-    """If a file can't be read or parsed, the error names the file."""
+    """A file that can't be read or is not JSON is refused with an error that says so."""
     with pytest.raises(DefinitionError, match=r"mcp\.json can't be read"):
         load_servers(tmp_path / "mcp.json")
     (tmp_path / "mcp.json").write_text("{")

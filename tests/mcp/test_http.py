@@ -18,6 +18,7 @@ from handrail.mcp import HttpServer, ToolServer
 from handrail.serve.limits import Limits
 from handrail.serve.people import People
 from mcp import Client, MCPError
+from support import PATIENCE
 from support.mcp_served import BEARER, TOKEN, serving
 from support.passwords import cheap_hashes
 
@@ -61,7 +62,7 @@ async def connected(url: str, mode: Any, token: str = TOKEN) -> AsyncGenerator[C
 
     headers = {"Authorization": f"Bearer {token}"}
     async with (
-        httpx2.AsyncClient(headers=headers) as http,
+        httpx2.AsyncClient(headers=headers, timeout=PATIENCE) as http,
         Client(
             streamable_http_client(url, http_client=http), mode=mode, elicitation_callback=answer
         ) as client,
@@ -106,7 +107,7 @@ async def test_strangers_are_refused(headers: dict[str, str], status: int) -> No
     """A request without the token, for a different host name, from a page of a different site, or with a wrong content type is refused."""
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     sent = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream", **headers}
-    async with serving(ToolServer(PROMPT)) as url, httpx2.AsyncClient() as http:
+    async with serving(ToolServer(PROMPT)) as url, httpx2.AsyncClient(timeout=PATIENCE) as http:
         found = await http.post(url, content=json.dumps(body), headers=sent)
     assert found.status_code == status
     assert "greet" not in found.text
@@ -125,7 +126,7 @@ async def test_each_caller_is_a_principal() -> None:
             async with connected(url, "2026-07-28", name) as client:
                 found: Any = await client.call_tool("greet", {"name": "you"})
             assert found.content[0].text == f"Hello, you, says {name}."
-        async with httpx2.AsyncClient(headers=accepts) as http:
+        async with httpx2.AsyncClient(headers=accepts, timeout=PATIENCE) as http:
             opened = await http.post(url, json=INITIALIZE, headers={"Authorization": "Bearer ann"})
             session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
             ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
@@ -146,7 +147,7 @@ async def test_people_need_a_role_that_runs(tmp_path: Path) -> None:
             people.add(name, [role], secret)
         served = ToolServer(PROMPT, journal=MemoryJournal())
         async with serving(served, token=None, people=people) as url:
-            async with httpx2.AsyncClient(headers=accepts) as http:
+            async with httpx2.AsyncClient(headers=accepts, timeout=PATIENCE) as http:
                 viewer = await http.post(url, json=body, headers={"Authorization": f"Bearer val:{secret}"})
             async with connected(url, "2026-07-28", f"uma:{secret}") as client:
                 found: Any = await client.call_tool("greet", {"name": "you"})
@@ -197,7 +198,10 @@ async def test_limits_are_enforced() -> None:
     """A body that is too large is refused, and so is a request beyond the rate limit."""
     limits = Limits(body_bytes=2_000, burst=2, requests_per_second=0.001)
     body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-    async with serving(ToolServer(PROMPT), limits=limits) as url, httpx2.AsyncClient(headers=BEARER) as http:
+    async with (
+        serving(ToolServer(PROMPT), limits=limits) as url,
+        httpx2.AsyncClient(headers=BEARER, timeout=PATIENCE) as http,
+    ):
         large = await http.post(url, json={**body, "params": {"_meta": {"x": "x" * 2_000}}})
         await http.post(url, json=body)
         often = await http.post(url, json=body)

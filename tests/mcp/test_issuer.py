@@ -27,6 +27,7 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import HttpServer, ToolServer
 from handrail.mcp.issuer import Issuer
 from mcp import Client
+from support import PATIENCE
 from support.mcp_http import Reply, Request, listening
 from support.mcp_served import serving
 
@@ -94,7 +95,7 @@ async def protected(provider: Provider, scopes: Sequence[str] = ()) -> AsyncGene
 
 async def status(url: str, token: str | None) -> int:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    async with httpx2.AsyncClient(headers=headers) as http:
+    async with httpx2.AsyncClient(headers=headers, timeout=PATIENCE) as http:
         return (await http.post(url, json=PING)).status_code
 
 
@@ -110,7 +111,7 @@ async def test_the_subject_is_the_principal(well_known: str) -> None:
         for name in ("ann", "bob"):
             headers = {"Authorization": f"Bearer {provider.token(sub=name, aud=['other', AUDIENCE])}"}
             async with (
-                httpx2.AsyncClient(headers=headers) as http,
+                httpx2.AsyncClient(headers=headers, timeout=PATIENCE) as http,
                 Client(streamable_http_client(url, http_client=http), mode="2026-07-28") as client,
             ):
                 found: Any = await client.call_tool("who", {})
@@ -121,7 +122,7 @@ async def test_the_subject_is_the_principal(well_known: str) -> None:
 async def test_a_stranger_learns_where_to_get_a_token() -> None:
     """The refusal names the metadata, and the metadata names the issuer. A wrong token is called invalid."""
     provider = Provider()
-    async with protected(provider) as url, httpx2.AsyncClient() as http:
+    async with protected(provider) as url, httpx2.AsyncClient(timeout=PATIENCE) as http:
         refused = await http.post(url, json=PING)
         where = f"{urlsplit(AUDIENCE).scheme}://{urlsplit(AUDIENCE).netloc}/.well-known/oauth-protected-resource/mcp"
         assert refused.status_code == 401
@@ -180,7 +181,7 @@ async def test_wrong_tokens_are_refused() -> None:
 async def test_a_token_counts_only_in_its_header() -> None:
     """A token in the query, in a cookie, or with a different scheme is not read, and the refusal does not repeat it."""
     provider = Provider()
-    async with protected(provider) as url, httpx2.AsyncClient() as http:
+    async with protected(provider) as url, httpx2.AsyncClient(timeout=PATIENCE) as http:
         token = provider.token()
         given: list[tuple[str, dict[str, str]]] = [
             (f"?access_token={token}", {}),
@@ -203,7 +204,7 @@ async def test_a_subject_that_can_not_be_a_principal_is_refused(
     Subjects that can't be shown or are too long are refused too. The response calls the token invalid.
     """
     provider = Provider()
-    async with protected(provider) as url, httpx2.AsyncClient() as http:
+    async with protected(provider) as url, httpx2.AsyncClient(timeout=PATIENCE) as http:
         headers = {"Authorization": f"Bearer {provider.token(sub=subject)}"}
         refused = await http.post(url, json=PING, headers=headers)
     assert refused.status_code == 401
@@ -218,7 +219,7 @@ async def test_a_subject_that_can_not_be_a_principal_is_refused(
 async def test_required_scopes(claim: dict[str, Any]) -> None:
     """A token without a required scope is refused with status 403, and the client learns which scopes it needs."""
     provider = Provider()
-    async with protected(provider, ["read", "tools"]) as url, httpx2.AsyncClient() as http:
+    async with protected(provider, ["read", "tools"]) as url, httpx2.AsyncClient(timeout=PATIENCE) as http:
         lacking: list[dict[str, Any]] = [
             *({"scope": each} for each in (None, "read", "read toolsmith", 3)),
             {"scp": [["tools"]]},

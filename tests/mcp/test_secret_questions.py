@@ -23,6 +23,7 @@ from handrail.mcp import ToolServer
 from handrail.mcp.forms import answer_of, form_of
 from handrail.question import Question
 from mcp import Client
+from support import PATIENCE
 from support.mcp_served import BEARER, TOKEN, serving
 
 PASSWORD = "correct horse battery staple"
@@ -69,7 +70,7 @@ class Person:
         named = {name: given[0] for name, given in parse_qs(where.fragment).items()}
         address = f"{where.scheme}://{where.netloc}/question"
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        async with httpx2.AsyncClient(headers=headers) as http:
+        async with httpx2.AsyncClient(headers=headers, timeout=PATIENCE) as http:
             shown = await http.get(address, params=named)
             self.said.append((shown.status_code, shown.json()))
             sent = {**named, "digest": shown.json().get("digest", ""), **self._answer}
@@ -80,7 +81,7 @@ class Person:
 @asynccontextmanager
 async def connected(url: str, mode: Any, person: Person) -> AsyncGenerator[Client]:
     async with (
-        httpx2.AsyncClient(headers=BEARER) as http,
+        httpx2.AsyncClient(headers=BEARER, timeout=PATIENCE) as http,
         Client(
             streamable_http_client(url, http_client=http), mode=mode, elicitation_callback=person.elicit
         ) as client,
@@ -182,7 +183,10 @@ async def test_a_client_that_opens_no_addresses_is_refused_in_words() -> None:
         "Mcp-Name": "log_in",
         "MCP-Protocol-Version": "2026-07-28",
     }
-    async with serving(ToolServer(PROMPT)) as url, httpx2.AsyncClient(headers=headers) as http:
+    async with (
+        serving(ToolServer(PROMPT)) as url,
+        httpx2.AsyncClient(headers=headers, timeout=PATIENCE) as http,
+    ):
         found = await http.post(url, json=body)
     assert "asks for a secret" in found.text
     assert "opens addresses" in found.text

@@ -96,7 +96,7 @@ def test_each_request_finds_what_the_one_before_cached(
 
 
 def test_a_short_turn_changes_no_message() -> None:
-    """While the end of the previous request is near enough, messages are sent with the same bytes as before."""
+    """If few blocks were added since the previous request, its messages are sent again with the same bytes."""
     messages: Sent[Message] = Sent([UserMessage("Go.")])
     first = MODEL._body(ModelRequest("s", messages, Sent([Offered(look)])))
     for message in turn(1, 3, kept=False):

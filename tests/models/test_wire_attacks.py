@@ -528,7 +528,7 @@ async def test_what_is_written_to_a_cache_is_reserved_too() -> None:
     ],
 )
 async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
-    """An answer whose usage makes no sense does not end the run, and its usage is counted as far as possible."""
+    """An answer whose usage makes no sense does not end the run, and what remains of the budget matches what was spent."""
     async with raw_server(said("ok", usage)) as raw:
         budget = BudgetTracker(Budget(money=10_000, tokens=10_000))
         assert (await Adapter(chat(raw), max_tokens=9).evaluate(PLAIN, "hi", budget=budget)).text == "ok"

@@ -130,7 +130,7 @@ def test_values_as_answers_end_in_words(value: Any) -> None:
 
 
 def test_good_arguments_are_accepted() -> None:
-    """The seeds are valid, so that the fuzzers reach the handlers."""
+    """The seeds for a tool's arguments are valid, so that the fuzzers reach the handlers."""
     for name, data in good.items():
         result = open_gate(TOOLS).invoke(name, data.decode()).wait()
         assert result.success, result.message

@@ -70,7 +70,7 @@ def test_the_other_half_runs_on_the_other_library(page: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_our_half_stands_beside_it(page: Path) -> None:
-    """Each page also has Handrail's code for the three tasks, with its output."""
+    """Each migration guide has three examples with Handrail, each with its output."""
     (blocks,) = chains(page)
     assert [block.prints is not None for block in blocks] == [True, True, True]
 

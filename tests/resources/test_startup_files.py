@@ -372,7 +372,7 @@ async def test_a_parked_run_waits_for_it(root: Path, tmp_path: Path, approved: b
 
 
 async def test_an_irreversible_call_is_not_run_again_for_another_diff(root: Path) -> None:
-    """If the file changes while its diff is reviewed, an irreversible call fails instead of running again."""
+    """If a startup file changes while its diff is reviewed, an irreversible call fails instead of running again."""
     ran: list[int] = []
 
     @tool(effect="irreversible")
@@ -393,7 +393,7 @@ async def test_an_irreversible_call_is_not_run_again_for_another_diff(root: Path
 
 
 async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> None:
-    """If the file changes while its diff is reviewed, a staged call runs again, and the person is asked about the new diff."""
+    """If a startup file changes while its diff is reviewed, a staged call runs again, and the person is asked about the new diff."""
     looker = Looker(True)
 
     def approve(question: Question) -> bool:
@@ -459,7 +459,7 @@ def test_the_mark_can_not_be_imitated_and_stands_out(root: Path) -> None:
 @pytest.mark.parametrize("place", [".vscode", ".claude", ".github/workflows", ".config/fish/conf.d"])
 @pytest.mark.parametrize("written", ["through the link", "where it leads"])
 async def test_a_folder_of_them_that_is_a_link_is_followed(root: Path, place: str, written: str) -> None:
-    """Files in a folder of startup files count, even if the folder is a link that somebody made earlier."""
+    """If a folder of startup files is a link that somebody made earlier, the files that it leads to are startup files too."""
     (root / "shared").mkdir()
     (root / place).parent.mkdir(parents=True, exist_ok=True)
     (root / place).symlink_to(root / "shared")
@@ -476,7 +476,7 @@ async def test_a_folder_of_them_that_is_a_link_is_followed(root: Path, place: st
 @pytest.mark.parametrize("folder", ["mirror", "a/b/mirror", ""])
 @pytest.mark.parametrize("file", ["hooks/pre-receive", "config", "info/attributes"])
 def test_a_bare_repository_of_any_name_counts(root: Path, folder: str, file: str) -> None:
-    """Files that git runs or reads in an existing bare repository count, whatever its folder is called."""
+    """Files that git runs or reads in an existing bare repository are startup files, whatever its folder is called."""
     at = root / folder
     at.mkdir(parents=True, exist_ok=True)
     path = f"{folder}/{file}" if folder else file

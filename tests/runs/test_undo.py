@@ -226,7 +226,7 @@ async def test_what_can_not_be_undone_is_said(recorder: Recorder):
         await undo(recorder.journal, "f", written, recorder.files)
     await undo(
         recorder.journal, "r", written, recorder.files
-    )  # the fork's copy of the call does not prevent it
+    )  # the fork's copy of the call does not prevent the undo
     assert (await undo(recorder.journal, "r", sent)).paths == ()
 
 

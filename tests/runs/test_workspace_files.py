@@ -1,8 +1,10 @@
 """Files are copied into workspaces atomically, with their modes and links, and out of them as recorded."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,8 +188,94 @@ async def test_wrong_names_and_places_are_refused(journal: AnyJournal, tmp_path:
         await get_files(journal, "shop", tmp_path / "out")
     assert await list_workspaces(journal) == []
     await put_files(journal, shop(tmp_path), source)
-    with pytest.raises(FileError, match="not an empty folder"):
+    with pytest.raises(FileError, match="is not empty"):
         await get_files(journal, "shop", source)
     (tmp_path / "empty").mkdir()
     await get_files(journal, "shop", tmp_path / "empty")
     assert shown(tmp_path / "empty") == shown(source)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+async def test_what_replaces_a_source_during_the_copy_is_neither_followed_nor_waited_for(
+    kind: str, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = MemoryJournal()
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "f").write_text("secret")
+    victim = source / ("sub" if kind == "folder" else "a.txt")
+    look = os.stat
+
+    def look_and_replace(path: Any, **options: Any) -> os.stat_result:
+        found = look(path, **options)
+        if path == victim.name and "dir_fd" in options:
+            victim.rename(tmp_path / "away")
+            if kind == "pipe":
+                os.mkfifo(victim)
+            else:
+                victim.symlink_to(secret if kind == "folder" else secret / "f")
+            monkeypatch.setattr(os, "stat", look)
+        return found
+
+    monkeypatch.setattr(os, "stat", look_and_replace)
+    if kind == "folder":
+        await put_files(journal, shop(tmp_path), source)
+        assert "sub/f" not in await recorded(journal, tmp_path)
+    else:
+        with pytest.raises(RunError, match="nothing was copied"):
+            await put_files(journal, shop(tmp_path), source)
+        assert await recorded(journal, tmp_path) == {}
+
+
+@pytest.mark.parametrize("change", ["grows", "shrinks", "is rewritten"])
+async def test_a_file_that_changes_while_it_is_copied_is_not_recorded(
+    change: str, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, victim = MemoryJournal(), source / "a.txt"
+
+    def change_it(path: str, size: int) -> None:
+        if path == "a.txt":
+            victim.write_text({"grows": "hello you", "shrinks": "", "is rewritten": "HELLO"}[change])
+            os.utime(victim, ns=(1, 1))
+
+    monkeypatch.setattr("handrail.runs.workspace_files.check_size", change_it)
+    with pytest.raises(RunError, match=r"'a.txt': it was changed while it was copied"):
+        await put_files(journal, shop(tmp_path), source)
+
+
+async def test_a_file_that_is_too_large_is_not_copied_first(tmp_path: Path, source: Path) -> None:
+    with open(source / "large", "wb") as file:
+        file.truncate(1 << 40)  # takes no space, but its copy would
+    with pytest.raises(RunError, match=r"'large': it has 1099511627776 bytes"):
+        await put_files(MemoryJournal(), shop(tmp_path), source)
+
+
+async def test_the_journal_and_its_key_are_not_copied(tmp_path: Path, source: Path) -> None:
+    """Any run in the workspace could read the key, and forge records and answers with it."""
+    (source / "state").mkdir(mode=0o700)
+    journal = SqliteJournal(source / "state" / "runs.db", watch=None)
+    (tmp_path / "link").symlink_to(source)
+    for place in (source, tmp_path / "link", source / "state" / "runs.db", source / "state" / "runs.db.key"):
+        with pytest.raises(FileError, match="its key would be copied"):
+            await put_files(journal, shop(tmp_path), place)
+    await put_files(journal, shop(tmp_path), source / "sub")
+    journal.close()
+
+
+async def test_places_that_can_not_be_written_are_named(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = MemoryJournal()
+    await put_files(journal, shop(tmp_path), source)
+    with pytest.raises(FileError, match=r"a.txt/out': it is below a file"):
+        await get_files(journal, "shop", source / "a.txt" / "out")
+    with pytest.raises(FileError, match=r"a.txt': it exists and is not a folder"):
+        await get_files(journal, "shop", source / "a.txt")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("handrail.resources.workspace.cache.WorkspaceCache.write", full)
+    with pytest.raises(FileError, match=r"out': the files can't be written there: .*No space left"):
+        await get_files(journal, "shop", tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []

@@ -42,7 +42,7 @@ ASK = CapabilityPolicy({"proc.exec": "ask", "worker": "allow"}, effects={"irreve
 
 
 class Listener:
-    """A daemon on the host that records what it hears and answers."""
+    """A daemon on the host that records what it receives, and answers `ok`."""
 
     def __init__(self, kind: Literal["exposed", "network"], place: Path) -> None:
         self.heard: list[bytes] = []

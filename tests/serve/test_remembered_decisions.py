@@ -41,7 +41,7 @@ inner = Prompt("inner", "Help.", tools=[send], policies=[CapabilityPolicy()])
 
 @tool(effect="idempotent")
 async def delegate(context: ToolContext) -> str:
-    """Let another agent send it."""
+    """Let another agent send something."""
     return (await context.adapter.evaluate(inner, '[["send", {"to": "ann"}]]')).text
 
 def play(request):

@@ -119,7 +119,7 @@ def test_restoring_what_was_read_is_no_conflict():
 
 @pytest.mark.parametrize("end", ["commit", "drop"])
 def test_reads_of_an_inner_fork_count_for_the_outer(end: str):
-    """An inner fork's reads count for the outer fork, even if the inner fork was dropped."""
+    """An inner fork's reads also count as reads of the outer fork, even if the inner fork was dropped."""
     session = new_session()
     outer = session.fork()
     inner = outer.fork()

@@ -6,6 +6,7 @@ All clients run in this process: for each scenario the suite starts `launch_mcp_
 import asyncio
 import contextlib
 import json
+import logging
 import shlex
 import sys
 import tempfile
@@ -21,7 +22,9 @@ from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.schema import to_json
 from handrail.tools import RunMode, Tool
-from support import SUPPORT
+from support import PATIENCE, SUPPORT
+
+log = logging.getLogger("support.mcp_conformance_client")
 
 
 class Browser(Environment):
@@ -32,7 +35,7 @@ class Browser(Environment):
     async def ask(self, question: Question, /) -> Answer:
         value: Any = None
         if question.name == "mcp.login":
-            async with httpx2.AsyncClient() as client:
+            async with httpx2.AsyncClient(timeout=PATIENCE) as client:
                 response = await client.get(question.payload["url"])
                 value = response.headers.get("Location", "")
         elif question.name == "mcp.form":
@@ -71,13 +74,19 @@ def plain(value: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def offered_clients() -> AsyncGenerator[str]:
-    """Listen for the suite. Yields the command that the suite must start for each scenario."""
+    """Listen for the suite. Yields the command that the suite must start for each scenario.
+
+    The suite starts all scenarios at once. Only a few run at a time, because each waits for the others' work too.
+    """
+    free = asyncio.Semaphore(4)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await use_server(json.loads(await reader.readline()))
+            async with free:
+                await use_server(json.loads(await reader.readline()))
             writer.write(b"0")
-        except Exception:  # some scenarios require that the client refuses the server
+        except Exception as error:  # some scenarios require that the client refuses the server
+            log.warning("%s", error)
             writer.write(b"1")
         finally:
             writer.close()
@@ -106,7 +115,9 @@ async def use_server(request: Mapping[str, str]) -> None:
                 needs_login = any(tool.name.endswith("login") for tool in tools)
                 gate = open_gate(tools, environment=Browser())
                 for name, arguments in planned_calls(context, tools, needs_login):
-                    await gate.invoke(name, arguments)
+                    result = await gate.invoke(name, arguments)
+                    if not result.success:
+                        log.warning("%s: %s", name, result.message)
                 await gate.close()
                 if not needs_login:
                     break

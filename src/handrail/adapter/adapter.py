@@ -93,7 +93,7 @@ class Adapter:
 
     @property
     def workers(self) -> WorkerSource | None:
-        """The workers that this adapter's runs may call, or None."""
+        """The workers that this adapter's runs may call; None if there are none."""
         return self._options.workers
 
     @property
@@ -113,7 +113,7 @@ class Adapter:
         return made if model is None else made.with_model(model)
 
     def with_model(self, model: Model) -> Adapter:
-        """Return a copy of this adapter with this model. If it is a different one, the original model's settings are dropped."""
+        """Return a copy of this adapter with this model. If the model is another one, the settings of the old one are dropped."""
         made = copy.copy(self)
         made.model = checked_model(model)
         if model is not self.model:

@@ -82,7 +82,7 @@ class CallAdapter:
     ) -> Operation[PromptResponse[OutputT]]:
         """Run a prompt inside this call, with the call's options except for those in `given`.
 
-        It has the call's workers unless `given` has others. `levels` limits how deep its calls may nest.
+        The run has the call's workers unless `given` has others. `levels` limits how deep its calls may nest.
         """
         attempt = self._call
         attempt.home.check()

@@ -51,7 +51,8 @@ async def ask_once(
     """Ask the run's model once, and return its complete answer, the seconds it took, and its cost; None if that is unknown.
 
     Even if the request fails, the budget is charged for it, and the tokens that the provider had reported by then are
-    added to the run's costs. Raises `ModelError`, after adding the request to `failed`, or `BudgetExceededError`.
+    added to the run's costs. Raises `ModelError` if the request fails, after adding it to `failed`, and
+    `BudgetExceededError` if the budget does not allow the request.
     """
     frame, model = run.frame, run.model
     request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
@@ -161,9 +162,9 @@ def charge(
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
     """Reserve an upper bound for the request's tokens and cost. If little of the budget remains, shorten the answer.
 
-    Returns the request and the reservation, or raises `BudgetExceededError`. A message counts as many tokens as it
-    has bytes, because no tokenizer produces more than that. Messages that the provider counted in an earlier turn
-    are not estimated again.
+    Returns the request and the reservation. Raises `BudgetExceededError` if too little is left. A message counts as many
+    tokens as it has bytes, because no tokenizer produces more than that. Messages that the provider counted in an earlier
+    turn are not estimated again.
     """
     left = budget.remaining()
     known, tokens = run.counted

@@ -37,8 +37,10 @@ class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
     """The cost in US dollars, including nested runs; None if part of it is unknown."""
     run_id: str
     stop_reason: str
-    """Why the run ended: `done`; `length` if the answer was cut off; `refused`; `incomplete` if a completion
-    checker has reached its cap and something is still missing.
+    """Why the run ended: `done`, `length`, `refused` or `incomplete`.
+
+    With `length`, the answer was cut off. With `incomplete`, a completion checker has reached its cap, and something is
+    still missing.
     """
     session: Session
     unclosed: tuple[Exception, ...] = ()

@@ -253,7 +253,7 @@ class Run:
         try:
             rendered = self.rendered.refreshed()
         except PromptValidationError as error:
-            # The run goes on with the tools it has. Calls to those that are gone fail and say so.
+            # The run goes on with the tools it has. A call to a tool that is gone fails, and its result says so.
             log.warning("the changed tools of prompt %r can't be offered: %s", self.prompt_name, error)
             return
         if rendered is self.rendered:
@@ -277,7 +277,7 @@ class Run:
     # Failures.
 
     def failed(self, error: Exception, phase: str, more: str = "") -> PromptEvaluationError:
-        """Create the error that ends the run. If a limit shared with outer runs was reached, it ends those as well."""
+        """Create the error that ends the run and, if a limit shared with outer runs was reached, the outer runs as well."""
         shared = isinstance(error, LimitError) and self._is_shared(error)
         return PromptEvaluationError(
             f"prompt {self.prompt_name!r}: {str(error).rstrip('.')}.{more}",

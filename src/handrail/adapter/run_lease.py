@@ -52,7 +52,7 @@ def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
 async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
     """Acquire a run to resume it. Raises `RunBusy` if it is held in this process or by another one.
 
-    On exit it is released unchanged, unless it has ended or was parked meanwhile.
+    On exit the run is released unchanged, unless it has ended or was parked meanwhile.
     """
     with acquire_in_process(journal, run_id):
         row = await journal.runs.take(run_id)
@@ -69,9 +69,9 @@ async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
 async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
     """Renew the run's lease during the block, and record when its deadline is paused or moved.
 
-    The run is cancelled if somebody asks for that. If another process takes it over, it stops here without
-    recording an end. It also records no end if the block fails because the connection to the journal is lost. In both
-    cases the run can be resumed, as if its process had ended.
+    The run is cancelled if somebody asks for that. If another process takes the run over, the run stops here, and no end
+    is recorded. Nor is an end recorded if the block fails because the connection to the journal is lost. In both cases
+    the run can be resumed, as if its process had ended.
     """
     run_id = frame.run_context.run_id
     deadline = frame.deadline

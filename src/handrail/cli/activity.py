@@ -96,7 +96,7 @@ class Activity:
     verbose: bool = False
     rows: dict[str, Row] = field(default_factory=dict[str, Row])
     thinking: Row | None = None
-    """The row for the outermost run's model until its answer begins, or None."""
+    """The row for the outermost run's model, from a request until its answer begins; otherwise None."""
     root: str = ""
     """The id of the outermost run; "" until the run has begun."""
     denied: list[str] = field(default_factory=list[str])

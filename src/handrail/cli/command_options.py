@@ -151,8 +151,8 @@ class WorkerOptions:
     def open_journal(self, files: object) -> AnyJournal | None:
         """Open the journal. Returns None with `--no-journal`, so that the run is not recorded.
 
-        If the default journal can't be opened, prints a warning and returns None. Raises `UsageError` if a named journal
-        can't be opened, if tools could change the journal, or if `--journal` and `--no-journal` are both given.
+        If the default journal can't be opened, prints a warning and returns None. Raises `UsageError` if a named journal can't
+        be opened, if tools or other users could read or change the journal, or if `--journal` and `--no-journal` are both given.
         """
         from handrail.errors import JournalExposed
 

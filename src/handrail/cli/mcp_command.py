@@ -152,7 +152,10 @@ async def _serve_http(options: McpOptions, app: App, served: ToolServer, token: 
 
 
 def _issuer_of(options: McpOptions, address: str) -> Issuer | None:
-    """Return the issuer that the options name, or None. An audience that is a URL is also published as the server's address."""
+    """Return the issuer that the options name, or None if they name none.
+
+    An audience that is a URL is also published as the server's address.
+    """
     if options.issuer is None:
         return None
     from handrail.mcp.issuer import Issuer

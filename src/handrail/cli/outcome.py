@@ -38,8 +38,8 @@ EXIT_CODES = (
     (CANCELLED, "cancelled by Ctrl-C; unfinished calls were undone (143: by SIGTERM)"),
 )
 
-CANCEL_NOTE = "Cancelled. Unfinished calls were undone."
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+CANCEL_NOTE = "Cancelled. Unfinished calls were undone."
 
 
 class UsageError(Exception):
@@ -117,17 +117,17 @@ def journal_url(given: str | None) -> str | None:
 
 
 def _journal_name(given: str | None) -> str:
-    """Return the name of the journal that the user chose, or "". Raises `UsageError` if it is a URL of an unknown kind.
+    """Return the name of the journal that the user chose, or "".
 
-    Otherwise a misspelled URL would be the path of a new file. The message has no more of the URL than its scheme, because
-    the rest may contain a password.
+    Raises `UsageError` for a URL of another kind. As the path of a file, it would name a folder such as `http:`. The message
+    has no more of the URL than its scheme, because the rest may contain a password.
     """
-    named = given or os.environ.get("HANDRAIL_JOURNAL") or ""
+    named = given or os.environ.get("HANDRAIL_JOURNAL", "")
     scheme = _SCHEME.match(named)
     if scheme is not None and not is_url(named):
         raise UsageError(
-            f"the journal's URL begins with {scheme[0]}, which is not supported. "
-            "Write postgresql://USER@HOST/DATABASE, or the path of a file."
+            f"a journal is a file or a PostgreSQL database, not {scheme[0]}... Name a file, or write "
+            "postgresql://USER@HOST/DATABASE."
         )
     return named
 
@@ -135,7 +135,8 @@ def _journal_name(given: str | None) -> str:
 def runs_command(verb: str, run_id: str, journal: str) -> str:
     """Return the `handrail runs` command to type for a run. It names the journal, unless that is "" or the default."""
     if is_url(journal):
-        is_default = parse_url(journal_url(None) or "postgresql://").shown == journal
+        default = _journal_name(None)
+        is_default = is_url(default) and parse_url(default).shown == journal
     else:
         is_default = not journal or Path(journal) == journal_path(None)
     return f"handrail runs {verb} {run_id}{'' if is_default else f' --journal {shlex.quote(journal)}'}"

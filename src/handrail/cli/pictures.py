@@ -55,14 +55,14 @@ class Picture:
         self.sequence = sequence
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
-        yield Segment(self.sequence, None, [(ControlType.CARRIAGE_RETURN,)])  # written as it is
+        yield Segment(self.sequence, None, [(ControlType.CARRIAGE_RETURN,)])  # rich writes controls unchanged
         yield Segment.line()
 
 
 def pictures_in(attachments: Iterable[Attachment], protocol: Protocol | None) -> list[Picture]:
     """Return a picture of each attachment that the terminal can draw and that is not too large.
 
-    Without a protocol, there are none.
+    Without a protocol, there are no pictures.
     """
     if protocol is None:
         return []

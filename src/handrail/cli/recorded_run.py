@@ -42,7 +42,8 @@ class Program(NamedTuple):
     def adapter(self, model: str | None, recorded: str) -> Adapter:
         """Return an adapter for the given model, or else for the recorded one.
 
-        A module's own adapter is returned if it has that model. Otherwise its settings are copied, if there is one.
+        If the module has its own adapter with that model, it is returned. If its adapter has a different model, a copy with
+        that model is returned.
         """
         own, wanted = self.own, model or recorded
         if own is not None and wanted in (own.model.name, reference_to(own.model)):

@@ -142,7 +142,7 @@ class PlainView(View):
     def _message(self, event: MessageAdded) -> list[Text]:
         """Return the lines of a message in which the outermost run's model wrote text and called tools.
 
-        Returns none for any other message. A message without calls is the answer, which is printed separately.
+        Returns no lines for any other message. A message without calls is the answer, which is printed separately.
         """
         message = event.message
         if event.run_id != self.activity.root or not isinstance(message, AssistantMessage):

@@ -21,7 +21,7 @@ VARIABLE = "HANDRAIL_TOKEN"
 
 
 def read_token(file: Path | None) -> str | None:
-    """Return the token from the file or from $HANDRAIL_TOKEN, or None. The variable is removed from the environment.
+    """Return the token from the file or $HANDRAIL_TOKEN, which is removed from the environment; None if neither is given.
 
     Raises `UsageError` if both are given, or if the file can't be read or others may read it.
     """

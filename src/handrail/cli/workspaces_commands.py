@@ -9,9 +9,11 @@ import msgspec
 import typer
 
 from handrail import runs
+from handrail.cli.outcome import DONE, FAILED, runs_command
 from handrail.cli.runs_app import Report, command
 from handrail.content import shown_size
 from handrail.journal.any_journal import AnyJournal
+from handrail.records import WorkspaceLine
 from handrail.rendering import counted, escape_line
 from handrail.resources.workspace import Workspace
 
@@ -26,14 +28,23 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The workspace's name.
 async def list_workspaces(journal: AnyJournal) -> Report:
     """List the workspaces, with their files and the runs that have them."""
     lines = await runs.list_workspaces(journal)
-    text = [
-        f"{each.name}  {counted(each.files, 'file')}, {shown_size(each.size)}"
-        + (f", in use by the run {escape_line(each.run_id)}" if each.run_id else "")
-        for each in lines
-    ]
+    text = [_shown(each) for each in lines]
+    is_altered = any(each.altered for each in lines)
+    if is_altered:
+        text.append("`handrail runs verify` lists every altered record.")
     return Report(
-        {"workspaces": msgspec.to_builtins(lines)}, *(text or ["There are no workspaces in this journal."])
+        {"workspaces": msgspec.to_builtins(lines)},
+        *(text or ["There are no workspaces in this journal."]),
+        code=FAILED if is_altered else DONE,
     )
+
+
+def _shown(line: WorkspaceLine) -> str:
+    name = escape_line(line.name)
+    if line.altered:
+        return f"{name}  altered: {escape_line(line.altered)}"
+    user = f", in use by the run {escape_line(line.run_id)}" if line.run_id else ""
+    return f"{name}  {counted(line.files, 'file')}, {shown_size(line.size)}{user}"
 
 
 @command("put", creates_journal=True, app=app)
@@ -46,9 +57,10 @@ async def put(
 ) -> Report:
     """Copy files into a workspace. Files in the way are replaced, and other files stay."""
     done = await runs.put_files(journal, Workspace(name), source)
-    undo = f"To undo it: handrail runs undo {done.run_id} {done.call_id}"
+    undo = runs_command("undo", f"{done.run_id} {done.call_id}", str(journal.path))
     return Report(
-        msgspec.to_builtins(done), f"Copied {counted(len(done.paths), 'path')} to workspace:{name}. {undo}"
+        msgspec.to_builtins(done),
+        f"Copied {counted(len(done.paths), 'path')} to workspace:{name}. To undo it: {undo}",
     )
 
 

@@ -449,7 +449,7 @@ class WorkerContext(ToolContext, frozen=True, eq=False):
 
     @property
     def message_callback(self) -> MessageCallback | None:
-        """A function that is called with every message of this worker and of the workers it calls, or None."""
+        """A function that is called with every message of this worker and of the workers it calls; None if there is none."""
         return self._facts.message_callback
 
     @property

@@ -22,7 +22,7 @@ class WaitFor(Protocol):
 
         when = await context.wait_for("visit", {"street": "Main St"}, Visit, message="When shall we come?")
 
-    - `kind` is the program's name for the question: an app's own page component is chosen by it.
+    - `kind` is the program's name for the question. An app's own page component is registered under this name.
     - `payload` is data to show with the question.
     - `schema` is any type that can be described in JSON, such as a dataclass or `Literal["a", "b"]`. If it is left
       out, the answer is text.

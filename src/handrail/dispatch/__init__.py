@@ -55,7 +55,7 @@ def open_gate(
     environment is given.
 
     To ask the model in a loop of your own, pass the `prompt`: the gate then has its tools, policies and resources too.
-    It is rendered with these `params` and `opened` sections, and `gate.prompt` has its text. With an `adapter`, handlers
+    The prompt is rendered with these `params` and `opened` sections, and `gate.prompt` has its text. With an `adapter`, handlers
     can use `context.adapter`, and the adapter's own options apply unless an argument replaces them. The adapter's workers
     can be called by name.
 

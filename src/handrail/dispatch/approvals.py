@@ -267,7 +267,7 @@ def runs_first(attempt: Attempt) -> bool:
 
     If no preview can be shown, because nobody is there or the mode is *strict*, a call that needs approval does
     not run before it is approved. Neither does a call whose quorums can't be met, one that asks questions itself, or
-    one that runs commands, unless they are known to reach nothing but the folder.
+    one that runs commands, unless the commands are known to reach nothing but the folder.
     """
     if "proc.exec" in attempt.tool.capabilities and attempt.tool.reach != "":
         return False
@@ -367,7 +367,7 @@ def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
 
 
 def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
-    """Return the paths to which these paths resolve, since a link may point into another folder."""
+    """Return the paths to which these paths resolve, since a link may point into another folder. Empty without links."""
     frame = attempt.frame
     files: Any = frame.world.filesystem
     if files is None:

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
 entered: ContextVar[ref[Attempt] | None] = ContextVar("the call whose handler is running", default=None)
-"""Set by the gate when it starts a handler. Tasks that the handler starts inherit it, and so do threads that get a copy of
-the context, as with `asyncio.to_thread`.
+"""The attempt whose handler is running, set by the gate when it starts the handler; None outside of handlers.
 
-The reference is weak, because the event loop keeps the contexts of timers that a handler has cancelled.
+Tasks that the handler starts inherit the value, and so do threads that get a copy of the context, as with
+`asyncio.to_thread`. The reference is weak, because the event loop keeps the contexts of timers that a handler has
+cancelled.
 """
 
 MAY_BE_GIVEN = frozenset(

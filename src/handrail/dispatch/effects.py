@@ -103,8 +103,8 @@ class _Step(msgspec.Struct, frozen=True, eq=False):
     async def _settle_unknown(self) -> Any:
         """Settle a `once` that began and never finished, by its probe or a question.
 
-        If it happened, the value is None; if not, the function is called now. A person is asked only with
-        `on_unknown="ask"`. Raises `OutcomeUnknown` if it is still not known.
+        If its effect happened, the value is None; if not, the function is called now. A person is asked only with
+        `on_unknown="ask"`. Raises `OutcomeUnknown` if it is still not known whether the effect happened.
         """
         happened: Any = None if self.probe is None else await call_either(self.probe)
         if happened is None and self.on_unknown == "ask":

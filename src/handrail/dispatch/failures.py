@@ -158,7 +158,7 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
 def _loss(attempt: Attempt, error: BaseException) -> str:
     """Return why this process can no longer record the run of a call, or "" if the error does not say so.
 
-    The run then stops here. It can be resumed, and whoever resumes it decides what to undo.
+    In that case, the run stops here. It can be resumed, and the process that resumes it decides what to undo.
     """
     if isinstance(error, RunBusy) and error.run_id == attempt.frame.log.run_id:
         return "another process has taken over the run"
@@ -269,7 +269,7 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
 
 
 def transient_in(error: BaseException) -> TransientError | None:
-    """Return the transient failure in an error, or None. From a group, it is the one that asks for the longest pause."""
+    """Return the transient failure in an error, in a group the one that asks for the longest pause; None if there is none."""
     found = [each for each in leaves_of(error) if isinstance(each, TransientError)]
     return max(found, key=lambda each: retry_delay(each) or 0.0, default=None)
 

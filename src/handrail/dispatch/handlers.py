@@ -1,4 +1,4 @@
-"""Handlers: find the one to run, check that it may, start it, and check what it returned."""
+"""Handlers: find the handler of a call, check that it may run, start it, and check what it returned."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ async def wait_to_retry(
 def check_finished(
     attempt: Attempt, tool: Tool[Any, Any], result: Any, scope: CancelScope
 ) -> Coroutine[Any, Any, None] | None:
-    """Check what the handler returned, and close its context. Returns a coroutine to await, or None.
+    """Check what the handler returned, and close its context. Returns a coroutine to await for the rest, or None if it is done.
 
     Raises `Unsuccessful` for a result with `success=False`, and what `check_result` raises.
     """

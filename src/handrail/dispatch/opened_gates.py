@@ -75,7 +75,7 @@ def open_nested_gate(
     adapter: Adapter | None,
     arguments: GateArguments,
 ) -> Gate:
-    """Open a gate for a run inside a call. It inherits from the call what every nested run inherits."""
+    """Open a gate for a run inside a call. The run inherits from the call what every nested run inherits."""
     options = _options_of(given, adapter, arguments)
     check_given(attempt, VERB, RunOptions() if adapter is None else adapter.options, arguments)
     number = attempt.next_verb(VERB)

@@ -246,8 +246,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         - Its limits only tighten: the earlier deadline, a share of what this run may spend (`tracker`), and at
           most `levels` below `depth`, the depth of its calls.
-        - Its workers and environment replace this run's. Each of its resources and extras replaces this run's resource
-          of the same protocol or extra of the same key; the others are this run's.
+        - Its workers and environment replace this run's. Its resources and extras replace this run's resources of the same
+        protocol and extras of the same key, and the nested run has this run's other resources and extras too.
         - Session, approvals, files, journal, lease, clock and ids are always this run's.
         - `policies` are this run's, as they apply in the nested run: what they deny stays denied.
 

@@ -86,7 +86,7 @@ class Transaction(msgspec.Struct, eq=False):
     """The forks whose changes outlive the process; None if there are none. They are applied first, because that may fail."""
     closed: bool = False
     commits_each: bool = False
-    """Whether inner calls commit past this transaction, into its parent or the session. They stand even if this call fails."""
+    """Whether inner calls commit past this transaction, into its parent or the session, and stand even if this call fails."""
     kept: tuple[str, ...] = ()
     """The names of the calls that have committed past this transaction and changed something."""
     passed: tuple[Any, ...] = ()

@@ -52,7 +52,7 @@ class OpenTurn:
             self._calls.append(gate.open(call))
 
     def run(self) -> Coroutine[Any, Any, BaseException | None]:
-        """Run all calls. Returns the error that ends the run, or None. Raises `CancelledError` if this is cancelled."""
+        """Run all calls. Returns the error that ends the run, or None if none does. Raises `CancelledError` if this is cancelled."""
         if len(self._calls) == 1:
             return _run_one(self._gate, self._calls[0])
         return self._run_groups()

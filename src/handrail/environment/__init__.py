@@ -23,7 +23,7 @@ __all__ = ["AgentEnvironment", "HeadlessEnvironment", "LaterEnvironment", "Scree
 class HeadlessEnvironment(Environment):
     """An environment without a person. A tool that asks a person uses its fallback, or fails with a message to the model.
 
-    It has the same effect as no environment, but makes the choice explicit.
+    Passing this environment has the same effect as passing none, but makes the choice explicit.
     """
 
     run_mode: RunMode = "headless"
@@ -36,8 +36,8 @@ class HeadlessEnvironment(Environment):
 class LaterEnvironment(Environment):
     """An environment in which a person answers later. Until then, the run is parked with its questions.
 
-    It is meant for servers and jobs that must not keep a run in memory while a person takes days to answer. It
-    needs a journal; without one, a question is cancelled, because it can't be recorded. A question from a call
+    This environment is meant for servers and jobs that must not keep a run in memory while a person takes days to answer.
+    It needs a journal; without one, a question is cancelled, because it can't be recorded. A question from a call
     that was given a secret is cancelled too: secrets are not recorded, so such a run can't be parked.
     """
 

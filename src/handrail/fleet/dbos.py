@@ -82,8 +82,8 @@ class DbosDispatcher:
         """Enqueue the next leg, unless it already waits in its queue or has just started.
 
         DBOS starts nothing twice under one id. So a leg that has ended without claiming its run is enqueued under a new id.
-        A leg that this process finds running for the second time would have claimed its run by now, so the process that
-        runs it must be gone. That leg is cancelled, and enqueued under a new id.
+        A leg that this process finds running for the second time would have claimed its run by now, so the leg's process must
+        be gone. The leg is cancelled, and enqueued under a new id.
         """
         if run.owner and run.legs:
             DBOS.cancel_workflow(leg_id(run, run.legs))
@@ -159,7 +159,7 @@ class DbosDispatcher:
 
     @classmethod
     def current(cls) -> DbosDispatcher | None:
-        """Return the dispatcher that is at work in this process, or None."""
+        """Return the dispatcher that is at work in this process, or None if there is none."""
         return cls._current
 
 

@@ -189,7 +189,7 @@ class Runner:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _claimed(self, run_id: str | None = None) -> RunRow | None:
-        """Claim a due run, or return None.
+        """Claim a due run, and return its row. Returns None if there is no run to claim.
 
         A run that this worker still executes is not claimed again, even if another worker had it in between. The
         journal recognises the records of a lost leg only by their process, so it would accept them again.

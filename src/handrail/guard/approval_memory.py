@@ -288,7 +288,7 @@ class Recall:
         """The remembered decision that decided the request; None if there was none."""
 
     def find(self) -> ApprovalRemembered | None:
-        """Return the decision that covers this request, or None. Denials take precedence over approvals."""
+        """Return the decision that covers this request, or None if none does. Denials take precedence over approvals."""
         found = () if self.is_open else remembered_in(self._session)
         if not found:
             return None

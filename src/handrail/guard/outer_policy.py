@@ -76,7 +76,8 @@ def outer_policies(
 ) -> tuple[OuterPolicy, ...]:
     """Return the policies of a run as they apply in the runs nested in it.
 
-    If the calls of the nested run commit for themselves, and not with their outer call, `past` is the outer call's tool.
+    If the calls of the nested run commit for themselves, and not with their outer call, `past` is the outer call's tool;
+    otherwise it is None.
     """
     return tuple(_outer_policy(policy, past) for policy in policies)
 

@@ -70,8 +70,8 @@ class SqliteCalls:
     def commit_soon(self, unit: CommitUnit, /) -> Pending[bool] | None:
         """Begin to record a call that changes no files, if the journal has its own thread; otherwise return None.
 
-        The value is whether the call was recorded. If it is False, `commit` must be awaited. Raises `DefinitionError` if a
-        value in the call can't be recorded.
+        The pending value is True once the call is recorded, and False if nothing was recorded and `commit` must be awaited
+        instead. Raises `DefinitionError` if a value in the call can't be recorded.
         """
         return self._database.add_soon(unit.run_id, _record_of(unit))
 

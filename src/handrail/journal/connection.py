@@ -18,7 +18,7 @@ class Rows(Protocol):
         ...
 
     def fetchone(self) -> Any:
-        """Return the next row, or None."""
+        """Return the next row, or None if there are no more."""
         ...
 
     def fetchall(self) -> list[Any]:

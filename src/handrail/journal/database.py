@@ -101,8 +101,9 @@ class Database:
         self._waiting = 0
         """How many jobs have been added and have not ended. While there are none, the thread does not use its connection."""
         self._lock = threading.Lock()
-        """Held while a job is added, so that none is added after the thread was told to end, and while a job runs in the
-        caller's thread.
+        """Held while a job is added, and while a job runs in the caller's thread.
+
+        So no job is added after the thread was told to end.
         """
         self._file: OpenFile | None = None
         self._is_blank = False

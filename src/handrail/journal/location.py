@@ -66,8 +66,8 @@ def state_folder() -> Path:
 def former_journals(project: Path) -> Sequence[Path]:
     """Return the default journals that this folder had under earlier paths, so that a message can name them.
 
-    A moved folder keeps its device and inode. But a new folder can get those of a removed one, so these journals are
-    only opened if somebody names one. Raises `JournalError` if there is no home folder.
+    A moved folder keeps its device and inode. But a new folder can get the device and inode of a removed folder, so these
+    journals are only opened if somebody names one. Raises `JournalError` if there is no home folder.
     """
     facts, own = os.stat(project), default_journal(project)
     wanted = f"{facts.st_dev} {facts.st_ino}"
@@ -137,7 +137,7 @@ def find_exposure(path: str) -> Exposure | None:
     """Return how other users could read, change or replace a database's files, or None if they can't.
 
     The files must belong to this user, and nobody else may access them. The folder must belong to this user or to root.
-    Neither it nor a folder above it may let others write, unless it is sticky, as `/tmp` is.
+    The folder and the folders above it may let others write only if they are sticky, as `/tmp` is.
     """
     return _surroundings_exposure(path) or _files_exposure(path, _PARTS)
 
@@ -237,8 +237,7 @@ def check_out_of_reach(journal: str, folder: str) -> None:
         return
     root, real = os.path.realpath(folder), os.path.realpath(journal)
     advice = "Choose a file outside it, or leave it out to use the default, which tools can't reach."
-    inside = os.path.relpath(real, root).split(os.sep)
-    if inside[0] not in (os.pardir, RESERVED):
+    if _is_below(real, root):
         raise JournalExposed(journal, f"it is in {root!r}, which tools may change", advice)
     for part in _PARTS:
         try:
@@ -251,3 +250,18 @@ def check_out_of_reach(journal: str, folder: str) -> None:
                 f"{real + part!r} has {names} hard links, and tools may reach it through another one",
                 f"Remove the others: `find / -samefile {shlex.quote(real + part)}` lists them.",
             )
+
+
+def has_journal(place: str, journal: str) -> bool:
+    """Return whether a folder contains a journal or its key, or a file is one of them. Symbolic links are resolved.
+
+    Files below `.handrail` in the folder don't count: Handrail neither copies nor shows that name.
+    """
+    if journal == ":memory:" or not journal:
+        return False
+    root, real = os.path.realpath(place), os.path.realpath(journal)
+    return any(_is_below(real + part, root) for part in _PARTS)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return os.path.relpath(path, root).split(os.sep)[0] not in (os.pardir, RESERVED)

@@ -171,7 +171,7 @@ class SqliteQuestions:
     def _rescue(self, connection: Connection, run_id: str | None) -> list[bytes]:
         """Return the open questions of one run, or of every run that can still be read, in a damaged journal.
 
-        Raises `JournalAltered` if the one run was altered. Without `run_id`, altered runs are left out and logged.
+        Raises `JournalAltered` if the run `run_id` was altered. Without `run_id`, altered runs are left out and logged.
         """
         chains = self._database.chains
         if run_id is not None:

@@ -21,7 +21,7 @@ def acquire(
     claims: bool = False,
     **changes: Any,
 ) -> StoredRun:
-    """Take the lease of a run that is free, after verifying its session. Returns the new row, or raises `JournalAltered`.
+    """Take the lease of a run that is free, and return its new row. Raises `JournalAltered` if its session was altered.
 
     `changes` are made only if this process did not own the run before. So a request to stop the run is not lost between
     a worker's claim and the `take` that follows it. With `claims`, a new leg begins even if this process owned the run.

@@ -18,7 +18,7 @@ RUN, DECISIONS, SESSION, FORGOTTEN = "run", "decisions", "session", "forgotten"
 
 _RUNS = """SELECT runs.id, records.mac FROM runs LEFT JOIN records
     ON records.chain = 'run ' || runs.id AND records.link <= 2 AND records.kind = 'run' WHERE runs.session_id = ?"""
-"""Finds the MAC of the record with which each run began. It is the second of its chain if the run was forked or imported."""
+"""Finds the MAC of the record with which each run began: for a forked or imported run, the second record of its chain."""
 _FIRST = "SELECT mac FROM records WHERE chain = ? AND link = 1"
 
 

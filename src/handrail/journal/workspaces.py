@@ -35,10 +35,12 @@ from handrail.records import (
     WorkspaceChange,
     WorkspaceDelta,
     WorkspaceFile,
+    WorkspaceLine,
     WorkspaceRow,
 )
 
 _HEAD = "SELECT name, id, version, run_id, owner, seal, mac FROM workspaces WHERE name = ?"
+_NAMES = "SELECT name FROM workspaces UNION SELECT workspace FROM workspace_files"
 _FILES = (
     "SELECT workspace, path, version, kind, mode, digest, size, mac FROM workspace_files WHERE workspace = ?"
 )
@@ -85,11 +87,14 @@ class SqliteWorkspaces:
         chains = self._database.chains
         return await self._database.transact(lambda connection: _find(connection, chains, name))
 
-    async def names(self) -> Sequence[str]:
-        query = "SELECT name FROM workspaces"
-        return await self._database.transact(
-            lambda connection: [name for (name,) in fetch(connection, query)]
-        )
+    async def list(self) -> Sequence[WorkspaceLine]:
+        database = self._database
+
+        def find(connection: Connection) -> Sequence[WorkspaceLine]:
+            names = [name for (name,) in fetch(connection, _NAMES)]
+            return [_line(connection, database, name) for name in sorted(names, key=str)]
+
+        return await database.transact(find)
 
     async def holders(self) -> Mapping[str, str]:
         database = self._database
@@ -214,7 +219,12 @@ def read_files(
     Raises `JournalAltered` if one of these rows was altered. Rows that were removed or set back to an earlier state are
     noticed only if all rows are read, with `since=0`.
     """
-    row = _find(connection, chains, name)
+    return _read_files(connection, chains, name, _find(connection, chains, name), since)
+
+
+def _read_files(
+    connection: Connection, chains: Chains, name: str, row: WorkspaceRow | None, since: int = 0
+) -> dict[str, WorkspaceFile | None]:
     found: dict[str, WorkspaceFile | None] = {}
     total = 0
     for values in fetch(connection, f"{_FILES} AND version > ?", name, since):
@@ -228,12 +238,25 @@ def read_files(
 
 def workspace_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
     """Yield the first alteration that is found in each altered workspace."""
-    query = "SELECT name FROM workspaces UNION SELECT workspace FROM workspace_files"
-    for (name,) in fetch(connection, query):
+    for (name,) in fetch(connection, _NAMES):
         try:
             read_files(connection, chains, name)
         except JournalAltered as altered:
             yield altered
+
+
+def _line(connection: Connection, database: Database, name: str) -> WorkspaceLine:
+    """Return a workspace for the list. One statement reads its files, so only one workspace at a time is in memory."""
+    try:
+        row = _find(connection, database.chains, name)
+        states = _read_files(connection, database.chains, name, row).values()
+    except JournalAltered as altered:
+        return WorkspaceLine(str(name), altered=altered.problem)
+    if row is None:  # an altered name may be a value that no query finds
+        return WorkspaceLine(str(name), altered="its row was changed")
+    found = [state for state in states if state is not None and state.kind != "folder"]
+    run_id = "" if _is_free(connection, database, row) else row.run_id
+    return WorkspaceLine(row.name, row.version, len(found), sum(state.size for state in found), run_id)
 
 
 # --- rows -----------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class CallModel:
     """Makes the call that a message describes. Requests of runs nested in the call go to `inner`, the app's own model.
 
     `arguments` are the call's arguments with their secrets. A run that is resumed before the call was recorded has only
-    the arguments in the message. Its secrets are masked, and no tool accepts a masked secret.
+    the arguments in the message, in which secrets are masked. No tool accepts a masked secret.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ _PLACE = ".1"
 """The place of the call in its run."""
 
 Report = Callable[[float, float | None, str], Awaitable[None]]
-"""A function that reports progress to the client: the amount done, the total or None, and a message."""
+"""A function that reports progress to the client: the amount done, the total (None if it is unknown), and a message."""
 
 
 class CallUnknown(HandrailError, LookupError):
@@ -278,7 +278,7 @@ class LiveCall:
         """Why the last answer to a question was refused, by the question's id."""
         self.parking: Parking | None = None
         self.rests = False
-        """Whether the call waits for answers. A recorded call does so only if everything in it waits."""
+        """Whether the call waits for answers. A recorded call counts as waiting only if everything in it waits."""
         self.is_parked = False
         self.is_left = False
         """Whether the client got the call's questions, and must call again for the result."""

@@ -78,9 +78,10 @@ class Owner(Protocol):
         """Take the server's tools. Called each time they have been listed."""
 
     async def ask_login(self, address: str, /) -> str:
-        """Ask a person to log in at an address. Returns the address at which the browser ended, or "".
+        """Ask a person to log in at an address, and return the address at which the browser ended.
 
-        Raises `LoginNeeded` if nobody can be asked, or if the person declines or does not answer.
+        Returns "" if the redirect reached this program. Raises `LoginNeeded` if nobody can be asked, or if the person
+        declines or does not answer.
         """
         ...
 

@@ -19,7 +19,10 @@ URL = "mcp.url"
 """The kind of a question that asks a person to open an address. The answer is whether they did."""
 
 LOGIN = "mcp.login"
-"""The kind of a question that asks a person to log in. The answer is the address at which the browser ended, or ""."""
+"""The kind of a question that asks a person to log in.
+
+The answer is the address at which the browser ended, or "" if the redirect reached this program.
+"""
 
 _UNCHECKED = frozenset(["format", "enumNames"])
 _REFUSED = -32602

@@ -93,7 +93,7 @@ def answer_of(question: Question, response: Any) -> Answer | None:
     """Convert a client's response to an answer. Returns None if the response is invalid.
 
     If the answer should be JSON text and is not, its value is null. For a question that asks for a secret, a response
-    that accepts means that the person has opened the address. It is not an answer, so this returns None.
+    that accepts means only that the person has opened the address, so this returns None.
     """
     if isinstance(response, Mapping):
         try:

@@ -107,10 +107,10 @@ class RemoteTask:
     async def follow(self, context: ToolContext) -> wire.CallToolResult:
         """Wait until the task is over, and return its result. The timeouts of the call do not count meanwhile.
 
-        Its status messages become the call's progress, and its requests for input are answered. If the call is
-        cancelled, or its input can't be given, the task is cancelled too, unless the run goes on later or in a different
+        The task's status messages become the call's progress, and its requests for input are answered. If the call is
+        cancelled, or the input can't be given, the task is cancelled too, unless the run goes on later or in a different
         process. Raises `ServerLost` if the server can't be reached any more, and `MCPError` if the task failed or was
-        cancelled, if its input can't be given, or if the server does not know it.
+        cancelled, if its input can't be given, or if the server does not know the task.
         """
         with paused_timeouts(context):
             while True:

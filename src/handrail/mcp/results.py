@@ -16,9 +16,9 @@ from handrail.tools.result import json_of, shown_text
 
 
 def describe(tool: Tool[Any, Any]) -> wire.Tool:
-    """Return the MCP description of a tool. Its annotations follow from its effect.
+    """Return the MCP description of a tool. The annotations in it follow from the tool's effect.
 
-    It has an output schema only if the tool's result is an object.
+    The description has an output schema only if the tool's result is an object.
     """
     rules = EFFECTS[tool.effect]
     result = tool.result_schema

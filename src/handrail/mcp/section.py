@@ -344,7 +344,7 @@ class _Server:
     async def _answer(self, context: ToolContext, request: Any) -> Any:
         """Answer one request for input from a server with protocol version 2026-07-28.
 
-        Raises `MCPError` if it is not a question to a person, or if the question can't be shown.
+        Raises `MCPError` if the request is not a question to a person, or if the question can't be shown.
         """
         if not isinstance(request, ElicitRequest):
             raise MCPError(-32601, "it requires input other than an answer from a person")
@@ -362,10 +362,11 @@ class _Server:
             self.calls.remove(context)
 
     async def elicit(self, context: Any, params: Any) -> ElicitResult | ErrorData:
-        """Ask a question from a server with an older protocol version, which does not say to which call it belongs.
+        """Ask a question from a server with an older protocol version.
 
-        The question is asked on behalf of the oldest call in progress. If the calls have different principals, nobody is
-        asked, because one principal could see and answer another's question.
+        Such a server does not say which call the question belongs to. So the question is asked on behalf of the oldest call
+        in progress. If the calls have different principals, nobody is asked, because one principal could see and answer
+        another's question.
         """
         principals = {each.session.principal for each in self.calls}
         context = self.calls[0] if len(principals) == 1 else None

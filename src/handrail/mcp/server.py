@@ -60,7 +60,7 @@ class ToolServer:
     - `adapter`: the app's own, whose model and settings the calls can use.
     - `more`: tools that are served in addition to the prompt's.
     - `journal`: records each call as a run. A question can then be answered days later, and after a restart.
-    - `files`: a function that returns the filesystem for the calls of a principal, or None.
+    - `files`: a function that returns the filesystem for the calls of a principal, or None if they have no files.
     - `resource_address`: serves those files as MCP resources, whose addresses begin with this, such as "files:///".
     - `sections`: the sections that are served as MCP prompts; by default, those of the prompt.
     - `park_after`: seconds for which a recorded call that waits for an answer stays in memory.

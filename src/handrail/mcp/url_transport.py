@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self
@@ -89,7 +91,7 @@ class _Wire(httpx2.AsyncBaseTransport):
     """Sends requests, notes why the connection was lost, and limits the size of bodies that are not event streams."""
 
     def __init__(self, lost: Lost, explains: bool) -> None:
-        self._inner = httpx2.AsyncHTTPTransport()
+        self._inner = httpx2.AsyncHTTPTransport(verify=_trusted())
         self._lost = lost
         self._explains = explains
         """Whether a response with an error status is replaced by an explanation. A login needs the original."""
@@ -116,6 +118,12 @@ class _Wire(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """Return the certificates that all connections trust. Reading them takes long, and would delay other calls each time."""
+    return httpx2.create_ssl_context()
 
 
 def _refused(status: int) -> httpx2.Response:

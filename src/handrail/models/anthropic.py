@@ -391,7 +391,7 @@ class _Pieces:
         self._blocks: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, int] = {}
         self._given: dict[int, Any] = {}
-        """The inputs that arrived with the start of a call. Each is used only if no pieces of it follow."""
+        """The inputs that arrived with the start of a call. Such an input is used only if no pieces of the input follow."""
         self._usage: dict[str, Any] = {}
         self._stop = "end_turn"
 

@@ -359,7 +359,7 @@ def output_of(schema: Schema[Any]) -> Any:
 
 
 BRIDGE_TAKES = Takes(IMAGES | {PDF} | AUDIO)
-"""Media types that pydantic-ai sends as bytes. Its models refuse those that their own providers do not take."""
+"""Media types that pydantic-ai sends as bytes. Each of its models refuses the types that its provider does not take."""
 
 
 def messages_of(model: str, request: ModelRequest) -> list[Any]:

@@ -246,7 +246,7 @@ def _chat(turns: Iterable[Turn]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text with its turn markers broken up, so that the model does not read them as such."""
+    """Return the text with its turn markers broken up, so that they mean nothing to the model."""
     return text.replace("<|", "< |")
 
 

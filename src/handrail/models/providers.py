@@ -69,7 +69,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     lacks: frozenset[str] = frozenset()
     """The settings in `ModelSettings` that the server does not have."""
     forced: re.Pattern[str] = re.compile("")
-    """Matches the names of the models that can be forced to answer with a call. The others refuse such a request."""
+    """Matches the names of the models that can be forced to answer with a call. Other models refuse a request to do so."""
     takes: Takes = CHAT_TAKES
     """The attachments that the model in use takes. Rows of the table do not set it: `Provider.takes` depends on the model's name."""
 
@@ -128,7 +128,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     def needs_key(self, address: str) -> bool:
         """Return whether requests to a server at this address need a key.
 
-        A self-hosted server does not need one, nor does one that replaces the provider's own.
+        A self-hosted server needs none, nor does a server that replaces the provider's own.
         """
         return not self.is_own and (not self.address or address == self.address)
 

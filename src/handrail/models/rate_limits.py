@@ -68,7 +68,7 @@ def retry_after(headers: Mapping[str, str], body: bytes, clock: Clock) -> float 
 
 
 def _retry_delay(body: bytes, clock: Clock) -> float | None:
-    """Return the seconds in the `RetryInfo` of a Google error, such as `"retryDelay": "34.07s"`, or None."""
+    """Return the seconds in the `RetryInfo` of a Google error, such as `"retryDelay": "34.07s"`; None if there are none."""
     if b"retryDelay" not in body:
         return None
     try:

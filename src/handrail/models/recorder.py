@@ -37,5 +37,5 @@ def recording(recorder: Recorder) -> Generator[None]:
 
 
 def current_recorder() -> Recorder | None:
-    """Return the recorder in use, or None."""
+    """Return the recorder in use, or None if nothing is recorded or replayed."""
     return _recorders[-1] if _recorders else None

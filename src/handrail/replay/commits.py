@@ -107,7 +107,7 @@ async def _commit(
        stored in the journal.
     2. The journal records everything in one transaction, the commit point.
     3. The files are renamed into place.
-    4. The journal notes that they are in place. Before that, recovery can tell by the staging folder.
+    4. The journal notes that they are in place. Until then, recovery finds out from the staging folder.
     5. The files that the call replaced move to the history, from which later commits may remove them.
 
     If somebody changes a file between the check and step 3, their version is kept: all other files are reverted, and the

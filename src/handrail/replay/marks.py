@@ -55,9 +55,9 @@ async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
 async def mark_begun(attempt: Attempt) -> None:
     """Record that the handler of a call is about to begin, unless the call is certain to begin again after a crash.
 
-    A call that must not run twice is marked. So is a call that was charged inside such a call, because its charge would
-    otherwise be forgotten: after a crash, the outer call does not make it again. A compensation is marked although it may
-    run twice, because a call that was being undone is not replayed.
+    A call that must not run twice is marked. An inner call of such a call is marked if it was charged: after a crash, the
+    outer call does not make the inner call again, so the charge would otherwise be forgotten. A compensation is marked
+    although it may run twice, because a call that was being undone is not replayed.
     """
     if attempt.call.place.kind == "compensation" or not can_reenter(attempt) or _is_charged_once(attempt):
         await _mark(attempt, attempt.name)

@@ -326,8 +326,8 @@ class Layer:
     def _make_folders(self, path: str, *, before: int = 0, force: bool = False) -> None:
         """Create a folder and its missing parents.
 
-        Raises `FileError` if a file is in the way, or if there is no room for them and for `before` more entries. Then
-        nothing is created. With `force`, neither is checked.
+        Raises `FileError`, and creates nothing, if a file is in the way, or if there is no room for the folders and for
+        `before` more entries. With `force`, neither is checked.
         """
         missing: list[str] = []
         while not self._has_folder(path):

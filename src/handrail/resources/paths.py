@@ -147,7 +147,7 @@ def ancestors(path: str) -> Iterable[str]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the existing name that was probably meant, or None.
+    """Return the existing name that was probably meant, or None if no name is similar.
 
     If there are more than 500 names, only a name that differs just in upper and lower case is found.
     """

@@ -4,6 +4,7 @@ There are also operations that copy files into workspaces and out of them. All o
 process that executed the run.
 """
 
+from handrail.records import WorkspaceLine
 from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs
 from handrail.runs.copies import export, fork, import_
 from handrail.runs.replay import Divergence, replay
@@ -11,7 +12,7 @@ from handrail.runs.transcript import said, session
 from handrail.runs.tree import CallNode, RunTree, Turn, show
 from handrail.runs.unapplied import discard, unapplied
 from handrail.runs.undo import Undoing, undo
-from handrail.runs.workspace_files import FilesPut, WorkspaceLine, get_files, list_workspaces, put_files
+from handrail.runs.workspace_files import FilesPut, get_files, list_workspaces, put_files
 
 __all__ = [
     "CallNode",

@@ -310,7 +310,7 @@ class _Walk:
         return self._differs(step, "tools", unit, unit.tool, f"there is no tool {unit.tool!r}")
 
     def _open(self, step: int, unit: CommitUnit) -> Divergence | None:
-        """Open the sections that the recorded model opened, so that their tools can be called. Returns a difference, or None."""
+        """Open the sections that the recorded model opened, so that their tools can be called. Returns the difference, if any."""
         self._tally.taken += 1
         if unit.status != "ok":
             return None

@@ -283,7 +283,7 @@ _NOTHING = RunBegin(
 
 
 def _reach_back(node: CallNode) -> float | None:
-    """Move the start of a call back to that of the first thing inside it, if that is earlier. Returns the start, or None.
+    """Move the start of a call back to that of the first thing inside it, if that is earlier. Returns the start, if it is known.
 
     The record of a call that was run again has only the last attempt, and an open call has no record.
     """

@@ -56,9 +56,10 @@ async def undo(
 
     Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices, which the error
     names. It is also raised if the call failed and changed nothing, was undone or discarded before, has changes that
-    are not applied, belongs to the run that this one was forked from, or changed files and no `filesystem` was passed. If
-    someone else has changed a file of the call, it is raised too. Inner calls that were undone before that stay undone, and
-    the error's `undone` lists them.
+    are not applied, belongs to the run that this one was forked from, or changed files and no `filesystem` was passed.
+
+    `UndoRefused` is also raised once an undo finds a file that someone else has changed. Inner calls that were undone
+    before that stay undone, and the error's `undone` lists them.
     Raises `RunError` if the run has no such call, `RunBusy` if a live process owns a run of the session, and
     `WorkspaceBusy` while a run has the workspace.
     """

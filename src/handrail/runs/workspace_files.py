@@ -7,7 +7,6 @@ workspace, and `undo` reverses the copy.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,14 +19,18 @@ from handrail.agent import Agent
 from handrail.context import ToolContext
 from handrail.dispatch.turn import ToolCall
 from handrail.errors import FileError, RunError, WorkspaceNotFoundError
+from handrail.journal.location import has_journal
 from handrail.journals import Journal
 from handrail.messages import ModelRequest, ToolMessage
 from handrail.models.scripted import ScriptedModel
+from handrail.records import WorkspaceLine
 from handrail.rendering import counted
+from handrail.resources.directory.content import version_of
 from handrail.resources.mount import Layered
 from handrail.resources.paths import RESERVED, is_reserved, join, spelled
 from handrail.resources.workspace import Workspace
-from handrail.resources.workspace.cache import WorkspaceCache
+from handrail.resources.workspace.cache import PERMISSIONS, WorkspaceCache
+from handrail.resources.workspace.filesystem import check_size
 from handrail.resources.workspace.workspace import bring, is_ignored
 from handrail.threads import run_in_thread
 from handrail.tools import tool
@@ -36,31 +39,9 @@ _CALL = "put"
 """The id of the call that copies files into a workspace."""
 
 
-class WorkspaceLine(msgspec.Struct, frozen=True):
-    """A workspace in a list of all workspaces."""
-
-    name: str
-    version: int
-    """The number of commits and undos so far."""
-    files: int
-    """The number of files and links."""
-    size: int
-    """The number of bytes in all files together."""
-    run_id: str
-    """The run that has the workspace; "" if a new run could take it."""
-
-
 async def list_workspaces(journal: Journal) -> Sequence[WorkspaceLine]:
-    """Return the workspaces in a journal, sorted by name."""
-    holders = await journal.workspaces.holders()
-    lines: list[WorkspaceLine] = []
-    for name in sorted(await journal.workspaces.names()):
-        row = await journal.workspaces.get(name)
-        found = (await journal.workspaces.files(name)).values()
-        states = [state for state in found if state is not None and state.kind != "folder"]
-        size = sum(state.size for state in states)
-        lines.append(WorkspaceLine(name, row.version if row else 0, len(states), size, holders.get(name, "")))
-    return lines
+    """Return the workspaces in a journal, sorted by name. One that was altered is listed with what was altered."""
+    return await journal.workspaces.list()
 
 
 # --- into a workspace -------------------------------------------------------------------------------
@@ -81,8 +62,9 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
 
     Files that are in the way are replaced, and other files stay. Links and permissions are copied too. In a folder, pipes,
     sockets, devices, and names that are reserved or that the workspace ignores are left out. Raises `FileError` if the source
-    does not exist, or is a single file that would be left out. Raises `WorkspaceBusy` while another run has the workspace, and
-    `RunError` if the copy fails. Then nothing is copied.
+    does not exist, contains the journal, or is a single file that would be left out. Raises `WorkspaceBusy` while another run
+    has the workspace, and `RunError` if the copy fails, for example because a file is changed meanwhile. Then nothing is
+    copied.
     """
     at = Path(source).absolute()
     if not at.exists():
@@ -91,6 +73,10 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
         not at.is_file() or is_reserved(at.name) or is_ignored(at.name, workspace.ignore)
     ):
         raise FileError(str(source), "a workspace does not record a file with this name or of this kind")
+    if has_journal(str(at), str(getattr(journal, "path", ""))):
+        raise FileError(
+            str(source), "the journal is there, and its key would be copied. Name a place without it"
+        )
     paths: list[str] = []
     shown = spelled(str(at))
     # Naming the files to copy counts as approval of the startup files among them.
@@ -134,36 +120,56 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
 
 
 def _copy(source: Path, target: Path, is_left_out: Callable[[str], bool]) -> None:
-    """Copy a file, or the content of a folder, to a folder."""
+    """Copy a file, or the content of a folder, to a folder.
+
+    Below `source`, no link is followed, even if somebody puts one in the place of a folder or a file meanwhile.
+    """
     if not source.is_dir():
-        _copy_one(source, target / source.name, source.stat())
+        _copy_file(os.path.realpath(source), target / source.name, spelled(source.name))
         return
-    pending = [("", "")]
     modes: list[tuple[Path, int]] = []
-    while pending:
-        folder, path = pending.pop()
-        with os.scandir(source / folder) as entries:
-            for entry in entries:
-                inner = join(path, spelled(entry.name))
-                if is_reserved(entry.name) or is_left_out(inner):
-                    continue
-                name, status = os.path.join(folder, entry.name), entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    (target / name).mkdir()
-                    modes.append((target / name, stat.S_IMODE(status.st_mode)))
-                    pending.append((name, inner))
-                else:
-                    _copy_one(source / name, target / name, status)
-    for at, mode in reversed(modes):  # a folder may forbid its owner to write
-        at.chmod(mode)
+    for at, folders, files, opened in os.fwalk(source, onerror=_fail):
+        folder = Path(at).relative_to(source)
+        path = "/".join(spelled(part) for part in folder.parts)
+        names = [*folders, *files]
+        folders.clear()
+        for name in names:
+            inner, new = join(path, spelled(name)), target / folder / name
+            if is_reserved(name) or is_left_out(inner):
+                continue
+            status = os.stat(name, dir_fd=opened, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                new.mkdir()
+                modes.append((new, status.st_mode & PERMISSIONS))
+                folders.append(name)
+            elif stat.S_ISLNK(status.st_mode):
+                new.symlink_to(os.readlink(name, dir_fd=opened))
+            elif stat.S_ISREG(status.st_mode):
+                _copy_file(name, new, inner, opened)
+    for new, mode in reversed(modes):  # a folder may forbid its owner to write
+        new.chmod(mode)
 
 
-def _copy_one(source: Path, target: Path, status: os.stat_result) -> None:
-    if stat.S_ISLNK(status.st_mode):
-        target.symlink_to(os.readlink(source))
-    elif stat.S_ISREG(status.st_mode):
-        shutil.copyfile(source, target)
-        target.chmod(stat.S_IMODE(status.st_mode))
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def _copy_file(source: str, target: Path, path: str, folder: int | None = None) -> None:
+    """Copy a file's bytes and permissions. `source` is relative to the open `folder`, if there is one.
+
+    Raises `FileLimitReached` if the file is too large for a workspace, and `FileError` if it changes meanwhile. A pipe in
+    its place is not waited for.
+    """
+    number = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    with open(number, "rb") as file:
+        before = os.fstat(number)
+        check_size(path, before.st_size)
+        data = file.read(before.st_size + 1) if stat.S_ISREG(before.st_mode) else b""
+        is_same = len(data) == before.st_size and version_of(os.fstat(number)) == version_of(before)
+    if not is_same or not stat.S_ISREG(before.st_mode):
+        raise FileError(path, "it was changed while it was copied. Try again when no program writes to it")
+    target.write_bytes(data)
+    target.chmod(before.st_mode & PERMISSIONS)
 
 
 # --- out of a workspace -----------------------------------------------------------------------------
@@ -173,28 +179,40 @@ async def get_files(journal: Journal, name: str, folder: str | PathLike[str]) ->
     """Copy a workspace's recorded files to a new or empty folder, and return their paths, sorted.
 
     A run that has the workspace is not disturbed. Changes that its calls have not committed yet are not copied. Raises
-    `WorkspaceNotFoundError` if there is no such workspace, and `FileError` if the target exists and is not an empty folder.
+    `WorkspaceNotFoundError` if there is no such workspace, and `FileError` if the target exists and is not an empty folder, or
+    can't be written.
     """
     row = await journal.workspaces.get(name)
     if row is None:
         raise WorkspaceNotFoundError(name)
     target = Path(folder).absolute()
-    _check_empty(target)
-    target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", suffix=RESERVED, dir=target) as scratch:
-        cache = await run_in_thread(lambda: WorkspaceCache.claim(Path(scratch), lambda path: False))
-        try:
-            await bring(cache, journal.workspaces, row)
-        finally:
-            cache.close()
-        return await run_in_thread(lambda: _deliver(cache, target))
+    try:
+        _make_empty(target)
+        with tempfile.TemporaryDirectory(prefix=".", suffix=RESERVED, dir=target) as scratch:
+            cache = await run_in_thread(lambda: WorkspaceCache.claim(Path(scratch), lambda path: False))
+            try:
+                await bring(cache, journal.workspaces, row)
+            finally:
+                cache.close()
+            return await run_in_thread(lambda: _deliver(cache, target))
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(
+            str(target), f"the files can't be written there: {error}. Name another folder"
+        ) from error
 
 
-def _check_empty(target: Path) -> None:
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    if os.path.lexists(target):
-        raise FileError(str(target), "it exists and is not an empty folder. Name a new folder")
+def _make_empty(target: Path) -> None:
+    """Create a folder, unless it exists and is empty. Raises `FileError` if that is not possible."""
+    try:
+        if target.is_dir() and any(target.iterdir()):
+            raise FileError(str(target), "it is not empty. Name a new folder, or delete what is in it")
+        target.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise FileError(str(target), "it exists and is not a folder. Name a new folder") from None
+    except NotADirectoryError:
+        raise FileError(str(target), "it is below a file. Name a new folder") from None
 
 
 def _deliver(cache: WorkspaceCache, target: Path) -> Sequence[str]:

@@ -1,7 +1,7 @@
 """Foreign schemas: a check of JSON Schemas that come from outside, such as those of a client's own tools.
 
 Code that later walks the schema relies on this check: the keywords have the right shapes, and the schema is neither
-large nor deeply nested. It may still refer to itself, so code that follows references must count its steps.
+large nor deeply nested. The schema may still refer to itself, so code that follows references must count its steps.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def cut(text: str, length: int) -> str:
 
 
 def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
-    """Return where in the input an error is, and pydantic's label for the union member that it is about, or ""."""
+    """Return where in the input an error is, and pydantic's label for the union member that it is about; "" if there is none."""
     location: list[str | int] = []
     form = ""
     raw = cast(Location, error["loc"])

@@ -121,7 +121,7 @@ class Quota:
         self.total = 0
 
     def take(self, principal: str, *, beside: int = 0, beside_total: int = 0) -> None:
-        """Take one. Raises `RequestRefused` if the principal or all principals together already hold the maximum.
+        """Count one more for a principal. Raises `RequestRefused` if the principal, or all together, already hold the maximum.
 
         `beside` and `beside_total` are how many the principal and all principals hold that are counted elsewhere.
         """

@@ -115,7 +115,7 @@ class People:
         self._database.close()
 
     def _create_tables(self) -> None:
-        """Create the tables in an empty file. Another process may do so at the same time."""
+        """Create the tables in an empty file. Another process may be creating them at the same time."""
         database = self._database
         database.execute("BEGIN IMMEDIATE")
         try:
@@ -196,7 +196,7 @@ class People:
         ]
 
     def verify(self, name: str, secret: str) -> Person | None:
-        """Return the user with this name and secret, or None. Deliberately slow, so call it in a thread.
+        """Return the user with this name and secret, or None if there is no such user. Slow on purpose, so call it in a thread.
 
         An unknown name takes as long as a wrong secret. A correct pair is recognised at once the next time.
         """

@@ -215,7 +215,7 @@ def format_mark(request: Request, mark: Mark) -> str:
 
 
 def search_of(request: Request) -> str:
-    """Return the value of `?find=`, the text to search for, or "". Raises `RequestRefused` if it is too long."""
+    """Return the value of `?find=`, the text to search for, or "" if it is absent. Raises `RequestRefused` if it is too long."""
     text = request.query_params.get("find", "")
     if len(text) > _MAX_SEARCH:
         raise RequestRefused(422, "BadSearch", f"`find` can have at most {_MAX_SEARCH} characters")

@@ -161,9 +161,10 @@ def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
-    """Return events that show a thread as it is now, the feed's number at that moment, and the open leg's id or "".
+    """Return events that show a thread as it is now, the feed's number at that moment, and the open leg's id.
 
-    The client then follows the feed after that number. Raises `ThreadUnknown` if the thread has no runs.
+    The id is "" if no leg is open. The client then follows the feed after that number. Raises `ThreadUnknown` if the
+    thread has no runs.
     """
     found = await _read_state(journal, seen)
     newest = found.rows[-1] if found.rows else None

@@ -54,11 +54,11 @@ class Source(Protocol):
 
     @property
     def files(self) -> Any:
-        """The files that the source's runs change: a filesystem, a `PrincipalFiles`, or None."""
+        """The files that the source's runs change, a filesystem or a `PrincipalFiles`; None if the runs have no files."""
         ...
 
     def files_of(self, principal: str) -> Any:
-        """Return the filesystem that this principal's runs change, or None."""
+        """Return the filesystem that this principal's runs change, or None if the runs have no files."""
         ...
 
     @property
@@ -86,9 +86,9 @@ class Source(Protocol):
 def serves(source: Source, record: RunRecord) -> bool:
     """Return whether the thread whose newest run is `record` is one of the source's threads.
 
-    It is if the run belongs to the same app, even if the app's prompt had a different name then. It also is if the
-    run's worker was moved: the recorded file no longer exists, and the source is a worker whose prompt has the same
-    name. If neither has an app, the names of the prompts must be the same.
+    The thread belongs to the source if the run has the same app, even if the app's prompt had a different name then. It
+    also does if the run's worker was moved: the recorded file no longer exists, and the source is a worker whose prompt
+    has the same name. If neither the run nor the source has an app, the names of the prompts must be the same.
     """
     if record.app == source.app:
         return bool(record.app) or record.prompt == source.prompt_name
@@ -99,7 +99,7 @@ def serves(source: Source, record: RunRecord) -> bool:
 def app_name(record: RunRecord) -> str:
     """Return the name by which people serve a run's app: `module:name`, or the path of a worker's file; "" if it has none.
 
-    The path is relative to the current folder. Outside of it, only the file's name is returned.
+    The path is relative to the current folder. For a file outside that folder, only the file's name is returned.
     """
     path = Path(record.app)
     if not path.is_absolute():

@@ -140,10 +140,12 @@ class Thread(ThreadRecord):
     async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
         """Accept answers to this thread's questions, continue the run, and return the id of its leg.
 
-        Raises `AnswerRefused` if an answer is invalid. Then none is accepted, except those before an answer that only the
-        asking tool finds invalid. Repeating an answer is harmless, even after the run has ended. The returned id is "" if
-        no leg opens here: for repeated answers, while the server stops, or if a different process has the run. Raises
-        `ServerStopping` at shutdown if only a resumed run can take the answer, for example one with a secret.
+        Raises `AnswerRefused`, and accepts no answer, if one is invalid. If only the asking tool finds an answer invalid, the
+        answers before it stay accepted. Repeating an answer is harmless, even after the run has ended.
+
+        The returned id is "" if no leg opens here: for repeated answers, while the server stops, or if a different process
+        has the run. Raises `ServerStopping` at shutdown if only a resumed run can take the answer, for example one with a
+        secret.
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
@@ -327,7 +329,7 @@ class Thread(ThreadRecord):
             raise ThreadBusy(self.id)
 
     async def _settled(self) -> LiveRun | None:
-        """Return the run that this process executes, or None. A run that is being parked is awaited first."""
+        """Return the run that this process executes, or None if it executes none. A run that is being parked is awaited first."""
         if self.live is not None and self.live.is_parking:
             await self.live.wait()
         return self.live
@@ -421,7 +423,7 @@ class Thread(ThreadRecord):
     async def _resume_to_ask(
         self, answers: Sequence[Answer], asked: Mapping[str, QuestionRecord], leg: str
     ) -> LiveRun | None:
-        """Resume a parked run if an answer can't reach it through the journal. Returns the active run, or None.
+        """Resume a parked run if an answer can't reach it through the journal. Returns the active run, or None if none is.
 
         This is necessary if a question is cancelled, or answered with a secret, which the journal does not keep. Raises
         `AnswerRefused` if a worker executes the run of such a question.

@@ -103,7 +103,7 @@ class ThreadRecord:
             raise ThreadUnknown(self.id)
 
     async def _session_with(self, row: RunRow) -> Session:
-        """Return a copy of the session that includes what an unfinished run has committed. It must only be read."""
+        """Return a copy of the session that includes what an unfinished run has committed. The copy must only be read."""
         try:
             session = await runs.session(self._journal, self.session_id, principal=self.principal)
         except RunUnknown:

@@ -73,10 +73,10 @@ class Cassette:
 
     Keys are not written to the file, nor are the `secrets`, which are replaced wherever they occur. A request is
     answered by the first recorded one that is equal to it and was not used yet, so concurrent requests may come in any
-    order. A request that was not recorded raises `CassetteError`, which names its first difference from a recorded one
-    that was not used yet, if there is one. If a recorded request is not made, the end of the block raises
-    `CassetteError`, unless the block itself raised an error. If a request contains something that changes, such as the
-    time, pass `normalise`, which gets the request as JSON data and returns what to record and compare.
+    order. A request that was not recorded raises `CassetteError`, which names its first difference from a recorded
+    request, if one is left. If a recorded request is not made, the end of the block raises `CassetteError`, unless the
+    block itself raised an error. If a request contains something that changes, such as the time, pass `normalise`, which
+    gets the request as JSON data and returns what to record and compare.
 
     Bridged models are not recorded, because they use HTTP clients of their own.
     """

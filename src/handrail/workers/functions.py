@@ -38,7 +38,7 @@ class Definition(msgspec.Struct, frozen=True):
 class Functions:
     """The functions and tools in a folder's `tools.py`.
 
-    The file is loaded once, on first use, as a module with a unique name. Without the file there are none.
+    The file is loaded once, on first use, as a module with a unique name. Without the file, there are no functions.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -398,7 +398,7 @@ class WorkerRegistry:
     def resume(
         self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> Operation[PromptResponse[Any]]:
-        """Resume a recorded run of a worker. It has the attachments with which it began."""
+        """Resume a recorded run of a worker, with the attachments with which the run began."""
         check_names("resume", WorkerResumeArguments, arguments)
         worker = self[name]
         runner, _, rest = self._runner(worker, arguments)

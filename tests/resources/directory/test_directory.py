@@ -582,7 +582,7 @@ def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
 
 
 def test_an_undo_cut_by_a_crash_is_finished_and_can_not_be_undone(folders: Folders):
-    """An undo cut short by a crash is completed by the next process, and can't be undone itself."""
+    """An undo that was cut short by a crash is completed by the next process, and its call can't be undone again."""
     files = folders({"a": "1", "b": "1"})
     committed(files, "call", lambda f: f.write("a", "2"), lambda f: f.write("b", "2"))
     files.close()

@@ -560,7 +560,7 @@ ESCAPES = {
 @pytest.mark.usefixtures("walls")
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_there_is_no_way_out(folder: Folder, escape: str):
-    """None of these known escapes works, and nothing in /etc and /mnt changes."""
+    """No script in `ESCAPES` succeeds, and the names in /etc and /mnt do not change."""
     text = ESCAPES[escape]
     before = {place: sorted(os.listdir(place)) for place in ("/etc", "/mnt")}
     hostname = Path("/etc/hostname").read_bytes()

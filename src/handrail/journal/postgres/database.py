@@ -27,7 +27,7 @@ from handrail.journal.postgres.statements import PostgresConnection
 from handrail.journal.schema import VERSION
 
 _CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation)
-"""Errors of a transaction that lost a race with another one. It is run again, and then sees the other one's changes."""
+"""Errors of a transaction that lost a race with another. The loser is run again, and then sees the other's changes."""
 _LEAST_PATIENCE = 10.0
 """Seconds after which the server ends a transaction that waits for this process, if the lease is not longer.
 

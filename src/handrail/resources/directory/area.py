@@ -75,7 +75,7 @@ class Area:
         self._synced = False
         self._ready: dict[str, list[Path]] = {}
         self._spare: Path | None = None
-        """An empty folder for the next commit, or None. It is reused, because creating and removing folders is slow."""
+        """An empty folder to reuse for the next commit, because creating and removing folders is slow; None if there is none."""
 
     # --- the folder -------------------------------------------------------------------------------
 
@@ -413,7 +413,10 @@ class Area:
             self.disk.forget(gone)
 
     def done(self, key: CallKey) -> Commit | None:
-        """Return a call's newest kept commit, or None. Its run and its journal must match, and so must its place, if one is given."""
+        """Return a call's newest kept commit, or None if none is kept.
+
+        The commit's run and journal must match the key's, and so must its place, if the key has one.
+        """
         found = self._find(key)
         if found is None:
             # A process that died may have left it among its own files, and so may an undo that failed.

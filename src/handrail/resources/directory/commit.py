@@ -87,7 +87,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
     place: str = ""
     root: str
-    """Where the root was when the commit was staged. It may have been moved since; `root_id` says which one it is."""
+    """The path of the root when the commit was staged. The root may have been moved since; `root_id` identifies it."""
     root_id: str = ""
     staging: str
     folder: str
@@ -388,7 +388,7 @@ class Commit:
         """Exchange the slot with what is at a path, and return the status of what was displaced.
 
         Returns None if somebody has just deleted the staging folder. Raises `Busy` if another program is writing to the
-        path, and `Unexpected` if it is not what the step expects. What was displaced is then put back.
+        path, and `Unexpected` if the path does not hold what the step expects. In both cases, what was displaced is put back.
         """
         with unwritten(there, name, found) as is_unwritten:
             self._disk.exchange(slots, step.slot, there, name)

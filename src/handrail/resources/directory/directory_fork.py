@@ -407,8 +407,8 @@ class DirectoryFork(Linked, FileFork):
         """Return the facts that a command gave a folder, or None if they are unchanged.
 
         A folder may keep its set-ID bits and inherit the set-group-ID bit of the folder above, but gains no others. For a
-        folder that existed before, attributes that only root can set don't count as changed. If this process is not root,
-        neither does the owner, nor the group if it became this process's own.
+        folder that existed before, attributes that only root can set don't count as changed. If this process is not root, a
+        different owner does not count either, nor a different group that is this process's own.
         """
         before = self._facts_of(entry.path, old) if old.is_folder else None
         left = entry.facts or Facts(0o755)

@@ -137,8 +137,8 @@ class DirectoryFilesystem(Linked):
     def recover(self, journal: Journal, /) -> Operation[Recovered]:
         """Finish commits that a journal recorded but a dead process did not apply. Call it before using the folder.
 
-        What the journal recorded is applied, and everything else is discarded. The changes of a call that was given up are
-        reverted. A file that someone else has changed is left as it is, and its path is returned in `left`. A commit whose
+        What the journal recorded is applied, and what it did not record is discarded. The changes of a call that was given up
+        are reverted. A file that someone else has changed is left as it is, and its path is returned in `left`. A commit whose
         folder or staged files are not there stays recorded as unapplied, and is returned in `unapplied`.
         """
         ground = self._ground

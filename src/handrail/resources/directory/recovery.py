@@ -275,10 +275,11 @@ class _Recovery:
     def drop(
         self, dead: Sequence[Path], journal: str, known: set[str], given_up: set[tuple[str, str]]
     ) -> list[str]:
-        """Discard the commits of dead processes that this journal has no record of. Returns the ids of their calls.
+        """Settle the commits of dead processes that are not in `known`, the commits that are still to be applied.
 
-        A commit whose steps were begun is kept for `undo` instead, because the journal has recorded it as applied. If
-        somebody has given it up since, its steps are reverted.
+        A commit whose steps were not begun was never recorded, and is discarded. A commit whose steps were begun is kept for
+        `undo`, because the journal has recorded it as applied. If somebody has given such a commit up, it is reverted and
+        discarded. Returns the ids of the calls whose commits were discarded.
         """
         dropped: list[str] = []
         area = self._area

@@ -139,7 +139,7 @@ def staging_folders(around: Path) -> Iterator[Path]:
 
 
 def refuse_case_insensitive(folder: Path, root: Path) -> None:
-    """Raise `DefinitionError` if the disk of this folder ignores case. To find out, creates a file in it and removes it."""
+    """Raise `DefinitionError` if the disk of this folder ignores case. A file is created in the folder to find out."""
     probe = folder / "Probe"
     probe.touch()
     try:

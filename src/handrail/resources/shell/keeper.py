@@ -298,8 +298,8 @@ def _spawn(request: Request, actions: list[tuple[int, int, int]]) -> int:
 def _wait_unsandboxed(command: int, control: socket.socket) -> int:
     """Wait until the command ends, its caller hangs up or the keeper ends. Then kill all of the command's descendants.
 
-    Orphaned descendants become children of this process. It must not die with the keeper, because they would survive
-    it. So it watches the keeper instead. Returns the command's wait status.
+    Orphaned descendants become children of this process. If this process died with the keeper, they would survive. So it
+    watches the keeper instead. Returns the command's wait status.
     """
     poll = select.poll()
     poll.register(os.pidfd_open(command), select.POLLIN)

@@ -37,6 +37,13 @@ LARGEST = 64 * 1024 * 1024
 """Maximum bytes of a file that a call writes to a workspace, unless its path is ignored."""
 
 
+def check_size(path: str, size: int) -> None:
+    """Raise `FileLimitReached` if a workspace does not record a file of this size."""
+    if size > LARGEST:
+        problem = f"it has {size} bytes, and a workspace keeps files of at most {LARGEST} bytes"
+        raise FileLimitReached(path, f"{problem}. Make it smaller, or give it an ignored name")
+
+
 class WorkspaceFilesystem(DirectoryFilesystem):
     """The files of a workspace on this host, while a run has it. Only the run's calls change them."""
 
@@ -193,9 +200,7 @@ class WorkspaceFork(DirectoryFork):
     def _state_in(self, slot: Path, path: str) -> WorkspaceFile | None:
         state = state_of(slot, os.lstat(slot))
         if state is not None and state.digest and not self._workspace.cache.is_ignored(path):
-            if state.size > LARGEST:
-                problem = f"it has {state.size} bytes, and a workspace keeps files of at most {LARGEST} bytes"
-                raise FileLimitReached(path, f"{problem}. Make it smaller, or give it an ignored name")
+            check_size(path, state.size)
             self._places[state.digest] = slot
         return state
 

@@ -290,7 +290,7 @@ class Subagents:
     def end(self, run: OpenRun, reason: str) -> list[Event]:
         """Return the events that end a nested run. They report an error if the run failed or was cancelled.
 
-        Returns none if this leg has already ended the run.
+        Returns no events if this leg has already ended the run.
         """
         before = self.enter(run)
         if self._open.pop(run.id, 0) == 0:

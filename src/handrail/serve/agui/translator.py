@@ -213,7 +213,7 @@ class Translator:
     def _end_writing(self) -> list[Event]:
         """Return the events that end unfinished answers, and a snapshot of the messages without them.
 
-        Returns none if there are no such answers. There are some only if a run was cut off.
+        Returns no events if there are no such answers. An answer is unfinished only if its run was cut off.
         """
         cut = [run for run in self._nested if run.is_writing]
         events = [event for run in cut for event in self._writer.drop(run)]

@@ -11,7 +11,7 @@ export function Attachments({ files, thread }) {
   </ul>`;
 }
 
-// Only these are shown. The server recognises them by their bytes, and serves anything else as a download.
+// Only pictures of these types are shown. The server recognises them by their bytes, and serves other files as downloads.
 const SHOWN = /^data:image\/(png|jpeg|gif|webp);/;
 
 function File({ file, thread }) {

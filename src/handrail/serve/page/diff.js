@@ -88,7 +88,7 @@ function ModeToggle({ mode, choose }) {
   </div>`;
 }
 
-/** "2 files, 3 lines added, 1 removed". */
+/** The numbers of changed files and lines in words: "2 files, 3 lines added, 1 removed". */
 export function summary(files) {
   if (!files.length) return "No files changed";
   const added = files.reduce((sum, file) => sum + file.added, 0);

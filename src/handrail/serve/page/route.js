@@ -46,8 +46,8 @@ function fresh() {
 }
 
 /**
- * Takes the sign-in code from the address (#link=…), or returns null if there is none. The code is removed from the
- * address, so that it is neither bookmarked nor shown.
+ * Takes the sign-in code from the address (#link=…), or returns null if there is none or it is malformed. The code is
+ * removed from the address, so that it is neither bookmarked nor shown.
  */
 export function takeLink() {
   const found = /[#&]link=([^&]+)/.exec(location.hash);

@@ -21,7 +21,7 @@ export const THREAD_STATUS = {
   cancelled: "stopped",
 };
 
-/** 850 ms, 4.2 s, 3 min 12 s, 2 h 5 min. */
+/** A duration in words: 850 ms, 4.2 s, 3 min 12 s, 2 h 5 min; "" if it is unknown. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "";
   if (seconds < 1) return `${Math.max(0, Math.round(seconds * 1000))} ms`;
@@ -31,7 +31,7 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
 
-/** 940, 12.4k, 1.2M. */
+/** A number in short form: 940, 12.4k, 1.2M. */
 export function count(number) {
   if (number < 1000) return String(number);
   if (number < 1_000_000) return `${trimmed(number / 1000)}k`;
@@ -48,7 +48,7 @@ export function dollars(cost) {
   return `$${value < 0.1 ? value.toFixed(4) : value.toFixed(2)}`;
 }
 
-/** How long ago, in short form. The date if it is more than a week ago. */
+/** How long ago a time was, in short form, or its date if that is more than a week; "" if it is not a time. */
 export function ago(iso, now = Date.now()) {
   const then = Date.parse(iso);
   if (Number.isNaN(then)) return "";
@@ -60,7 +60,7 @@ export function ago(iso, now = Date.now()) {
   return new Date(then).toLocaleDateString(undefined, { day: "numeric", month: "short" });
 }
 
-/** 1 question, 3 questions. */
+/** A number with its noun: 1 question, 3 questions. */
 export function many(number, one, several = `${one}s`) {
   return number === 1 ? `1 ${one}` : `${number} ${several}`;
 }

@@ -29,7 +29,7 @@ class History:
     def __init__(self, happened: Sequence[Happening], peeked: int | None = None) -> None:
         self.happened = happened
         self.peeked = peeked
-        """The number of the process that only tried to take the run while another owned it, or None."""
+        """The number of the process that only tried to take the run while another owned it; None if none tried."""
         self.last = max((each.process for each in happened), default=0)
 
     def of(self, what: str, process: int | None = None) -> list[Details]:
@@ -95,7 +95,7 @@ class History:
         return found
 
     def entered_at(self, attempt: str) -> Details | None:
-        """Return the call whose handler was entered in this attempt, or None."""
+        """Return the call whose handler was entered in this attempt, or None if no handler was."""
         return next((call for call in self.of("entered") if call["attempt"] == attempt), None)
 
 

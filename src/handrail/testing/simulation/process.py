@@ -254,7 +254,7 @@ class Attempts:
 
 
 def _watch_charges() -> list[BudgetTracker]:
-    """Return a list to which the budget tracker of the run is added each time it begins or is resumed."""
+    """Return a list to which the run's budget tracker is added each time the run begins or is resumed."""
     name, trackers = "_begin", list[BudgetTracker]()
     begin = getattr(Frame, name)
 

@@ -60,7 +60,7 @@ function namesIn(text) {
   return { old: text.slice(2, at), path: text.slice(at + 3) };
 }
 
-/** The file of `---` and `+++`: the one started by `diff --git`, or one of a plain diff. */
+/** The file that `---` and `+++` name: the one that `diff --git` started, or a new one in a plain diff. */
 function headed(files, file, old, path) {
   if (!file || file.hunks.length) {
     const named = path === "/dev/null" ? old : path;

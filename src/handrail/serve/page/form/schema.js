@@ -99,7 +99,7 @@ export function shapeOf(schema) {
   return "json";
 }
 
-/** The schema of a mapping's values, or null. */
+/** The schema of a mapping's values, or null if there is none, or one for each of several patterns. */
 export function entriesOf(schema) {
   if (isObject(schema.additionalProperties)) return schema.additionalProperties;
   const patterns = Object.values(schema.patternProperties ?? {});
