@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support import strict_wires
+from handrail.testing import virtual_time
+from support import PATIENCE, strict_wires
 from support.filesystems import folders, new_files
 from support.schedule import Schedule, arranged
 from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
@@ -43,12 +44,17 @@ settings.load_profile(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the requests to model APIs, and keep default journals out of the developer's state folder."""
+    """Check the requests to model APIs, and keep default journals out of the developer's state folder.
+
+    In virtual time, wait for a handler's thread as long as a busy machine needs. Where a thread hangs on purpose, the test
+    says how long to wait for it.
+    """
     state = tempfile.TemporaryDirectory(prefix="handrail-state-")
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
     os.environ.pop("HANDRAIL_JOURNAL", None)
     strict_wires.watch()
+    virtual_time._THREAD_GRACE = PATIENCE
 
 
 @pytest.hookimpl(wrapper=True)

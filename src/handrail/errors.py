@@ -512,13 +512,16 @@ class WorkspaceBusy(StateError, RuntimeError):
     """Another run has the workspace. One run at a time works in it."""
 
     def __init__(self, workspace: str, run_id: str, owner: str) -> None:
+        how = f"in use by the run {run_id!r} in the process {owner!r}"
+        if not owner:
+            how = f"kept for the run {run_id!r}, which was interrupted and which a worker will continue"
         super().__init__(
-            f"the workspace {workspace!r} is in use by the run {run_id!r} in the process {owner!r}. "
-            "Try again when that run is over or parked, or cancel it."
+            f"the workspace {workspace!r} is {how}. Try again when that run is over or parked, or cancel it."
         )
         self.workspace = workspace
         self.run_id = run_id
         self.owner = owner
+        """The process that executes the run; "" if none does."""
 
 
 class WorkspaceTakenError(WorkspaceBusy):

@@ -361,12 +361,17 @@ class Workspaces(Protocol):
     async def acquire(self, name: str, run_id: str, /) -> WorkspaceRow:
         """Give a workspace, which is created if it does not exist, to a run of this process.
 
-        Raises `WorkspaceBusy` while another live run has it, and `RunBusy` if another process has taken the run over.
+        Raises `WorkspaceBusy` while another run has it, and `RunBusy` if another process has taken the run over. A submitted
+        run that was interrupted keeps its workspace until it is over or waits for an answer. Any other run loses its
+        workspace when its process ends.
         """
         ...
 
     async def release(self, name: str, run_id: str, /) -> None:
-        """Give up a workspace. Does nothing if the run or this process does not have it."""
+        """Close a workspace. Other runs can then take it, unless a worker will continue this run.
+
+        Does nothing if the run or this process does not have the workspace.
+        """
         ...
 
     async def get(self, name: str, /) -> WorkspaceRow | None:
@@ -374,7 +379,7 @@ class Workspaces(Protocol):
         ...
 
     async def list(self) -> Sequence[WorkspaceLine]:
-        """Return all workspaces, sorted by name. One that was altered is listed with what was altered."""
+        """Return all workspaces, sorted by name. An altered workspace is listed too, with what was altered."""
         ...
 
     async def holders(self) -> Mapping[str, str]:

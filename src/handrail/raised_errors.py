@@ -49,7 +49,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def log_error(log: logging.Logger, level: int, message: str, *words: object, error: BaseException) -> None:
-    """Log an error with its traceback, or without it if it can't be formatted, for example because it is too deep."""
+    """Log an error with its traceback, or without one if the traceback can't be formatted, for example because it is too deep."""
     if not log.isEnabledFor(level):
         return
     try:

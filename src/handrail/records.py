@@ -248,7 +248,7 @@ class WorkspaceLine(msgspec.Struct, frozen=True):
     run_id: str = ""
     """The run that has the workspace; "" if a new run could take it."""
     altered: str = ""
-    """What was altered by something other than Handrail; "" if nothing was. Then only the name is known."""
+    """What something other than Handrail has altered, in which case only the name is known; "" if nothing was altered."""
 
 
 class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

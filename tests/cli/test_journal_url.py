@@ -42,9 +42,7 @@ def test_a_journal_that_cannot_be_opened_is_told_without_its_password(url: str):
 @pytest.mark.parametrize(
     "named", ["mysql://ada:secret@db/x", "PostgreSQL://ada:secret@db/x", "sqlite:///x.db"]
 )
-@pytest.mark.parametrize(
-    "words", [["runs", "list"], ["workspaces", "put", "w", "."], ["users", "list"]], ids=" ".join
-)
+@pytest.mark.parametrize("words", [["runs", "list"], ["workspaces", "put", "w", "."]], ids=" ".join)
 def test_a_url_of_another_kind_is_not_taken_for_a_file(
     named: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -168,13 +168,20 @@ async def test_a_leg_that_lost_its_run_ends_before_the_same_worker_takes_the_run
 
 
 async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_more(
-    app: FleetApp, log: Callable[[], list[str]]
+    app: FleetApp, log: Callable[[], list[str]], tmp_path: Path
 ):
     journal = MemoryJournal()
-    for id, message in (("first", "sleep 0.5"), ("second", "pay rent")):
+    for id, message in (("first", "doze"), ("second", "pay rent")):
         await submit(journal, app, Submission(message, run_id=id))
-    async with worker(journal, app, grace=PATIENCE, limit=1):
+    async with worker(journal, app, grace=PATIENCE, limit=1) as runner:
         await until(lambda: log() == ["asleep"])
+
+        async def wake() -> None:
+            await until(lambda: runner._draining)
+            (tmp_path / "log.wake").touch()
+
+        waking = asyncio.ensure_future(wake())
+    await waking
     assert (await journal.runs.get("first")).status == "done"
     assert (await journal.runs.get("second")).status == "queued"
     assert await journal.queue.workers() == ()

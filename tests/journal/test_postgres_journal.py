@@ -258,13 +258,13 @@ _COLUMNS = "SELECT column_name FROM information_schema.columns WHERE table_schem
 
 
 async def test_a_process_has_one_lease_for_all_its_runs(open_journal: Open, sql: Callable[..., list[Any]]):
-    journal = open_journal(lease=7)
+    journal = open_journal(lease=PATIENCE)
     for number in range(3):
         await journal.runs.begin(run(f"run{number}", f"s{number}"))
         await kept(journal, f"run{number}")
     query = "SELECT owner, leased_until - extract(epoch FROM clock_timestamp()) FROM leases"
     [(owner, left)] = sql(query)
-    assert (owner, 0 < left <= 7) == (journal.owner, True)
+    assert (owner, 0 < left <= PATIENCE) == (journal.owner, True)
 
 
 async def test_only_the_lease_says_whether_a_process_is_alive(

@@ -156,6 +156,33 @@ async def test_a_run_that_has_ended_does_not_keep_a_workspace_that_it_did_not_re
     assert (await journal.workspaces.acquire("w", "r2")).run_id == "r2"
 
 
+async def test_a_submitted_run_that_was_interrupted_keeps_its_workspace_for_the_worker_that_continues_it(
+    journal: AnyJournal,
+):
+    """Its next commit builds on what its calls have changed. If it waits for an answer, others may take the workspace."""
+    await begin(journal, "r2")
+    record = RunRecord(
+        id="s", session_id="s", principal="p", prompt="p", model="m", began_at=1.0, app="a:b", request=b"x"
+    )
+    row = await journal.queue.submit(record)
+    await journal.queue.claim([row.queue])
+    await journal.runs.begin(msgspec.structs.replace(record, request=b"", begin=b"x"))
+    await journal.workspaces.acquire("w", "s")
+    await journal.workspaces.release("w", "s")
+    with pytest.raises(WorkspaceBusy, match="kept for the run 's', which was interrupted") as refused:
+        await journal.workspaces.acquire("w", "r2")
+    assert refused.value.owner == ""
+    await journal.runs.leave(
+        "s", "parked", due_at=1.0
+    )  # a worker that is stopped parks its runs, and makes them due
+    assert await journal.workspaces.holders() == {"w": "s"}
+    await journal.runs.take("s")
+    assert (await journal.workspaces.acquire("w", "s")).run_id == "s"
+    await journal.workspaces.release("w", "s")
+    await journal.runs.leave("s", "parked")
+    assert (await journal.workspaces.acquire("w", "r2")).run_id == "r2"
+
+
 async def test_the_holders_are_the_runs_that_keep_others_from_their_workspaces(journal: AnyJournal):
     await begin(journal, "r2")
     assert await journal.workspaces.holders() == {}

@@ -35,6 +35,7 @@ from handrail.messages import (
 from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelUnavailable
 from handrail.models.bridge import BridgedModel
 from handrail.models.scripted import Reply, Scripted
+from support import PATIENCE
 from support.servers import CHAT, GEMINI, MESSAGES, RESPONSES, Aimock, Embedded, Llmock
 
 Wire = Literal["chat", "responses", "messages", "gemini"]
@@ -183,7 +184,7 @@ def _behaviors(line: Line) -> list[dict[str, Any]]:
             ]
             fault: dict[str, Any] = {"type": "stream_fault", "kind": kind, "after_chunks": 5}
             if kind == "stall":
-                fault["stall_seconds"] = 20
+                fault["stall_seconds"] = PATIENCE
             return [{"type": "reply", "text": line.text}, fault]
 
 
@@ -205,7 +206,7 @@ def _scripted(line: Line) -> Scripted:
         case Fault(kind="truncated"):
             return Reply(line.text, cut=True)
         case Fault(kind="slow"):
-            return Reply(line.text, delay=20)
+            return Reply(line.text, delay=PATIENCE)
         case Fault(kind="hang"):
             return Reply(line.text, delay=30)
         case Fault():

@@ -111,25 +111,23 @@ def journal_path(given: str | None) -> Path:
 
 
 def journal_url(given: str | None) -> str | None:
-    """Return the URL of the journal to use, or None if it is in a file."""
+    """Return the URL of the journal to use, or None if it is in a file.
+
+    Raises `UsageError` for a URL of another kind, which as the path of a file would create a folder such as `http:`.
+    """
     named = _journal_name(given)
-    return named if is_url(named) else None
+    if is_url(named):
+        return named
+    if found := _SCHEME.match(named):
+        raise UsageError(
+            f"a journal is a file or a PostgreSQL database, not {found[0]}... Name a file, or write "
+            "postgresql://USER@HOST/DATABASE."
+        )
+    return None
 
 
 def _journal_name(given: str | None) -> str:
-    """Return the name of the journal that the user chose, or "".
-
-    Raises `UsageError` for a URL of another kind. As the path of a file, it would name a folder such as `http:`. The message
-    has no more of the URL than its scheme, because the rest may contain a password.
-    """
-    named = given or os.environ.get("HANDRAIL_JOURNAL", "")
-    scheme = _SCHEME.match(named)
-    if scheme is not None and not is_url(named):
-        raise UsageError(
-            f"a journal is a file or a PostgreSQL database, not {scheme[0]}... Name a file, or write "
-            "postgresql://USER@HOST/DATABASE."
-        )
-    return named
+    return given or os.environ.get("HANDRAIL_JOURNAL", "")
 
 
 def runs_command(verb: str, run_id: str, journal: str) -> str:

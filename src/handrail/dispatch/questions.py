@@ -289,7 +289,7 @@ def question_of(
 def params_that_came(attempt: Attempt) -> Any:
     """Return the params as the caller sent them.
 
-    Once the handler has started, they are parsed again, because it may have modified its own copy.
+    Once the handler has started, the arguments are parsed again, because the handler may have modified the params.
     """
     if not attempt.let_through or attempt.arguments is None:
         return attempt.params

@@ -303,7 +303,7 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
 def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") -> None:
     """Tell the calls around a committed call that it has committed past their transactions.
 
-    `records` are the recorded changes. The calls around it record them too, unless it has committed into the session.
+    `records` are the recorded changes. The calls around the call record them too, unless it has committed into the session.
     Pass `name` to name an inner call that has committed past all of these calls, instead of this call.
     """
     outer, into = attempt.parent, attempt.open_transaction.parent

@@ -24,6 +24,7 @@ from handrail.fleet.submission import repeat, this_host
 from handrail.limits import Budget
 from handrail.records import OVER, RunRow, WorkerRow
 from handrail.rendering import counted
+from handrail.replay.attachments import load as load_attachments
 from handrail.runs import cancel
 from handrail.runs import session as load_session
 from handrail.serve import REQUIRED
@@ -50,6 +51,8 @@ _RETRY_SECONDS = 15.0
 """Seconds until a run is tried again after a leg failed without ending the run."""
 _BUSY_SECONDS = 3.0
 """Seconds until a run is tried again after a different run had its workspace."""
+_CUT_SECONDS = 5.0
+"""Maximum seconds to wait for the end of legs that were interrupted. After that, they are cancelled."""
 
 
 class _LegEnvironment(LaterEnvironment):
@@ -316,9 +319,11 @@ class Runner:
         await repeat(journal, leg.row, request, self._dispatcher, self._clock)
         if session is None:
             session = await load_session(journal, record.session_id, principal=record.principal)
+        await load_attachments(journal, record.id, request.attachments)
         limits: Any = request.budget
         return source.begin(
             request.message,
+            attachments=request.attachments,
             run_id=record.id,
             session=session,
             journal=journal,
@@ -382,7 +387,7 @@ class Runner:
                 leg.environment.parking.park(by_force=True)
         cut = tuple(self._legs)
         if self._tasks:
-            _, stuck = await asyncio.wait(self._tasks, timeout=5)
+            _, stuck = await asyncio.wait(self._tasks, timeout=_CUT_SECONDS)
             for task in stuck:
                 task.cancel()
             await asyncio.gather(*stuck, return_exceptions=True)

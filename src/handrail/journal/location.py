@@ -253,7 +253,7 @@ def check_out_of_reach(journal: str, folder: str) -> None:
 
 
 def has_journal(place: str, journal: str) -> bool:
-    """Return whether a folder contains a journal or its key, or a file is one of them. Symbolic links are resolved.
+    """Return whether a place is a journal or its key, or is a folder that contains one. Symbolic links are resolved.
 
     Files below `.handrail` in the folder don't count: Handrail neither copies nor shows that name.
     """

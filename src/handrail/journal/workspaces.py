@@ -40,6 +40,7 @@ from handrail.records import (
 )
 
 _HEAD = "SELECT name, id, version, run_id, owner, seal, mac FROM workspaces WHERE name = ?"
+_HOLDER = "SELECT owner, status, queue, due_at FROM runs WHERE id = ?"
 _NAMES = "SELECT name FROM workspaces UNION SELECT workspace FROM workspace_files"
 _FILES = (
     "SELECT workspace, path, version, kind, mode, digest, size, mac FROM workspace_files WHERE workspace = ?"
@@ -79,7 +80,9 @@ class SqliteWorkspaces:
         def release(connection: Connection) -> None:
             row = _find(connection, database.chains, name)
             if row is not None and (row.run_id, row.owner) == (run_id, database.owner):
-                _replace(connection, database.chains, row, run_id="", owner="")
+                left = _replace(connection, database.chains, row, owner="")
+                if not _is_kept(connection, database, left):
+                    _replace(connection, database.chains, left, run_id="")
 
         await database.transact(release)
 
@@ -105,7 +108,7 @@ class SqliteWorkspaces:
             for (name,) in fetch(connection, query):
                 with contextlib.suppress(JournalAltered):  # `verify` reports it
                     row = _find(connection, database.chains, name)
-                    if row is not None and not _is_free(connection, database, row):
+                    if row is not None and _is_kept(connection, database, row):
                         found[row.name] = row.run_id
             return found
 
@@ -197,7 +200,8 @@ def advance(connection: Connection, database: Database, run_id: str, delta: Work
 
 def _revert(connection: Connection, database: Database, unit: CommitUnit, delta: WorkspaceDelta) -> None:
     row = _known(connection, database.chains, delta)
-    _check_free(connection, database, row)
+    if row.run_id != unit.run_id:  # no process has the run itself
+        _check_free(connection, database, row)
     opposite = [WorkspaceChange(each.path, each.new, each.old) for each in delta.changes]
     gone = {each.path for each in opposite if each.new is None}
     filled = [
@@ -246,7 +250,7 @@ def workspace_alterations(connection: Connection, chains: Chains) -> Iterator[Jo
 
 
 def _line(connection: Connection, database: Database, name: str) -> WorkspaceLine:
-    """Return a workspace for the list. One statement reads its files, so only one workspace at a time is in memory."""
+    """Return a workspace as it is listed. Its files are read here, so that those of only one workspace are in memory."""
     try:
         row = _find(connection, database.chains, name)
         states = _read_files(connection, database.chains, name, row).values()
@@ -255,7 +259,7 @@ def _line(connection: Connection, database: Database, name: str) -> WorkspaceLin
     if row is None:  # an altered name may be a value that no query finds
         return WorkspaceLine(str(name), altered="its row was changed")
     found = [state for state in states if state is not None and state.kind != "folder"]
-    run_id = "" if _is_free(connection, database, row) else row.run_id
+    run_id = row.run_id if _is_kept(connection, database, row) else ""
     return WorkspaceLine(row.name, row.version, len(found), sum(state.size for state in found), run_id)
 
 
@@ -280,19 +284,31 @@ def _known(connection: Connection, chains: Chains, delta: WorkspaceDelta) -> Wor
 
 def _check_free(connection: Connection, database: Database, row: WorkspaceRow) -> None:
     """Raise `WorkspaceBusy` if a run has the workspace."""
-    if not _is_free(connection, database, row):
-        raise WorkspaceBusy(row.name, row.run_id, row.owner)
+    if _is_kept(connection, database, row):
+        owner = row.owner if _is_at_work(connection, database, row.owner) else ""
+        raise WorkspaceBusy(row.name, row.run_id, owner)
 
 
-def _is_free(connection: Connection, database: Database, row: WorkspaceRow) -> bool:
-    """Return whether a different run may take the workspace.
+def _is_kept(connection: Connection, database: Database, row: WorkspaceRow) -> bool:
+    """Return whether a run has the workspace, so no different run may take it.
 
-    It may if the workspace has no owner, or if its owner has ended or no longer owns the run that has the workspace.
+    A submitted run that is over, or waits for an answer or a time, does not. Any other submitted run that has begun does,
+    even if its process has ended: a worker will continue it, perhaps in the middle of a call that has changed files. A run
+    that was not submitted has the workspace until it releases it, or until its process has ended or no longer owns the run.
     """
-    found = connection.execute("SELECT owner FROM runs WHERE id = ?", (row.run_id,)).fetchone()
-    has_left = not row.owner or (found is not None and found[0] != row.owner)
-    is_mine = row.owner == database.owner
-    return has_left or not (is_mine or database.leases.is_at_work(connection, row.owner))
+    found = connection.execute(_HOLDER, (row.run_id,)).fetchone()
+    if found is not None:
+        owner, status, queue, due_at = found
+        is_due = due_at is not None and due_at <= database.now()
+        if queue and (status == "running" or (status == "parked" and is_due)):
+            return True
+        if owner != row.owner:
+            return False
+    return _is_at_work(connection, database, row.owner)
+
+
+def _is_at_work(connection: Connection, database: Database, owner: str) -> bool:
+    return bool(owner) and (owner == database.owner or database.leases.is_at_work(connection, owner))
 
 
 def _head_values(row: WorkspaceRow) -> tuple[Any, ...]:

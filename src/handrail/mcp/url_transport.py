@@ -122,7 +122,7 @@ class _Wire(httpx2.AsyncBaseTransport):
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """Return the certificates that all connections trust. Reading them takes long, and would delay other calls each time."""
+    """Return the certificates that all connections trust. They are read once, because reading them delays other calls."""
     return httpx2.create_ssl_context()
 
 

@@ -45,7 +45,7 @@ async def decide_interrupted(attempt: Attempt) -> bool:
     """Decide what becomes of a call that may have been interrupted when the process ended.
 
     Returns False if the call may run: it had not begun, can run again, never took effect, or continues work that goes on
-    elsewhere. Returns True if it has happened: then it is finished, and its transaction has the effects of its inner
+    elsewhere. Returns True if the call has happened. It is then finished, and its transaction has the effects of its inner
     calls, so it only has to commit. Otherwise raises `Unsuccessful`, which carries the call's result, or `OutcomeUnknown`.
 
     A call with a secret can't run again. In arguments from a model, the record has a mask, which parsing rejects. A

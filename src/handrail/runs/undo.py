@@ -51,8 +51,8 @@ async def undo(
 
     Inner calls that committed for themselves are undone with it, last first, even if the call itself failed.
     Changes to a workspace are undone on any host, and need no `filesystem`.
-    The model is told about the undo in the session's next turn. Pass the `session` if this process has it in memory, so
-    that it drops the call immediately; otherwise that happens when the session is next evaluated.
+    The model is told about the undo in the session's next turn. If this process has the session in memory, pass it as
+    `session`, so that it drops the call immediately. Otherwise it drops the call when it is next evaluated.
 
     Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices, which the error
     names. It is also raised if the call failed and changed nothing, was undone or discarded before, has changes that

@@ -40,7 +40,7 @@ _CALL = "put"
 
 
 async def list_workspaces(journal: Journal) -> Sequence[WorkspaceLine]:
-    """Return the workspaces in a journal, sorted by name. One that was altered is listed with what was altered."""
+    """Return the workspaces in a journal, sorted by name. An altered workspace is listed too, with what was altered."""
     return await journal.workspaces.list()
 
 
@@ -63,8 +63,8 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
     Files that are in the way are replaced, and other files stay. Links and permissions are copied too. In a folder, pipes,
     sockets, devices, and names that are reserved or that the workspace ignores are left out. Raises `FileError` if the source
     does not exist, contains the journal, or is a single file that would be left out. Raises `WorkspaceBusy` while another run
-    has the workspace, and `RunError` if the copy fails, for example because a file is changed meanwhile. Then nothing is
-    copied.
+    has the workspace, and `RunError` if the copy fails, for example because a file is changed meanwhile. In all these cases
+    nothing is copied.
     """
     at = Path(source).absolute()
     if not at.exists():
@@ -146,7 +146,7 @@ def _copy(source: Path, target: Path, is_left_out: Callable[[str], bool]) -> Non
                 new.symlink_to(os.readlink(name, dir_fd=opened))
             elif stat.S_ISREG(status.st_mode):
                 _copy_file(name, new, inner, opened)
-    for new, mode in reversed(modes):  # a folder may forbid its owner to write
+    for new, mode in reversed(modes):  # set last, because a mode may forbid writing to the folder
         new.chmod(mode)
 
 
@@ -157,8 +157,8 @@ def _fail(error: OSError) -> None:
 def _copy_file(source: str, target: Path, path: str, folder: int | None = None) -> None:
     """Copy a file's bytes and permissions. `source` is relative to the open `folder`, if there is one.
 
-    Raises `FileLimitReached` if the file is too large for a workspace, and `FileError` if it changes meanwhile. A pipe in
-    its place is not waited for.
+    Raises `FileLimitReached` if the file is too large for a workspace, and `FileError` if it changes meanwhile or is not a
+    regular file. If somebody has put a pipe in its place, opening the pipe does not block.
     """
     number = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     with open(number, "rb") as file:
@@ -204,7 +204,7 @@ async def get_files(journal: Journal, name: str, folder: str | PathLike[str]) ->
 
 
 def _make_empty(target: Path) -> None:
-    """Create a folder, unless it exists and is empty. Raises `FileError` if that is not possible."""
+    """Create a folder, unless an empty one exists. Raises `FileError` if the path is taken, or is below a file."""
     try:
         if target.is_dir() and any(target.iterdir()):
             raise FileError(str(target), "it is not empty. Name a new folder, or delete what is in it")

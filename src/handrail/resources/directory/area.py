@@ -150,8 +150,8 @@ class Area:
     def _make_part(self) -> Path:
         """Create and lock a folder for this process.
 
-        Before it is locked, a different process may take it for that of a dead one and remove it. A new one is created
-        then. Raises `FileError` if this happens too often.
+        Before the folder is locked, a different process may take it for the folder of a dead process, and remove it. A new
+        one is created then. Raises `FileError` if this happens too often.
         """
         for _ in range(_TRIES):
             for folder in (self.folder, self.folder / "at-work", self.folder / "done"):

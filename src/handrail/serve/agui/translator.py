@@ -74,7 +74,7 @@ class Translator:
 
     `history` returns the thread's current messages, including those of nested runs. For a resumed run, `known` holds the
     calls and results that have already been sent, `said` returns the recorded messages of the run or of a run nested in
-    it, and `usage` and `cost` are what it used before it was resumed.
+    it, and `usage` and `cost` are what the run used before it was resumed.
     """
 
     def __init__(
