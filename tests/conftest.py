@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from handrail.testing import virtual_time
 from support import PATIENCE, strict_wires
 from support.filesystems import folders, new_files
-from support.schedule import Schedule, arranged
+from support.schedule import Schedule, arranged, collecting
 from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
 
 __all__ = ["folders", "new_files"]
@@ -36,7 +36,7 @@ settings.register_profile(
     "quick", max_examples=25, deadline=None, derandomize=True, suppress_health_check=UNCHECKED
 )
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=UNCHECKED)
-settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)
+settings.register_profile("brief", settings.get_profile("quick"), max_examples=5)
 """The profile for all Python versions but the first. Their tests only look for differences between versions."""
 settings.load_profile(
     os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
@@ -98,6 +98,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     wanted = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
     return True
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Let one xdist worker collect first, so that the others find the bytecode that it writes."""
+    with collecting(session.config):
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -647,6 +647,7 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
     run_virtual(main)
 
 
+@pytest.mark.once
 def test_only_the_gate_starts_handlers() -> None:
     """Only the gate, and the modules that are listed here with a reason, read a tool's `handler`."""
     source = Path(handrail.__file__).parent

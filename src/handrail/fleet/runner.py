@@ -23,6 +23,7 @@ from handrail.fleet.submission import repeat, this_host
 from handrail.limits import Budget
 from handrail.records import OVER, RunRow, WorkerRow
 from handrail.rendering import counted
+from handrail.replay.attachments import load as load_attachments
 from handrail.runs import session as load_session
 from handrail.serve import REQUIRED
 
@@ -305,9 +306,11 @@ class Runner:
         await repeat(journal, leg.row, request, self._dispatcher, self._clock)
         if session is None:
             session = await load_session(journal, record.session_id, principal=record.principal)
+        await load_attachments(journal, record.id, request.attachments)
         limits: Any = request.budget
         return source.begin(
             request.message,
+            attachments=request.attachments,
             run_id=record.id,
             session=session,
             journal=journal,
