@@ -85,7 +85,7 @@ MUTANTS = [
     Mutant(
         "inner commit leaks",
         "dispatch/transaction.py",
-        "    parent = None if outer is None or outer.transaction is None else outer.transaction.around_inner\n",
+        "    parent = None if outer is None or outer.is_undone else outer.open_transaction.around_inner\n",
         "    parent = None\n",
         "tests/dispatch/test_gate.py tests/dispatch/test_transactions.py",
     ),

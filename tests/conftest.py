@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support import strict_wires
+from handrail.testing import virtual_time
+from support import PATIENCE, strict_wires
 from support.filesystems import folders, new_files
-from support.schedule import Schedule, arranged
+from support.schedule import Schedule, arranged, collecting
 from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
 
 __all__ = ["folders", "new_files"]
@@ -35,7 +36,7 @@ settings.register_profile(
     "quick", max_examples=25, deadline=None, derandomize=True, suppress_health_check=UNCHECKED
 )
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=UNCHECKED)
-settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)
+settings.register_profile("brief", settings.get_profile("quick"), max_examples=5)
 """The profile for all Python versions but the first. Their tests only look for differences between versions."""
 settings.load_profile(
     os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
@@ -43,12 +44,17 @@ settings.load_profile(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the requests to model APIs, and keep default journals out of the developer's state folder."""
+    """Check the requests to model APIs, and keep default journals out of the developer's state folder.
+
+    In virtual time, wait for a handler's thread as long as a busy machine needs. Where a thread hangs on purpose, the test
+    says how long to wait for it.
+    """
     state = tempfile.TemporaryDirectory(prefix="handrail-state-")
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
     os.environ.pop("HANDRAIL_JOURNAL", None)
     strict_wires.watch()
+    virtual_time._THREAD_GRACE = PATIENCE
 
 
 @pytest.hookimpl(wrapper=True)
@@ -92,6 +98,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     wanted = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
     return True
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Let one xdist worker collect first, so that the others find the bytecode that it writes."""
+    with collecting(session.config):
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,7 +17,7 @@ from handrail.errors import DeadlineExceededError
 from handrail.events import Progress, ToolInvoked
 from handrail.session import Session
 from handrail.session.bus import Dispatcher
-from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
+from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual, virtual_time
 from handrail.timers import LostTime, WorkClock, timers_of
 from support import PATIENCE
 from support.rig import Rig
@@ -146,8 +146,11 @@ async def in_task(context: ToolContext) -> str:
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-def test_handlers_of_both_kinds_time_out_at_the_same_moment(kind: str) -> None:
+def test_handlers_of_both_kinds_time_out_at_the_same_moment(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A listener that blocks the loop for 40 seconds postpones a timeout of 10 seconds to 50 seconds."""
+    monkeypatch.setattr(virtual_time, "_THREAD_GRACE", 0.0)
     over = threading.Event()
 
     @tool(effect="pure", timeout=10)
@@ -179,7 +182,6 @@ def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The timeout of an async handler is postponed by a listener on the thread of a sync handler that it calls."""
-    grace = "handrail.testing.virtual_time._THREAD_GRACE"
     entered, leave = threading.Event(), threading.Event()
 
     @tool(effect="pure")
@@ -202,14 +204,13 @@ def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one(
         dispatcher = Dispatcher(clock=VirtualClock(loop))
         rig = Rig([outer, inner], session=Session(dispatcher=dispatcher))
         dispatcher.subscribe(Progress, wait)
-        with monkeypatch.context() as patient:
-            patient.setattr(grace, PATIENCE)
-            call = asyncio.ensure_future(rig.call("outer"))
-            await asyncio.to_thread(entered.wait, PATIENCE)
+        call = asyncio.ensure_future(rig.call("outer"))
+        await asyncio.to_thread(entered.wait, PATIENCE)
         loop.advance(40)
-        await asyncio.sleep(0.001)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(virtual_time, "_THREAD_GRACE", 0.0)
+            await asyncio.sleep(0.001)
         assert not call.done()
-        monkeypatch.setattr(grace, PATIENCE)
         leave.set()
         assert (await call).success
 

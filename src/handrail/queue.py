@@ -17,11 +17,19 @@ class Queue(Protocol):
     """
 
     async def submit(
-        self, run: RunRecord, /, *, at: float | None = None, host: str = "", key: str = ""
+        self,
+        run: RunRecord,
+        /,
+        *,
+        at: float | None = None,
+        host: str = "",
+        key: str = "",
+        blobs: Sequence[bytes] = (),
     ) -> RunRow:
         """Record a run for a worker to begin, as `queued`, and return its row.
 
-        It is due at the time `at`, or now. With `host`, only workers on that host may take it. If the principal has
+        It is due at the time `at`, or now. With `host`, only workers on that host may take it. The `blobs` that its request
+        refers to are stored together with it. If the principal has
         already submitted a run with this `key`, nothing is recorded, and the row of that run is returned. Raises
         `DefinitionError` if the run has no app, and `RunError` if its id is in use.
         """

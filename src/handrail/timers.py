@@ -243,6 +243,8 @@ class WorkClock(msgspec.Struct, eq=False):
     def lost_on_threads(self) -> float:
         """Return the seconds that listeners have taken on threads so far, without those in which one also blocked the loop."""
         with _threads:
+            if not self._entered and not self._lost.spans:
+                return 0.0
             lost = LostTime(self._lost.seconds, self._lost.spans)
             entered = self._entered
         now = self._timers.loop.time()

@@ -293,7 +293,7 @@ async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(t
     assert [each.name for each in of_both] == ["a", "b"]
     journal.questions.answer(answer_to(of_both[1], {"number": 2}))
     with pytest.raises(RunParked):  # `both` still needs the other answer
-        await asyncio.wait_for(adapter.resume("run", prompt), 120)
+        await asyncio.wait_for(adapter.resume("run", prompt), PATIENCE)
     journal.questions.answer(answer_to(of_both[0], {"number": 1}))
     assert (await adapter.resume("run", prompt)).text == "done"
     assert script.requests[-1].messages[-1].results[0].text == "[1, 2]"  # type: ignore[union-attr]

@@ -53,6 +53,18 @@ def test_a_key_submits_once_and_a_time_is_kept(journal: Path):
     assert "its time, 2030-01-01 00:00:00 UTC" in waits_for()[0]
 
 
+def test_files_are_submitted_with_the_message(journal: Path, tmp_path: Path):
+    (tmp_path / "note.txt").write_text("buy tea")
+    run = submitted("look", "--attach", str(tmp_path / "note.txt"))
+    (tmp_path / "note.txt").unlink()  # the worker reads it from the journal
+    opened = SqliteJournal(journal)
+    [digest] = asyncio.run(opened.blobs.list(run["run_id"]))
+    assert asyncio.run(opened.blobs.get(digest)) == b"buy tea"
+    opened.close()
+    said = handrail("submit", str(Path(fleet_app.__file__)), "look", "--attach", "missing", code=2)
+    assert "--attach missing: no such file" in said
+
+
 @pytest.mark.parametrize(
     "words", [("--at", "soon"), ("--every", "0s"), ("--every", "often")], ids=["at", "zero", "every"]
 )

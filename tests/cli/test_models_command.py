@@ -22,6 +22,7 @@ from handrail.models import ModelUnavailable
 from handrail.models.availability import survey
 from handrail.models.openai import OpenAIModel
 from handrail.models.providers import PROVIDERS
+from support import PATIENCE
 from support.programs import HANDRAIL, environment, handrail
 from support.raw_server import raw_server, whole
 
@@ -48,7 +49,11 @@ def served() -> Iterator[str]:
 
 @pytest.fixture
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixture: an environment without keys, in which no self-hosted server answers."""
+    """Fixture: an environment without keys, in which no self-hosted server answers.
+
+    A server that answers may take its time.
+    """
+    monkeypatch.setattr("handrail.models.availability.SECONDS", PATIENCE)
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     for provider in ("OLLAMA", "VLLM", "LMSTUDIO"):
@@ -150,7 +155,7 @@ def test_an_agent_on_the_served_model(served: str, api: Any):
 
 def post(address: str, body: Any, path: str = "/chat/completions", **headers: str) -> tuple[int, Any]:
     at = urlsplit(address)
-    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=60)
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=PATIENCE)
     sent = body if isinstance(body, bytes) else json.dumps(body).encode()
     given = {
         "content-type": "application/json",

@@ -21,6 +21,7 @@ from handrail.events import ToolInvoked, ToolStarted
 from handrail.isolation import isolated
 from handrail.protocols import PolicyDecision
 from handrail.testing import run_virtual
+from support import PATIENCE
 from support.rig import Rig
 
 who: ContextVar[str] = ContextVar("who", default="nobody")
@@ -321,7 +322,7 @@ async def test_an_http_client_works_in_a_call() -> None:
     async def fetch(port: int, context: ToolContext) -> str:
         """Fetch a page."""
         who.set("inside")
-        limit = aiohttp.ClientTimeout(total=60)
+        limit = aiohttp.ClientTimeout(total=PATIENCE)
         url = f"http://127.0.0.1:{port}/"
         async with aiohttp.ClientSession(timeout=limit) as session, session.get(url) as response:
             text = await response.text()

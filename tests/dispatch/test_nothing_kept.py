@@ -14,6 +14,7 @@ from handrail import ToolContext, tool
 from handrail.dispatch import open_gate
 from handrail.journal.local import LocalQuestions
 from handrail.question import Answer, Question
+from support import PATIENCE
 from support.kept_objects import Ending, endings, measure
 
 COUNT = 10_000 if os.environ.get("HANDRAIL_DEEP") else 25
@@ -54,7 +55,7 @@ def test_steps_of_calls_that_are_over_are_forgotten() -> None:
 
         go = asyncio.Event()
         gate = open_gate([pay, outer])
-        slow = asyncio.ensure_future(asyncio.wait_for(gate.invoke("pay", {"name": "slow"}), 5))
+        slow = asyncio.ensure_future(asyncio.wait_for(gate.invoke("pay", {"name": "slow"}), PATIENCE))
         while not done:
             await asyncio.sleep(0)
         for number in range(20):

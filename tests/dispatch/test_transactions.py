@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail import ToolContext, ToolResult, gather, tool
+from handrail.dispatch.transaction import new_transaction
 from handrail.events import ToolInvoked
 from handrail.testing import run_virtual
 from support.rig import Note, Rig
@@ -242,3 +245,47 @@ def test_staged_calls_are_serialisable(calls: list[tuple[int, Spec]]) -> None:
         check(programs)
 
     run_virtual(main)
+
+
+class Created:
+    """Notes each transaction that an attempt creates on first use, and whether another thread could create one meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
+        self.names: list[str] = []
+        self.unguarded = False
+        self._lock = rig.session.lock
+        monkeypatch.setattr("handrail.dispatch.attempt.new_transaction", self._create)
+
+    def _create(self, attempt: Any, tool: Any) -> Any:
+        self.names.append(attempt.name)
+        other = threading.Thread(target=self._try)
+        other.start()
+        other.join()
+        return new_transaction(attempt, tool)
+
+    def _try(self) -> None:
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            self.unguarded = True
+
+
+async def test_transactions_are_created_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that uses no state has no transaction. Threads that use the state at the same time share one."""
+
+    @tool(effect="staged")
+    async def idle(context: ToolContext) -> None:
+        """Use nothing."""
+
+    @tool(effect="staged")
+    async def busy(context: ToolContext) -> None:
+        """Use the session and the files."""
+        context.session.dispatch(Note("busy"))
+        context.filesystem.write("a", "busy")
+
+    rig = Rig([idle, busy])
+    created = Created(monkeypatch, rig)
+    assert (await rig.gate.invoke("idle")).success
+    assert created.names == []
+    assert (await rig.gate.invoke("busy")).success
+    assert created.names == ["busy"]
+    assert not created.unguarded

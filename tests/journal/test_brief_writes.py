@@ -20,8 +20,7 @@ from handrail.journal.connection import Connection
 from handrail.journal.database import Database, Job
 from handrail.journal.sqlite import Durability
 from handrail.records import CommitUnit
-
-PATIENCE = 20.0
+from support import PATIENCE
 
 
 @tool(effect="pure")

@@ -84,10 +84,11 @@ async def _result_of(going: Any) -> Any:
 async def test_a_file_that_is_locked_for_a_while_does_not_end_the_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    other = SqliteJournal(tmp_path / "runs.db", watch=None)
+    assert not await other.questions.open("run")  # its connection is open, and waits for the lock as usual
     monkeypatch.setattr("handrail.journal.database._BUSY_SECONDS", 0.01)
     journal = SqliteJournal(tmp_path / "runs.db", watch=0.02)
     running = asyncio.ensure_future(asking(journal, "run"))
-    other = SqliteJournal(tmp_path / "runs.db", watch=None)
     while not (questions := await other.questions.open("run")):
         await asyncio.sleep(0.01)
     holder = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)

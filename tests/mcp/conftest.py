@@ -3,7 +3,7 @@
 import pytest
 from mcp.client import session
 
-from handrail.mcp import connection, url_transport
+from handrail.mcp import calls, connection, issuer, login, remote_tasks, tasks, transport, url_transport
 from support import PATIENCE
 
 
@@ -17,3 +17,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("CONNECT_TIMEOUT", "PROBE_TIMEOUT"):
         monkeypatch.setattr(connection, limit, PATIENCE)
     monkeypatch.setattr(url_transport, "_CONNECT", PATIENCE)
+    monkeypatch.setattr(transport, "_LAST_MOMENTS", PATIENCE)
+    monkeypatch.setattr(issuer, "_FETCH_SECONDS", PATIENCE)
+    monkeypatch.setattr(calls, "STOP_SECONDS", PATIENCE)
+    monkeypatch.setattr(login, "_READ_SECONDS", PATIENCE)
+    monkeypatch.setattr(remote_tasks, "CANCEL_SECONDS", PATIENCE)
+    monkeypatch.setattr(tasks, "TASK_AFTER", PATIENCE)

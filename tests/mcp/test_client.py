@@ -26,6 +26,7 @@ from handrail.mcp.tools import MAX_NAME, capabilities_of, map_names
 from handrail.messages import ToolMessage
 from handrail.session import Session
 from handrail.testing import Person
+from support import PATIENCE
 from support.npm_servers import event_of_listing
 
 SERVER = Path(support.__path__[0]) / "mcp_server.py"
@@ -231,16 +232,20 @@ async def test_server_that_sends_rubbish() -> None:
 
 async def test_server_that_hangs() -> None:
     """A call that is not answered ends with the timeout, and the connection remains usable."""
-    async with server(timeout=0.2) as section:
-        _, told, _ = await run(section, ToolCall("hang"), ToolCall("echo", {"text": "a"}))
-        assert section.server.connection.opened == 1
-    assert "0.2" in told[0]
+    seconds, told = 0.02, ["", ""]
+    while told[1] != "echo: a" and seconds < PATIENCE:
+        seconds *= 10  # on a busy machine, the second call may exceed a short timeout too
+        async with server(timeout=seconds) as section:
+            _, told, _ = await run(section, ToolCall("hang"), ToolCall("echo", {"text": "a"}))
+            assert section.server.connection.opened == 1
+    assert f"{seconds:g}" in told[0]
     assert told[1] == "echo: a"
 
 
 async def test_server_that_stops_answering(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that did not answer a call, and does not list its tools either, is started again for the next call."""
     monkeypatch.setattr(connections, "PROBE_TIMEOUT", 0.1)
+    monkeypatch.setattr(connections, "MAX_REOPENED", 0)
     async with server(timeout=0.2) as section:
         await run(section, ToolCall("stop"))
         connection = section.server.connection
@@ -308,7 +313,7 @@ async def test_changed_list_is_read_without_a_call(monkeypatch: pytest.MonkeyPat
     async with server() as section:
         listed = event_of_listing(section, "fresh", monkeypatch)
         await run(section, ToolCall("change", {"text": "fresh"}))
-        await asyncio.wait_for(listed.wait(), 10)
+        await asyncio.wait_for(listed.wait(), PATIENCE)
         assert "fresh" in {tool.name for tool in section.current_tools()}
 
 
@@ -348,7 +353,7 @@ async def test_replaced_server_is_offered_without_a_call(
         @tool(effect="read")
         async def wait() -> None:
             """Wait for the new list."""
-            await asyncio.wait_for(listed.wait(), 10)
+            await asyncio.wait_for(listed.wait(), PATIENCE)
 
         @tool(effect="read")
         def replace() -> None:
@@ -403,6 +408,8 @@ async def test_server_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -
 
     After a failure, the next attempt to connect is made only after a pause.
     """
+    for name in ("FIRST_WAIT", "LONGEST_WAIT"):
+        monkeypatch.setattr(connections, name, PATIENCE)
     section = McpTools("gone", command=["/nonexistent/server"])
     with pytest.raises(ServerUnavailable, match="'/nonexistent/server' was not found"):
         await run(section)
@@ -446,12 +453,12 @@ def test_section_closed_on_a_different_event_loop() -> None:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        asyncio.run_coroutine_threadsafe(section.connect(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(section.connect(), loop).result(PATIENCE)
         (connection,) = section.server.connections
         assert connection.is_open
         asyncio.run(section.close())
         assert not connection.is_open
-        assert asyncio.run_coroutine_threadsafe(tasks_left(), loop).result(30) == 1
+        assert asyncio.run_coroutine_threadsafe(tasks_left(), loop).result(PATIENCE) == 1
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -61,7 +61,6 @@ TASKS = 10
 """The number of scenarios about tasks, all of which pass."""
 
 
-@pytest.mark.timeout(120)
 async def test_the_server(tmp_path: Path) -> None:
     """Every scenario for servers passes in both revisions, except those that are listed."""
     files = tmp_path / "files"
@@ -102,7 +101,6 @@ async def test_the_server(tmp_path: Path) -> None:
     assert (len(new), len(old)) == (50, 33)
 
 
-@pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize(("revision", "count"), CLIENT_SCENARIOS.items())
 async def test_the_client(tmp_path: Path, revision: str, count: int) -> None:
     """Every scenario for clients passes, except those that are listed."""

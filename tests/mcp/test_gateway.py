@@ -14,6 +14,7 @@ from handrail.mcp.gateway import SharedRate, load_rules
 from handrail.serve.people import People
 from handrail.serve.sources import PromptSource
 from mcp import Client
+from support import PATIENCE
 from support.gateways import SECRET, gateway
 from support.passwords import cheap_hashes
 from support.serving import Client as Page
@@ -65,7 +66,7 @@ async def test_approvers_decide_and_the_client_does_not(tmp_path: Path, mode: st
             "POST", "/inbox/answers", {**given, "reason": "" if approved else "no"}, by("ann")
         )
         assert answer.json == {"decided": approved}
-        result = await asyncio.wait_for(call, 20)
+        result = await asyncio.wait_for(call, PATIENCE)
         journal = made.calls.journal
         assert journal is not None
         (unit,) = await journal.calls.load(question["run_id"])
@@ -114,7 +115,7 @@ async def test_without_approvers_nothing_is_approved(tmp_path: Path) -> None:
         with closing(People(tmp_path / "people.db")) as people:
             people.remove("ann")
             people.remove("bob")
-        result = await asyncio.wait_for(client.call_tool("Send_Mail", {"text": "hi"}), 20)
+        result = await asyncio.wait_for(client.call_tool("Send_Mail", {"text": "hi"}), PATIENCE)
     assert result.is_error
 
 
@@ -130,6 +131,10 @@ async def test_without_approvers_nothing_is_approved(tmp_path: Path) -> None:
         ("policies: [capability, capability]", "two policies"),
         ("policies: {", "not YAML"),
         ("polices: []", "polices"),
+        (
+            "policies:\n  - capability: {alow: [mcp.a]}",
+            r"(?s)^(?!.*locked).*`policies\[0\].capability.alow` unknown; did you mean allow",
+        ),
     ],
 )
 def test_invalid_policies(tmp_path: Path, text: str, match: str) -> None:

@@ -9,6 +9,7 @@ from mcp_types import ElicitResult, ErrorData, InputRequiredResult
 
 from handrail.mcp import tasks
 from mcp import Client, MCPError
+from support import PATIENCE
 from support.gateways import gateway
 from support.mcp_tasks import TasksClient, TaskSession
 from support.passwords import cheap_hashes
@@ -45,7 +46,7 @@ async def test_only_an_approval_approves(tmp_path: Path, mode: Any, answer: Any)
         Client(made.server, mode=mode, elicitation_callback=None if answer is None else reply) as client,
     ):
         try:
-            result = await asyncio.wait_for(client.call_tool("Send_Mail", {"text": "hi"}), 20)
+            result = await asyncio.wait_for(client.call_tool("Send_Mail", {"text": "hi"}), PATIENCE)
         except MCPError:
             result = None  # the SDK's client gives up when its person does not answer
         assert await reached(made) == []
@@ -66,7 +67,7 @@ async def test_an_answer_that_does_not_fit_is_asked_again(tmp_path: Path, mode: 
         gateway(tmp_path, trust_client=True) as made,
         Client(made.server, mode=mode, elicitation_callback=reply) as client,
     ):
-        result = await asyncio.wait_for(client.call_tool("Send_Mail", {"text": "hi"}), 20)
+        result = await asyncio.wait_for(client.call_tool("Send_Mail", {"text": "hi"}), PATIENCE)
     assert (len(shown), answers, text_of(result)) == (5, [], "Send.Mail: hi")
     assert "approved" in shown[1].partition("\n")[0]
 

@@ -54,7 +54,7 @@ def ask(
         body = {"messages": [message], "max_tokens": 16, **body}
 
     async def send() -> tuple[int, str]:
-        timeout = aiohttp.ClientTimeout(total=30)
+        timeout = aiohttp.ClientTimeout(total=PATIENCE)
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
             session.post(url, json=body) as response,

@@ -84,7 +84,6 @@ def foreign(pages: dict[Path, Page]) -> list[str]:
     return [load for load in loads if urlsplit(load).netloc] + imported
 
 
-@pytest.mark.timeout(240)  # building takes 15 seconds, and longer on a busy machine
 def test_the_site_holds_together(tmp_path: Path):
     """The site builds without warnings, and every link within it leads to an existing page, file and anchor.
 

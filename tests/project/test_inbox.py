@@ -22,6 +22,8 @@ from handrail.testing import Person
 from support import ROOT, warm_python
 
 INBOX = ROOT / "examples" / "inbox"
+SLOW = re.compile(r"the subscriber .* took .* s for the event .*\n")
+"""Matches the warning of a slow subscriber, which a program may print on a busy machine."""
 
 SCRIPTED = """\
 import handrail
@@ -54,7 +56,7 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
     """
     command = [sys.executable, INBOX, "--messages=3", "--kill-after=1"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580)
-    assert (run.returncode, run.stderr) == (0, "")
+    assert (run.returncode, SLOW.sub("", run.stderr)) == (0, "")
     said, work = run.stdout, tmp_path / ".handrail" / "inbox"
     assert max(map(len, said.splitlines())) <= 100
     assert "\x1b" not in said  # colours are only for a terminal

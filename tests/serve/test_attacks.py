@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from support import PATIENCE
-from support.serving import BEARER, TOKEN, Client, Limits, Said, answer, serving, signed_in, source
+from support.serving import BEARER, TOKEN, Client, Limits, Said, Still, answer, serving, signed_in, source
 
 pytestmark = pytest.mark.once  # sockets, processes and limits do not depend on the Python version
 
@@ -179,6 +179,7 @@ async def _(client: Client) -> str:
 
 @attack("wrong tokens, and many of them", alone=True, token=TOKEN, limits=Limits(wrong_tokens=3))
 async def _(client: Client) -> str:
+    client.app.principals._wrong._clock = Still()  # an address may send another token every six seconds
     signed = await signed_in(client, token=TOKEN)
     for wrong in (TOKEN[:-1], TOKEN + "x", "\xff\xfe"):
         refused(
@@ -354,7 +355,8 @@ async def _(client: Client) -> str:
     async with asyncio.timeout(PATIENCE):
         said = await answer(reader)
         assert dripped < 100, "the server waited for all headers before it answered"
-        assert await reader.read() == b""
+        with contextlib.suppress(ConnectionError):  # a reset, if a header arrives after the end
+            assert await reader.read() == b""
     dripping.cancel()
     writer.close()
     return refused(said, 408, "HeadersTooSlow")
@@ -413,13 +415,13 @@ async def _(client: Client) -> str:
 @attack(
     "requests too often",
     authenticate=principal_of,
-    limits=Limits(requests_per_second=0.1, burst=100),
+    limits=Limits(requests_per_second=1 / 3600, burst=100),
 )
 async def _(client: Client) -> str:
     said = [await client.ask("GET", "/about", headers=by("eve")) for _ in range(110)]
     assert [each.status for each in said] == [200] * 100 + [429] * 10
     [*_, last] = said
-    assert 1 <= int(last.headers["retry-after"]) <= 10
+    assert 1 <= int(last.headers["retry-after"]) <= 3600
     return refused(last, 429, "TooManyRequests")
 
 

@@ -89,7 +89,8 @@ async def running(app: Any) -> AsyncGenerator[str]:
     """Run the app on a free port, and yield its address."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+        config = uvicorn.Config(app, log_level="error", lifespan="on", timeout_keep_alive=PATIENCE // 1000)
+        server = uvicorn.Server(config)
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         while not server.started:
             assert not serving.done(), "the server did not start"

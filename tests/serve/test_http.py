@@ -14,6 +14,7 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -22,15 +23,17 @@ from hypothesis import strategies as st
 from handrail.errors import DefinitionError
 from handrail.schema.problems import location_of
 from handrail.serve.limits import Limits, Quota, Rate, network_of
-from handrail.serve.metrics import REFUSED
+from handrail.serve.metrics import REFUSED, PrometheusMetrics
 from handrail.serve.middleware import CSP
 from handrail.serve.pages import Pages
 from handrail.serve.people import People
 from handrail.serve.principals import Principals
 from handrail.serve.refusals import RequestRefused, pointer_of
 from handrail.serve.requests import parse_json
-from handrail.serve.server import address_of, is_reachable, listen
+from handrail.serve.server import Connection, Connections, address_of, is_reachable, listen
+from handrail.testing import run_virtual
 from support import PATIENCE, warm_python
+from support.served_threads import over, texts
 from support.serving import BEARER, TOKEN, Client, said_by, serving, source
 from support.warm_python import Program
 
@@ -316,9 +319,13 @@ async def test_a_reader_that_stalls_blocks_nobody_and_is_disconnected(tmp_path: 
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         raw.connect((client.name, client.port))
         raw.sendall(client.head("GET", "/threads/a/events?follow=1"))
+        thread = client.app.threads.thread("local", "a")
         for number in range(60):
-            await client.say("a", "long 1000")
-            assert said_by((await client.idle("a"))["messages"])
+            await thread.say(
+                "long 1000"
+            )  # a snapshot of it would be so long that another reader might stall too
+            await over(thread)
+            assert texts(await thread.messages())[-1].startswith("word ")
             if number % 5 == 0:
                 await client.serves()
             if client.app.metrics.value(REFUSED, reason="ReaderStalled"):
@@ -339,6 +346,26 @@ async def test_a_reader_that_leaves_is_noticed_at_once_and_cancels_nothing(tmp_p
         while client.app.streams.count:
             await asyncio.sleep(0.02)
         assert (await client.asked("a"))["name"] == "order"
+
+
+def test_a_client_is_not_refused_for_the_time_in_which_the_server_was_busy():
+    """A client whose headers are late is refused, but the time in which the server's own loop stood still does not count."""
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        transport, inner = Mock(**{"is_closing.return_value": False}), Mock()
+        transport.get_extra_info.return_value = ("127.0.0.1", 1)
+        Connection(Connections(Limits(header_seconds=10), PrometheusMetrics()), inner).connection_made(
+            transport
+        )
+        loop.advance(20)  # the loop stood still
+        await asyncio.sleep(9)
+        transport.write.assert_not_called()
+        await asyncio.sleep(2)
+        [refusal] = transport.write.call_args.args
+        assert refusal.startswith(b"HTTP/1.1 408")
+
+    run_virtual(main)
 
 
 async def test_many_runs_stream_at_once(tmp_path: Path):
@@ -483,6 +510,20 @@ other = Prompt("other", "Help.")
 adapter = Adapter(ScriptedModel(lambda request: "hello"))
 '''
 
+DEAF = """
+import asyncio, contextlib
+
+class Deaf(ScriptedModel):
+    async def stream(self, request, /):
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+        yield
+
+adapter = Adapter(Deaf([]))
+"""
+"""Added to the app, it gives the app a model that never answers and can't be cancelled."""
+
 
 def command(folder: Path, *given: str, **env: str) -> Program:
     kept = {name: value for name, value in os.environ.items() if name != "HANDRAIL_TOKEN"}
@@ -553,8 +594,7 @@ def test_the_command_serves_workers_with_a_token_and_parks(tmp_path: Path):
 
 
 def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
-    (tmp_path / "desk.py").write_text(APP.replace('"hello"', 'Reply("x", delay=60)').replace(
-        "ScriptedModel\n", "ScriptedModel\nfrom handrail.models.scripted import Reply\n", 1))  # fmt: skip
+    (tmp_path / "desk.py").write_text(APP + DEAF)
     with started(tmp_path, "desk.py", HANDRAIL_TOKEN=TOKEN) as (process, line):
         asyncio.run(client_of(line).say("a", "take your time"))
         process.send_signal(signal.SIGINT)

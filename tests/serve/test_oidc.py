@@ -13,7 +13,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from handrail.errors import DefinitionError
 from handrail.serve.oidc import OidcProvider
 from handrail.serve.people import People
 from support import PATIENCE
-from support.serving import Client, Said, serving
+from support.reserved_port import reserved_port
+from support.serving import Client, Said, Still, serving
 
 pytestmark = pytest.mark.once
 CLAIMS = [
@@ -32,16 +32,6 @@ CLAIMS = [
     {"sub": "3", "email": "ann@example.org", "email_verified": False},
     {"sub": "4"},
 ]
-
-
-class Still:
-    """A clock that stands still."""
-
-    def now(self) -> datetime:
-        return datetime(2026, 5, 31, tzinfo=UTC)
-
-    def monotonic(self) -> float:
-        return 0.0
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
@@ -63,24 +53,22 @@ def fetch(address: str, form: dict[str, str] | None = None) -> tuple[int, str]:
 
 @contextmanager
 def provider() -> Generator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     users = [part for claims in CLAIMS for part in ("--user-claims", json.dumps(claims))]
-    program = [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port), *users]
-    process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                time.sleep(0.05)
-        assert process.poll() is None, "the provider did not start"
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    with reserved_port() as port:
+        program = [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port), *users]
+        process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            while process.poll() is None:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError:
+                    time.sleep(0.05)
+            assert process.poll() is None, "the provider did not start"
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="module")

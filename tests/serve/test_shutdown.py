@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from handrail.serve.app import on_stop_signal
 from handrail.serve.feed import EventStream, Feed, Streams, follow
 from handrail.serve.metrics import EVENTS_SENT, PrometheusMetrics
 from support import PATIENCE, warm_python
+from support.reserved_port import reserved_port
 from support.serving import BEARER, TOKEN, Client, serving, source
 
 APP = """
@@ -49,15 +51,14 @@ async def _until_served(client: Client) -> None:
 async def test_another_server_stops_although_a_client_is_connected(tmp_path: Path, number: signal.Signals):
     """Under uvicorn's own command, the app stops on a signal, and completes the stream that a client follows."""
     (tmp_path / "desk.py").write_text(APP)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = warm_python.start(
-        ["-m", "uvicorn", "desk:app", "--port", str(port)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": "."},
-    )
-    try:
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
+        process = warm_python.start(
+            ["-m", "uvicorn", "desk:app", "--port", str(port)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": "."},
+        )
+        stack.callback(process.close)
         client = Client(f"http://127.0.0.1:{port}", None, BEARER)  # type: ignore[arg-type]
         await _until_served(client)
         await client.say("a", "hello")
@@ -67,8 +68,6 @@ async def test_another_server_stops_although_a_client_is_connected(tmp_path: Pat
             async with asyncio.timeout(PATIENCE):
                 await stream.all()  # reading to the end succeeds only if the response is complete
         _, log = await asyncio.to_thread(process.communicate, timeout=300)
-    finally:
-        process.close()
     assert "Application shutdown complete." in log
     assert "Exception in ASGI application" not in log
     assert "exceeded" not in log
@@ -79,7 +78,13 @@ async def test_a_server_that_cancels_a_stream_ends_it(tmp_path: Path, caplog: py
     journal = SqliteJournal(tmp_path / "runs.db")
     app = asgi(source(), journal=journal, token=TOKEN)
     config = uvicorn.Config(
-        app, port=0, lifespan="on", log_config=None, timeout_graceful_shutdown=1, access_log=False
+        app,
+        port=0,
+        lifespan="on",
+        log_config=None,
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=300,
+        access_log=False,
     )
     server = uvicorn.Server(config)
     listening = socket.create_server(("127.0.0.1", 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ import msgspec
 import psycopg
 import pytest
 
-from handrail import PostgresJournal, SqliteJournal
+from handrail import Attachment, PostgresJournal, SqliteJournal
 from handrail.errors import AnswerRefused, DefinitionError
 from handrail.fleet import FleetApp, Runner, Submission, submit
 from handrail.journal.postgres.address import parse_url
+from handrail.messages import UserMessage
 from handrail.question import Answer
 from handrail.records import OVER
+from handrail.runs import said
 from handrail.serve import snapshots, watch
 from handrail.serve.agui.wire_events import Event, delta
 from handrail.serve.app import asgi
@@ -62,8 +64,16 @@ class Fleet:
     async def server(self) -> AsyncGenerator[Threads]:
         journal = self.journal()
 
-        async def submitted(text: str, run_id: str, thread: Thread) -> None:
-            asked = Submission(text, session_id=thread.session_id, principal=thread.principal, run_id=run_id)
+        async def submitted(
+            text: str, attachments: Sequence[Attachment], run_id: str, thread: Thread
+        ) -> None:
+            asked = Submission(
+                text,
+                attachments=attachments,
+                session_id=thread.session_id,
+                principal=thread.principal,
+                run_id=run_id,
+            )
             await submit(journal, self.app, asked)
 
         threads = Threads(self.app.source, journal, submit=submitted)
@@ -89,6 +99,9 @@ class Fleet:
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setenv("HANDRAIL_KEY", postgres.KEY)
     monkeypatch.setenv("GATES", str(tmp_path))
+    for name in ("_WATCH_SECONDS", "_REPLY_SECONDS", "_IDLE_SECONDS"):
+        monkeypatch.setattr(watch, name, PATIENCE)
+    monkeypatch.setattr("handrail.fleet.runner._CUT_SECONDS", PATIENCE)
     url = postgres.borrow_url()
     found = Fleet(url, FleetApp.load(str(Path(watched_app.__file__))), tmp_path)
     yield found
@@ -338,18 +351,50 @@ async def test_readers_join_again_after_a_lost_batch_and_a_lost_worker_is_not_he
     assert fleet.rows("watchers") == fleet.rows("broadcasts") == []
 
 
-async def test_a_message_with_more_than_text_is_refused(fleet: Fleet):
+async def test_a_message_with_tools_or_earlier_messages_is_refused(fleet: Fleet):
     async with fleet.server() as threads:
         thread = threads.thread("ann", "t")
-        with pytest.raises(NotForWorkers, match="Send a message with text only"):
+        with pytest.raises(
+            NotForWorkers, match="Send a message without them, or serve the app without --submit"
+        ):
             await thread.say("hello", tools=[watched_app.hold])
+        with pytest.raises(NotForWorkers, match="take no client tools or earlier messages"):
+            await thread.say("hello", history=[UserMessage("earlier")])
         assert await thread.newest() is None
+
+
+async def test_attachments_reach_the_worker_with_the_submitted_message(fleet: Fleet):
+    """Also a worker that takes the run over from a lost one, and the repetition of the run."""
+    note = Attachment(b"buy tea", "note.txt")
+    async with fleet.server() as threads:
+        thread = threads.thread("ann", "t")
+        run_id = await thread.say("look", attachments=[note, Attachment(b"buy tea", "same.txt")])
+        assert await thread.attachment(note.digest) == b"buy tea"
+    journal = fleet.journal()
+    asked = Submission("look", attachments=[note], every=3600.0, run_id="again")
+    await submit(journal, fleet.app, asked)
+    await journal.queue.claim([fleet.app.queue], run_id="again")
+    await journal.runs.leave("again", "queued", due_at=0.0)  # lost before it began
+    async with fleet.worker(grace=PATIENCE):
+        async with asyncio.timeout(PATIENCE):
+            for each in (run_id, "again"):
+                while (await journal.runs.get(each)).status not in OVER:
+                    await asyncio.sleep(0.01)
+    assert (await said(journal, run_id))[-1].text == "You sent: note.txt buy tea, same.txt buy tea"
+    assert (await said(journal, "again"))[-1].text == "You sent: note.txt buy tea"
+    (next_run,) = [row for row in await journal.runs.list() if row.status == "queued"]
+    assert await journal.blobs.list(next_run.record.id) == (note.digest,)
+    await journal.runs.forget([run_id, "again"])
+    assert await journal.blobs.get(note.digest) == b"buy tea"
+    assert not (await journal.runs.verify()).altered
 
 
 def test_submitting_needs_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     app = FleetApp.load(str(Path(watched_app.__file__)))
 
-    async def submitted(text: str, run_id: str, thread: Thread) -> None: ...
+    async def submitted(
+        text: str, attachments: Sequence[Attachment], run_id: str, thread: Thread
+    ) -> None: ...
 
     with pytest.raises(DefinitionError, match="only if the journal is in PostgreSQL"):
         asgi(app.source, journal=SqliteJournal(tmp_path / "runs.db"), submit=submitted)

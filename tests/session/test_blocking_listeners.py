@@ -18,7 +18,8 @@ from handrail.dispatch import ToolCall, run_turn
 from handrail.events import Emitted, Fact, Progress, ToolInvoked, ToolStarted
 from handrail.session import Session
 from handrail.session.bus import SLOW, Dispatcher
-from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
+from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual, virtual_time
+from support import PATIENCE
 from support.rig import Note, Rig
 
 
@@ -181,7 +182,7 @@ def test_a_nested_listener_is_counted_once() -> None:
     run_virtual(main)
 
 
-def test_a_listener_on_a_handlers_thread_is_not_charged() -> None:
+def test_a_listener_on_a_handlers_thread_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that a synchronous handler triggers runs on the handler's thread and postpones the timeout."""
     entered, leave = threading.Event(), threading.Event()
 
@@ -193,7 +194,7 @@ def test_a_listener_on_a_handlers_thread_is_not_charged() -> None:
 
     def wait(event: Progress) -> None:
         entered.set()
-        leave.wait(5)
+        leave.wait(PATIENCE)
 
     async def main() -> None:
         rig = new_rig([in_thread])
@@ -201,9 +202,11 @@ def test_a_listener_on_a_handlers_thread_is_not_charged() -> None:
         loop: Any = asyncio.get_running_loop()
         call = asyncio.ensure_future(rig.call("in_thread"))
         await asyncio.sleep(0)
-        assert entered.wait(5)
+        assert entered.wait(PATIENCE)
         loop.advance(40)  # four times the timeout
-        await asyncio.sleep(0.001)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(virtual_time, "_THREAD_GRACE", 0.0)
+            await asyncio.sleep(0.001)
         assert not call.done()
         leave.set()
         assert (await call).success
@@ -213,7 +216,7 @@ def test_a_listener_on_a_handlers_thread_is_not_charged() -> None:
     run_virtual(main)
 
 
-def test_a_listener_that_never_returns_does_not_hold_the_call() -> None:
+def test_a_listener_that_never_returns_does_not_hold_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that hangs on a handler's thread postpones the timeout by a minute at most."""
     leave = threading.Event()
 
@@ -223,15 +226,19 @@ def test_a_listener_that_never_returns_does_not_hold_the_call() -> None:
         context.report_progress("half")
         return "fine"
 
-    def hang(event: Progress) -> None:
-        leave.wait(5)
-
     async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def hang(event: Progress) -> None:
+            monkeypatch.setattr(virtual_time, "_THREAD_GRACE", 0.0)
+            loop.call_soon_threadsafe(lambda: None)  # ends the wait for this thread
+            leave.wait(PATIENCE)
+
         rig = new_rig([in_thread])
         rig.session.dispatcher.subscribe(Progress, hang)
         result = await rig.call("in_thread")
         assert not result.success
-        assert 60 <= asyncio.get_running_loop().time() <= 71
+        assert 60 <= loop.time() <= 71
         leave.set()
 
     run_virtual(main)

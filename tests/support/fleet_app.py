@@ -41,6 +41,15 @@ async def sleep(seconds: float) -> str:
     return "rested"
 
 
+@tool(effect="pure")
+async def doze() -> str:
+    """Wait until the file `$FLEET_LOG.wake` exists."""
+    note("asleep")
+    while not os.path.exists(f"{os.environ['FLEET_LOG']}.wake"):
+        await asyncio.sleep(0.005)
+    return "rested"
+
+
 @dataclass
 class Choice:
     name: str
@@ -63,9 +72,9 @@ async def keep(text: str, *, context: ToolContext) -> str:
 
 
 def answer(request: ModelRequest) -> ToolCall | str:
-    """Answer as the model. `pay X`, `ship X`, `sleep N`, `choose X` and `keep X` call that tool, and its result is repeated.
+    """Answer as the model. `pay X`, `ship X`, `sleep N`, `doze`, `choose X` and `keep X` call that tool.
 
-    Any other message is repeated with the number of its turn.
+    The tool's result is repeated. Any other message is repeated with the number of its turn.
     """
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
@@ -79,6 +88,8 @@ def answer(request: ModelRequest) -> ToolCall | str:
         "keep": ("text", rest),
         "sleep": ("seconds", 0.0),
     }
+    if verb == "doze":
+        return ToolCall(verb)
     if verb in calls:
         name, value = calls[verb]
         return ToolCall(verb, {name: float(rest) if verb == "sleep" else value})
@@ -86,4 +97,4 @@ def answer(request: ModelRequest) -> ToolCall | str:
 
 
 adapter = Adapter(ScriptedModel(answer))
-prompt = Prompt("shop", "You run a shop.", tools=[pay, ship, sleep, choose, keep])
+prompt = Prompt("shop", "You run a shop.", tools=[pay, ship, sleep, doze, choose, keep])

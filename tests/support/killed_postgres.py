@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any
 
 import psycopg
 
-from support import postgres
+from support import PATIENCE, postgres
+from support.reserved_port import reserved_port
 
 _SETTINGS = {**postgres._SETTINGS, "synchronous_commit": "on", "listen_addresses": "*"}
 """The settings of the server. A committed transaction survives the server's death, but not a crash of the machine."""
-_PATIENCE = 60.0
 
 
 class Server:
@@ -38,7 +37,8 @@ class Server:
         subprocess.run([*create, "-E", "UTF8", "--no-sync", "--locale=C"], check=True, **self._options)
         with (folder / "data" / "pg_hba.conf").open("a") as file:
             file.write("host all all 10.0.0.0/8 trust\n")
-        self.port = _free_port()
+        self._reserved = contextlib.ExitStack()
+        self.port = self._reserved.enter_context(reserved_port(""))
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[Any]:
@@ -57,7 +57,7 @@ class Server:
 
         A new server ends at once while processes of a killed one are left.
         """
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self.url()):
                 return
@@ -77,8 +77,4 @@ class Server:
         """Stop the server at once, without waiting for its clients."""
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as free:
-        return free.getsockname()[1]
+        self._reserved.close()

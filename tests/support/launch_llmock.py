@@ -6,17 +6,25 @@ The script runs on the Python of llmock's own venv. Tests script and inspect the
 /_llmock.
 """
 
+import functools
 import os
 import sys
+from typing import Any
 
 # llmock is not installed in the venv that the type checker uses.
-from llmock import simulation  # pyright: ignore
-from llmock.testing import LLMockServer  # pyright: ignore
+import uvicorn
+from llmock import simulation, testing  # pyright: ignore
 
 # llmock adds a Retry-After of one second to every 429 without one. With this set empty, it sends the header only if the
 # script asks for it.
 simulation.RETRYABLE_STATUS_CODES = frozenset()
 
-print(LLMockServer().start().url, flush=True)
+# On a busy machine, the server may start late, and a client may send its next request late on the same connection.
+PATIENCE = 300
+testing._STARTUP_TIMEOUT = PATIENCE
+configure: Any = uvicorn.Config.__init__
+uvicorn.Config.__init__ = functools.partialmethod(configure, timeout_keep_alive=PATIENCE)  # type: ignore[method-assign]
+
+print(testing.LLMockServer().start().url, flush=True)
 sys.stdin.read()
 os._exit(0)  # do not wait for streams that are stalled on purpose

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from handrail import Handoff, Parked, Prompt, ToolContext, ToolResult, UserContext, tool
 from handrail.clock import SystemClock
+from handrail.mcp import tasks
 
 NOTES = Path(os.environ["HANDRAIL_NOTES"])
 AHEAD = timedelta(days=int(os.environ["HANDRAIL_DAYS"]))
@@ -24,6 +25,7 @@ seconds = time.time
 time.time = lambda: seconds() + AHEAD.total_seconds()
 SystemClock.now = lambda self: datetime.now(UTC) + AHEAD
 note(f"process {os.getpid()}")
+tasks.TASK_AFTER = 300.0  # on a busy machine, a call that only takes long would become a task
 
 
 @tool(effect="read")

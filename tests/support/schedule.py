@@ -1,4 +1,4 @@
-"""The schedule for xdist: which tests run on the same worker, and which run first.
+"""The schedule for xdist: which worker collects first, which tests run on the same worker, and which run first.
 
 All tests of a file run on one worker, so that the file's fixtures are made only once (but see `APART`). The slowest
 files start first, so that the workers finish at about the same time.
@@ -6,7 +6,10 @@ files start first, so that the workers finish at about the same time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # pyright: ignore[reportMissingTypeStubs]  # xdist has no stubs
@@ -40,6 +43,26 @@ TOGETHER = ("tests/serve/page",)
 
 APART = ("tests/testing/test_simulation.py",)
 """Files whose tests are scheduled one by one, since each test takes as long as a whole file."""
+
+
+@contextmanager
+def collecting(config: pytest.Config) -> Generator[None]:
+    """Let one worker collect before the others do. Without workers, do nothing.
+
+    The first worker writes the bytecode of the test files. Workers that collect a new clone at the same time would each
+    compile every file.
+    """
+    if not hasattr(config, "workerinput"):
+        yield
+        return
+    shared = Path(config.option.basetemp).parent  # xdist puts the workers' temporary folders into one
+    with (shared / "collecting").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        collected = shared / "collected"
+        if collected.exists():
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        yield
+        collected.touch()
 
 
 class Schedule(LoadScopeScheduling):

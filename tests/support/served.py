@@ -48,6 +48,7 @@ from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
 from handrail.serve.people import People
 from handrail.serve.sources import PromptSource, Source
+from support import PATIENCE
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext
@@ -289,7 +290,13 @@ class Served:
         self.port: int = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._socket = listening
-        config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            lifespan="on",
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=int(PATIENCE),  # a busy client may send its next request late
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name=f"server on {self.port}", daemon=True)
 

@@ -6,7 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from handrail.serve.limits import Limits
 from handrail.serve.people import People
 from handrail.serve.server import address_of, listen, server_for
 from handrail.serve.sources import PromptSource
+from support import PATIENCE
 
 TOKEN = "a-token-that-nobody-guesses"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -112,6 +114,16 @@ class Said:
     def kind(self) -> str:
         """The kind of the error in the response."""
         return self.json["error"]["kind"]
+
+
+class Still:
+    """A clock that stands still."""
+
+    def now(self) -> datetime:
+        return datetime(2026, 5, 31, tzinfo=UTC)
+
+    def monotonic(self) -> float:
+        return 0.0
 
 
 class Client:
@@ -263,6 +275,15 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         yield chunk[:-2]
 
 
+def patient(limits: Limits | None) -> Limits:
+    """Return these limits with patience in place of each default time limit, which a busy machine may exceed."""
+    limits, usual = limits or Limits(), Limits()
+    names = ("body_seconds", "header_seconds", "idle_seconds", "write_seconds")
+    return replace(
+        limits, **{name: PATIENCE for name in names if getattr(limits, name) == getattr(usual, name)}
+    )
+
+
 @asynccontextmanager
 async def serving(
     folder: Path,
@@ -284,9 +305,12 @@ async def serving(
     if not options.keys() & {"authenticate", "token"} and not people.has_users():
         options["token"] = TOKEN
         headers = BEARER
-    app = asgi(served or source(), journal=journal, people=people, limits=limits, grace=0.2, **options)
+    app = asgi(
+        served or source(), journal=journal, people=people, limits=patient(limits), grace=0.2, **options
+    )
     listening = listen(host, 0)
     server = server_for(app)
+    server.config.timeout_graceful_shutdown = int(PATIENCE)  # the server closes its connections before that
     await app.start()
     task = asyncio.create_task(server.serve([listening]))
     try:
@@ -317,4 +341,4 @@ def said_by(messages: Any) -> list[str]:
     return [each["content"] for each in messages if each["role"] == "assistant"]
 
 
-__all__ = ["AssistantMessage", "Client", "Limits", "Said", "Stream", "serving", "source"]
+__all__ = ["AssistantMessage", "Client", "Limits", "Said", "Still", "Stream", "serving", "source"]

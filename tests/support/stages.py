@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import httpx2
+from pydantic_ai.models import create_async_httpx2_client
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -35,6 +37,7 @@ from handrail.messages import (
 from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelUnavailable
 from handrail.models.bridge import BridgedModel
 from handrail.models.scripted import Reply, Scripted
+from support import PATIENCE
 from support.servers import CHAT, GEMINI, MESSAGES, RESPONSES, Aimock, Embedded, Llmock
 
 Wire = Literal["chat", "responses", "messages", "gemini"]
@@ -89,9 +92,16 @@ def model_of(wire: Wire, server: Aimock | Llmock | Embedded, **options: Any) -> 
     return OpenAIModel(name, api=wire, base_url=server.openai_url, key_variable=None, **options)
 
 
+def openai_provider(url: str) -> OpenAIProvider:
+    """Return pydantic-ai's provider for a server. It does not give up after five seconds without a connection."""
+    clients: Any = create_async_httpx2_client
+    clients.__kwdefaults__["timeout"] = httpx2.Timeout(PATIENCE)
+    return OpenAIProvider(base_url=url, api_key="none")
+
+
 def bridged(server: Aimock | Llmock | Embedded, **options: Any) -> Model:
     """Return a bridge to pydantic-ai's chat completions model, connected to this server."""
-    provider = OpenAIProvider(base_url=server.openai_url, api_key="none")
+    provider = openai_provider(server.openai_url)
     given: dict[str, Any] = {"native_output": True, **options}
     return BridgedModel(OpenAIChatModel(given.pop("name", "gpt-test"), provider=provider), **given)
 
@@ -183,7 +193,7 @@ def _behaviors(line: Line) -> list[dict[str, Any]]:
             ]
             fault: dict[str, Any] = {"type": "stream_fault", "kind": kind, "after_chunks": 5}
             if kind == "stall":
-                fault["stall_seconds"] = 20
+                fault["stall_seconds"] = PATIENCE
             return [{"type": "reply", "text": line.text}, fault]
 
 
@@ -205,7 +215,7 @@ def _scripted(line: Line) -> Scripted:
         case Fault(kind="truncated"):
             return Reply(line.text, cut=True)
         case Fault(kind="slow"):
-            return Reply(line.text, delay=20)
+            return Reply(line.text, delay=PATIENCE)
         case Fault(kind="hang"):
             return Reply(line.text, delay=30)
         case Fault():

@@ -42,6 +42,11 @@ class Window:
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
 
+    @property
+    def unread(self) -> int:
+        """How many typed bytes, in complete lines, no program has read yet."""
+        return struct.unpack("i", fcntl.ioctl(self.slave, termios.FIONREAD, b"\0" * 4))[0]
+
     def take(self, seconds: float = 0.0) -> None:
         """Read the pending output, after waiting for it for at most this many seconds."""
         ready, _, _ = select.select([self.master], [], [], seconds)

@@ -265,6 +265,8 @@ def _serve(connection: socket.socket) -> None:
     for name in LOADED:
         with contextlib.suppress(ImportError):  # a missing module affects only the programs that import it
             importlib.import_module(name)
+    bus: Any = importlib.import_module("handrail.session.bus")
+    bus.SLOW = 300.0  # on a busy machine, programs would warn of slow subscribers
     sys.path.pop(0)  # removes this script's folder
     gc.freeze()  # a garbage collection in a child would copy every page it touches
     ended, wake = os.pipe()

@@ -77,6 +77,13 @@ class Teller:
         elif said.startswith("times "):
             pieces = [""] * int(said.split()[1])
             reply = Reply("")
+        elif attached := [
+            each
+            for message in request.messages
+            if isinstance(message, UserMessage)
+            for each in message.attachments
+        ]:
+            reply = f"You sent: {', '.join(f'{each.name} {each.text()}' for each in attached)}"
         else:
             reply = f"You said: {said}"
         if pieces:

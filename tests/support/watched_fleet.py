@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Generator
@@ -16,26 +15,24 @@ from typing import Any
 import psycopg
 
 from handrail.journal.postgres.address import parse_url
-from support import postgres, watched_app
+from support import PATIENCE, postgres, watched_app
 from support.programs import HANDRAIL
+from support.reserved_port import reserved_port
 
 APP = str(Path(watched_app.__file__))
 TOKEN = "Wv3kQ9tX2mZr7LpN5sHd8aYc"
-_PATIENCE = 120.0
 
 
 class WatchedFleet:
     """Starts workers and servers as processes, kills them, and opens the gates of their app."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, port: int) -> None:
         self.url = url
         self.gates = folder / "gates"
         self.gates.mkdir()
         self._logs = folder
         self._processes: list[subprocess.Popen[bytes]] = []
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = port
         self.address = f"http://127.0.0.1:{self.port}"
 
     def worker(self) -> subprocess.Popen[bytes]:
@@ -52,7 +49,7 @@ class WatchedFleet:
     def kill(self, process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
         """Send a process a signal that ends it, and wait for its end."""
         process.send_signal(number)
-        process.wait(_PATIENCE)
+        process.wait(PATIENCE)
 
     def close(self) -> None:
         for each in self._processes:
@@ -71,7 +68,7 @@ class WatchedFleet:
 
     def until(self, holds: Callable[[], Any]) -> Any:
         """Wait until this function returns a true value, and return that value."""
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + PATIENCE
         while not (found := holds()):
             if time.monotonic() > end:
                 raise AssertionError(f"it did not happen. The processes said:\n{self.said()}")
@@ -101,9 +98,10 @@ class WatchedFleet:
 def watched_fleet(folder: Path) -> Generator[WatchedFleet]:
     """Yield a fleet on an empty journal. Its processes end with the block."""
     url = postgres.borrow_url()
-    fleet = WatchedFleet(url, folder)
-    try:
-        yield fleet
-    finally:
-        fleet.close()
-        postgres.give_back(url)
+    with reserved_port() as port:
+        fleet = WatchedFleet(url, folder, port)
+        try:
+            yield fleet
+        finally:
+            fleet.close()
+            postgres.give_back(url)

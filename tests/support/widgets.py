@@ -70,7 +70,9 @@ def served() -> Generator[str]:
     )
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="error", lifespan="off", timeout_keep_alive=PATIENCE // 1000)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

@@ -37,6 +37,8 @@ pytestmark = pytest.mark.once  # processes are slow to start, and behave the sam
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 ALL = DEEP or os.environ.get("HANDRAIL_POINTS") == "all"
 """Whether to crash at every write, which scripts/mutants.py needs even in an ordinary run."""
+FEWER = 1 if ALL else 2
+"""The factor by which an ordinary run leaves more steps and writes between two crash points."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,28 +63,28 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
 @pytest.mark.timeout(900)  # starts hundreds of processes, possibly on a busy machine
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
     """A run with an agent, a question, an approval, files, a payment, an email and a handoff survives any crash."""
-    every = 1 if ALL else 8
-    report = crashed(SHOPPING, write_every=every, step_every=40, overtaken_every=60)
+    every = 1 if ALL else 16
+    report = crashed(SHOPPING, write_every=every, step_every=40 * FEWER, overtaken_every=60)
     report.assert_kept()
     assert report.writes > 30
     assert report.tried["before write"] == report.tried["after write"] >= report.writes // every
-    assert report.tried["step"] >= report.steps // 40 > 3
+    assert report.tried["step"] >= report.steps // (40 * FEWER) > 1
     assert report.processes > 2 * sum(report.tried.values())
 
 
 @pytest.mark.timeout(900)
 def test_several_at_once_retries_threads_and_previews_survive_it_too():
-    report = crashed(ERRANDS, write_every=1 if ALL else 12, step_every=40, overtaken_every=75)
+    report = crashed(ERRANDS, write_every=1 if ALL else 24, step_every=40 * FEWER, overtaken_every=75)
     report.assert_kept()
-    assert report.tried["step"] > 4
+    assert report.tried["step"] > 2
 
 
 @pytest.mark.timeout(900)
 def test_what_is_decided_for_the_session_survives_it_too():
     """A remembered answer is recorded when it is given, so after a crash the person is not asked again."""
-    report = crashed(DECIDING, write_every=1 if ALL else 8, step_every=30, overtaken_every=40)
+    report = crashed(DECIDING, write_every=1 if ALL else 16, step_every=30 * FEWER, overtaken_every=40)
     report.assert_kept()
-    assert report.tried["step"] > 4
+    assert report.tried["step"] > 2
 
 
 @pytest.mark.timeout(900)
@@ -91,17 +93,18 @@ def test_a_call_that_began_is_charged_once_however_often_its_process_dies():
 
     This includes the inner calls of calls that are not repeated, of repeated attempts and of nested runs.
     """
-    report = crashed(DELIVERING, write_every=1 if ALL else 3, step_every=10, overtaken_every=0, again=True)
+    every = 1 if ALL else 6
+    report = crashed(DELIVERING, write_every=every, step_every=10 * FEWER, overtaken_every=0, again=True)
     report.assert_kept()
-    assert report.tried["step"] > 4
+    assert report.tried["step"] > 2
 
 
 @pytest.mark.timeout(900)
 def test_a_run_in_a_workspace_survives_it_on_another_host():
     """A host that continues a run has the files that committed calls and a nested agent changed, and no other changes."""
-    report = crashed(WRITING, write_every=1 if ALL else 5, step_every=40, overtaken_every=60)
+    report = crashed(WRITING, write_every=1 if ALL else 10, step_every=40 * FEWER, overtaken_every=60)
     report.assert_kept()
-    assert report.tried["before write"] > 4
+    assert report.tried["before write"] > 2
 
 
 @pytest.mark.timeout(900)
@@ -109,9 +112,9 @@ def test_a_run_in_a_workspace_survives_it_on_another_host():
 def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
     """A run that is parked by force at any step keeps the same laws as a run that crashes there."""
     sampled: dict[str, Any] = {"write_every": 1000, "step_every": 1000, "overtaken_every": 0}
-    report = simulate(scenario, **sampled, parked_every=17 if DEEP else 34)
+    report = simulate(scenario, **sampled, parked_every=17 if DEEP else 34 * FEWER)
     report.assert_kept()
-    assert report.tried["parked at step"] > 5
+    assert report.tried["parked at step"] > 2
 
 
 KEY = "hunter2-of-the-simulation"
@@ -158,9 +161,9 @@ BANK = Scenario(name="a bank", play=bank, laws=[used_as_it_is, paid_at_most_once
 
 @pytest.mark.timeout(900)
 def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
-    report = crashed(BANK, write_every=1 if ALL else 2, step_every=32, overtaken_every=32)
+    report = crashed(BANK, write_every=1 if ALL else 4, step_every=32, overtaken_every=32)
     report.assert_kept()
-    assert report.tried["before write"] > 5
+    assert report.tried["before write"] > 3
 
 
 def vault(stage: Stage) -> Play:
@@ -224,13 +227,13 @@ VAULT = Scenario(
 def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     """A secret answer is recorded nowhere, and what depends on it happens at most once."""
     every: dict[str, Any] = (
-        {} if DEEP else {"write_every": 1 if ALL else 6, "step_every": 32, "overtaken_every": 32}
+        {} if DEEP else {"write_every": 1 if ALL else 12, "step_every": 32, "overtaken_every": 32}
     )
     report = simulate(
         VAULT, connected=True, **every
     )  # a secret answer reaches only a process in which the run is live
     report.assert_kept()
-    assert report.tried["before write"] > 5
+    assert report.tried["before write"] > 2
 
 
 # --- runs recorded in PostgreSQL ----------------------------------------------------------------------
@@ -312,7 +315,7 @@ LIAR = Scenario(name="a liar", play=liar, laws=[paid_once])
 
 
 def test_a_tool_that_says_it_is_staged_and_pays_is_caught():
-    report = simulate(LIAR, step_every=3, overtaken_every=0)
+    report = simulate(LIAR, write_every=FEWER, step_every=3 if ALL else 1000, overtaken_every=0)
     assert {each.law for each in report.broken} == {"paid_once"}
     again = simulate(LIAR, at=report.broken[0].at)
     assert [each.what for each in again.broken] == [report.broken[0].what]
@@ -322,7 +325,9 @@ def test_a_tool_that_says_it_is_staged_and_pays_is_caught():
 
 
 def test_the_command_says_where_a_law_was_broken(capsys: pytest.CaptureFixture[str]):
-    status = main([f"{__name__}:LIAR", "--step-every", "1000", "--overtaken-every", "0"])
+    status = main(
+        [f"{__name__}:LIAR", "--write-every", "2", "--step-every", "1000", "--overtaken-every", "0"]
+    )
     said = capsys.readouterr().out
     assert status == 1
     assert "a liar: " in said
@@ -342,7 +347,13 @@ def forgetful(stage: Stage) -> Play:
 
 
 def test_a_tool_that_says_something_else_after_a_crash_is_caught():
-    report = simulate(Scenario(name="forgetful", play=forgetful), step_every=10, overtaken_every=0)
+    every = 1 if ALL else 5
+    report = simulate(
+        Scenario(name="forgetful", play=forgetful),
+        write_every=every,
+        step_every=10 * every,
+        overtaken_every=0,
+    )
     assert {each.law for each in report.broken} == {"each_call_has_its_result"}
     assert any("not 'blue 0'" in each.what for each in report.broken)
 
@@ -381,7 +392,8 @@ def careless(stage: Stage) -> Play:
 
 
 def test_files_written_past_the_transaction_are_caught():
-    report = simulate(Scenario(name="careless", play=careless), step_every=4, overtaken_every=0)
+    scenario = Scenario(name="careless", play=careless)
+    report = simulate(scenario, write_every=FEWER, step_every=4 if ALL else 1000, overtaken_every=0)
     assert "files_are_never_torn" in {each.law for each in report.broken}
 
 

@@ -12,7 +12,6 @@ from handrail.errors import DeadlineExceededError
 from handrail.operation import Home, Operation
 from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
 from handrail.threads import run_in_thread
-from support import PATIENCE
 
 DAY = 86_400.0
 
@@ -119,9 +118,8 @@ def test_it_gives_the_same_every_time():
     assert run_virtual(main) == run_virtual(main)
 
 
-def test_a_thread_gets_a_moment_before_time_jumps(monkeypatch: pytest.MonkeyPatch):
+def test_a_thread_gets_a_moment_before_time_jumps():
     """While a thread is busy, time does not jump, so a timeout does not fire just before the thread returns."""
-    monkeypatch.setattr("handrail.testing.virtual_time._THREAD_GRACE", PATIENCE)
 
     async def main() -> float:
         for number in range(50):
@@ -132,8 +130,9 @@ def test_a_thread_gets_a_moment_before_time_jumps(monkeypatch: pytest.MonkeyPatc
     assert run_virtual(main) == 0.0
 
 
-def test_a_thread_that_hangs_does_not_stop_time():
+def test_a_thread_that_hangs_does_not_stop_time(monkeypatch: pytest.MonkeyPatch):
     """A thread that hangs delays virtual time only briefly, so that the timeout of a stuck handler can be tested."""
+    monkeypatch.setattr("handrail.testing.virtual_time._THREAD_GRACE", 0.01)
     release = threading.Event()
 
     async def main() -> float:

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import msgspec
 
+from handrail.content import Attachment
 from handrail.errors import RunError
 from handrail.journals import Journal
 from handrail.records import RunRecord, RunRow, workspace_name
@@ -16,6 +17,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The request of a submitted run. It is recorded with the run, and a worker reads it to begin or resume the run."""
 
     message: str
+    attachments: list[Attachment] = []
+    """References to the files that the message comes with. Their bytes are blobs of the run."""
     deadline: float | None = None
     """Seconds that the run has once it begins; None for no limit."""
     budget: dict[str, int | Decimal] | None = None

@@ -26,6 +26,12 @@ app = typer.Typer(
 )
 
 
+Attach = Annotated[
+    list[Path] | None,
+    typer.Option("--attach", "-a", metavar="FILE", help="A file to send with the message; repeatable."),
+]
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from handrail import __version__
@@ -51,10 +57,7 @@ def run(
         str | None,
         typer.Argument(metavar="INPUT", help="Your message; - or nothing reads standard input."),
     ] = None,
-    attach: Annotated[
-        list[Path] | None,
-        typer.Option("--attach", "-a", metavar="FILE", help="A file to send with the message; repeatable."),
-    ] = None,
+    attach: Attach = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object: answer, usage, cost, errors. Asks no questions."),
@@ -153,7 +156,10 @@ def submit(
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="When to begin: 2026-01-31T08:00, or after 30s, 15m, 12h or 7d."),
+        typer.Option(
+            metavar="TIME",
+            help="When to begin: 2026-01-31T08:00 in this machine's time zone, or after 30s, 15m, 12h or 7d.",
+        ),
     ] = None,
     every: Annotated[
         str | None,
@@ -167,12 +173,13 @@ def submit(
     session: Annotated[
         str, typer.Option(metavar="ID", help="The session to continue. Its runs take turns.")
     ] = "",
+    attach: Attach = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Leave a run in the journal for a worker to execute, and print its id."""
     from handrail.cli import fleet_commands
 
-    raise typer.Exit(fleet_commands.submit(options, message, at, every, key, session, as_json))
+    raise typer.Exit(fleet_commands.submit(options, message, at, every, key, session, attach or [], as_json))
 
 
 @app.command(epilog=_EPILOG)

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,10 +108,12 @@ def submit(
     every: str | None,
     key: str,
     session: str,
+    attachments: Sequence[Path],
     as_json: bool,
 ) -> int:
     """Record a run for a worker, print its id, and return the exit code."""
     from handrail import fleet
+    from handrail.cli.run_command import check_attachment
 
     try:
         text = read_input(message)
@@ -127,6 +130,7 @@ def submit(
             key=key,
             folder=folder,
             startup_files=tuple(options.startup_files or ()),
+            attachments=[check_attachment(path) for path in attachments],
         )
         with contextlib.closing(open_journal(options.journal, app.source.files)) as journal:
             row = asyncio.run(fleet.submit(journal, app, submission))

@@ -181,7 +181,7 @@ class Conversation:
         self.options = options
         self.session = Session()
         self.files = open_files(options.files, subject.folder, options.startup_files)
-        self._attachments = tuple(_check_attachment(path) for path in attachments or ())
+        self._attachments = tuple(check_attachment(path) for path in attachments or ())
         # With --json, a program reads the answer, so nobody is asked any questions.
         self.is_attended = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout)
         self.view = self._make_view()
@@ -295,7 +295,8 @@ class _Canceller:
         self._view.note("Cancelling, and undoing unfinished calls. Press again to quit at once.", "yellow")
 
 
-def _check_attachment(path: Path) -> Path:
+def check_attachment(path: Path) -> Path:
+    """Return the path of a file to attach. Raises `UsageError` if there is no such file."""
     if not path.is_file():
         raise UsageError(f"--attach {path}: no such file. Check the path.")
     return path

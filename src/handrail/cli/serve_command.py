@@ -24,7 +24,9 @@ from handrail.rendering import counted, escape_line
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
+    from handrail.content import Attachment
     from handrail.journals import Journal
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
@@ -87,8 +89,14 @@ def _submit(options: ServeOptions, loaded: Loaded, journal: Journal) -> Submit:
             )
     app = FleetApp(options.app, loaded.source, code_of(loaded.source.app))
 
-    async def submitted(text: str, run_id: str, thread: Thread) -> None:
-        asked = Submission(text, session_id=thread.session_id, principal=thread.principal, run_id=run_id)
+    async def submitted(text: str, attachments: Sequence[Attachment], run_id: str, thread: Thread) -> None:
+        asked = Submission(
+            text,
+            attachments=attachments,
+            session_id=thread.session_id,
+            principal=thread.principal,
+            run_id=run_id,
+        )
         await submit(journal, app, asked)
 
     return submitted

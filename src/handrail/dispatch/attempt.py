@@ -28,7 +28,7 @@ from handrail.dispatch.effects import OnUnknown, once
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.questions import wait_for
 from handrail.dispatch.tickets import GivenTicket, give_ticket
-from handrail.dispatch.transaction import Settled, Transaction
+from handrail.dispatch.transaction import Settled, Transaction, new_transaction
 from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
 from handrail.errors import CallFailed, ContextExpired, NotSupported
 from handrail.events import Emitted, Progress
@@ -82,6 +82,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     checked: list[tuple[ToolPolicy, Any]] = []
     """The policies that have checked the call, each with its own copy of the params."""
     transaction: Transaction | None = None
+    """The forks that the handler and the policies use; None until they are used, or an inner call begins."""
     token: object = None
     """The token that the gate issues in step 7. A handler does not start without it."""
     finished: Any = UNFINISHED
@@ -110,6 +111,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     grace: asyncio.TimerHandle | None = None
     """A timer that gives the handler time to act on an answer before its run may be parked; None if it is not running."""
     ended: bool = False
+    is_undone: bool = False
     stopped: bool = False
     policy_context: ToolContext | None = None
     policy_home: Home | None = None
@@ -377,11 +379,11 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def open_transaction(self) -> Transaction:
-        """The call's transaction. Raises `NotSupported` if there is none."""
-        transaction = self.transaction
-        if transaction is None:
-            raise NotSupported("session", "Use it only while the call's policies or its handler run.")
-        return transaction
+        """The attempt's transaction, created on first use. Raises `ContextExpired` if the attempt was undone."""
+        if self.transaction is None:
+            with self.frame.session.lock:  # two threads may ask at once and must get the same transaction
+                self.transaction = self.transaction or new_transaction(self, self.call.tool)
+        return self.transaction
 
     # Verbs.
 

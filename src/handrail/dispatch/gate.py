@@ -51,7 +51,6 @@ from handrail.dispatch.handlers import (
 )
 from handrail.dispatch.policies import (
     check_policies,
-    close_policy_context,
     close_resources,
     reason_to_ask,
     tell_policies,
@@ -176,6 +175,7 @@ class Gate:
                 call.resolve(tool)
             if call.parent is not None:
                 check_nesting(call, call.parent)
+                attempt.transaction = new_transaction(attempt, tool)  # at the root, on first use
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # a copy: what is checked is what runs
@@ -183,8 +183,6 @@ class Gate:
             if not done:
                 attempt.params = tool.parse(call.arguments)  # 2
             while not done:
-                # Opened here and used from step 7 on, so that what the policies read counts as read by the call.
-                transaction = attempt.transaction = new_transaction(attempt, tool)
                 if policies:
                     if (waiting := check_policies(attempt, policies)) is not None:  # 3
                         await waiting
@@ -203,21 +201,22 @@ class Gate:
                     result = attempt.finished = await begun  # 8
                     if (waiting := check_finished(attempt, tool, result, scope)) is not None:
                         await waiting
-                    if (attempt.preview or transaction.durable) and (why := why_ask(attempt)):
-                        await self._approve(passage, why, diff_of(transaction))  # 4, its changes
+                    made = attempt.transaction
+                    if (attempt.preview or (made and made.durable)) and (why := why_ask(attempt)):
+                        await self._approve(passage, why, diff_of(attempt.open_transaction))  # 4, its changes
                     if policies and (waiting := tell_policies(attempt, iter(attempt.checked))) is not None:
                         await waiting
                     if frame.journal is None:  # 9, success
-                        done = self._commit(passage)
+                        done = attempt.transaction is None or self._commit(attempt.transaction, passage)
                     else:
                         done = await self._commit_journaled(passage)
-                    if done:
-                        break
                 except Conflict as error:
                     self._count_rerun(passage, error)
                 except (TransientError, BaseExceptionGroup) as error:
                     await wait_to_retry(attempt, error, scope)
-                attempt = await self._again(passage, scope)
+                if not done:
+                    attempt = await self._again(passage, scope)
+            passage.result = attempt.finished
         except BaseException as error:
             if isinstance(error, GeneratorExit) and is_closing():
                 self._abandon(passage, error, scope)
@@ -294,13 +293,12 @@ class Gate:
 
     # 9
 
-    def _commit(self, passage: Passage, record: InnerCall | None = None) -> bool:
+    def _commit(self, transaction: Transaction, passage: Passage, record: InnerCall | None = None) -> bool:
         """Commit the call's forks. Returns False if it must run again. Raises `Refused` or `Conflict` if it can't commit.
 
         If this is an inner call, `record` is its record, which the calls around it may need.
         """
         call, attempt = passage.call, passage.attempt
-        transaction: Any = attempt.transaction
         changed = None if call.parent is None else check_outer(attempt, call.parent)
         if transaction.touched:
             lock = self.frame.session.lock
@@ -322,7 +320,6 @@ class Gate:
             attempt.settle_effect(transaction.parent)
         if changed is not None:
             note_past(attempt, changed, *(() if record is None else (record.changes,)))
-        passage.result = attempt.finished
         return True
 
     async def _commit_journaled(self, passage: Passage) -> bool:
@@ -332,7 +329,7 @@ class Gate:
         if journal is None or transaction.parent is not None:
             # The call becomes part of the outer call's record. Its result is kept in case the outer handler is re-entered.
             inner = inner_call(attempt, result) if log.is_kept else None
-            done = self._commit(passage, inner)
+            done = self._commit(transaction, passage, inner)
             if done and log.is_kept:
                 if result.attachments:
                     await shielded(store(log.journal, log.run_id, result.attachments))
@@ -349,7 +346,6 @@ class Gate:
                 note_past(attempt, changed)
         passage.recorded = True
         transaction.publish()
-        passage.result = result
         return True
 
     def _must_run_again(self, passage: Passage, transaction: Transaction) -> bool:
@@ -407,7 +403,7 @@ class Gate:
         """Undo this attempt and start the next one. Raises `CancelledError` if the call is cancelled meanwhile."""
         frame, attempt = self.frame, passage.attempt
         passage.left = (*passage.left, *await undo(attempt, "it is run again"))
-        attempt.transaction = None  # already undone
+        attempt.transaction, attempt.is_undone = None, True
         another = attempt.next()
         await note_attempt(another, passage.left)
         if scope.interrupted:
@@ -417,6 +413,7 @@ class Gate:
         else:
             scope.continue_timeout()
         another.params = passage.call.tool.parse(passage.call.arguments)
+        another.transaction = new_transaction(another, passage.call.tool)
         del frame.live[attempt]
         frame.live[another] = scope
         passage.attempt = another
@@ -450,10 +447,9 @@ class Gate:
 
     def _end(self, passage: Passage, ending: BaseException | None) -> None:
         frame, call, attempt = self.frame, passage.call, passage.attempt
-        if attempt.policy_context is not None:
-            close_policy_context(attempt)
-        if attempt.made_resources is not None:
-            attempt.made_resources = None  # breaks a reference cycle with the attempt
+        if attempt.policy_home is not None:
+            attempt.policy_home.close()
+        attempt.policy_context = attempt.made_resources = None  # breaks reference cycles with the attempt
         result: Any = passage.result
         shown, parking, error = call.tool.shown, frame.parking, passage.error
         monotonic, record = frame.monotonic, frame.record
@@ -461,7 +457,7 @@ class Gate:
             error = without_frames(error)  # it collects frames while it propagates
         if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
             seconds = monotonic() - frame.began - attempt.started
-            if attempt.clock is not None or frame.lost.seconds != attempt.lost:
+            if frame.lost.seconds or attempt.clock is not None:
                 seconds = max(0.0, seconds - attempt.excused())
             record(
                 ToolInvoked(

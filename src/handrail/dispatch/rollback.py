@@ -24,9 +24,9 @@ async def undo(attempt: Attempt, reason: str) -> tuple[str, ...]:
     Returns the effects that could not be undone. A compensation that fails does not stop the others.
     """
     attempt.close()
-    transaction, frame = attempt.transaction, attempt.frame
-    if transaction is None:
+    if attempt.is_undone:
         return ()
+    transaction, frame = attempt.open_transaction, attempt.frame
     transaction.drop()
     if frame.left_to_the_record:
         return ()  # parked, or taken over: the process that continues the run decides
@@ -55,9 +55,9 @@ def abandon(attempt: Attempt, reason: str) -> tuple[str, ...]:
     The model is told about those that can't be undone.
     """
     attempt.close()
-    transaction = attempt.transaction
-    if transaction is None:
+    if attempt.is_undone:
         return ()
+    transaction = attempt.open_transaction
     transaction.drop()
     attempt.settle_effect(transaction)
     left = tuple(dict.fromkeys(done.what for done in transaction.settled or ()))

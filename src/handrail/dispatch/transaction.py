@@ -294,9 +294,14 @@ class Transaction(msgspec.Struct, eq=False):
 
 
 def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
-    """Create the transaction of one attempt at a call, inside the outer call's transaction if there is one."""
+    """Create the transaction of one attempt at a call, inside the outer call's transaction if there is one.
+
+    Raises `ContextExpired` if the attempt was undone.
+    """
+    if attempt.is_undone:
+        raise ContextExpired(attempt.call.id)
     outer = attempt.call.parent
-    parent = None if outer is None or outer.transaction is None else outer.transaction.around_inner
+    parent = None if outer is None or outer.is_undone else outer.open_transaction.around_inner
     return Transaction(attempt.frame.session, attempt.call.name, tool.writes, parent)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from handrail.adapter.requests import RunRequest
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.deadline import is_span
 from handrail.errors import DefinitionError
 from handrail.fleet.apps import FleetApp
@@ -17,6 +19,7 @@ from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.records import WORKSPACE, RunRecord, RunRow
+from handrail.replay.attachments import contents, load
 
 LOCAL = "local"
 """The default principal of submitted runs."""
@@ -40,9 +43,11 @@ class Submission:
     - `startup_files`: patterns of the startup files in the folder that the run's calls may change without a separate approval.
     - `host`: the only host whose workers take the run. Default: this host if there is a `folder`, otherwise any host. A
       workspace moves with its run, so it pins the run to no host.
+    - `attachments`: files for the model: attachments, paths of files on this host, or http addresses. Their bytes are recorded
+      with the run.
     - `deadline`: how many seconds the run has once it begins.
 
-    Raises `DefinitionError` if `every` is not a positive number of seconds.
+    Raises `DefinitionError` if `every` is not a positive number of seconds, or an attachment can't be read.
     """
 
     message: str = field(kw_only=False)
@@ -54,6 +59,7 @@ class Submission:
     key: str = ""
     folder: str = ""
     startup_files: tuple[str, ...] = ()
+    attachments: Sequence[AttachmentSource] = ()
     host: str = ""
     deadline: float | None = None
     budget: Budget | None = None
@@ -64,11 +70,19 @@ class Submission:
                 f"every={self.every!r} is not a positive number of seconds. Pass one, such as every=3600."
             )
 
+        object.__setattr__(self, "attachments", attachments_of(self.attachments))
+
+    @property
+    def loaded(self) -> Sequence[Attachment]:
+        """The attachments, with the bytes of files that were named by their paths."""
+        return attachments_of(self.attachments)
+
     def request(self, run_id: str, due_at: float) -> RunRequest:
         """Return the request that is recorded with the run."""
         budget = self.budget
         return RunRequest(
             message=self.message,
+            attachments=list(self.loaded),
             deadline=self.deadline,
             budget=None if budget is None else {str(unit): limit for unit, limit in budget.limits().items()},
             folder=self.folder,
@@ -113,7 +127,8 @@ async def submit(
         code=app.code,
         request=msgspec.msgpack.encode(asked.request(run_id, due)),
     )
-    row = await journal.queue.submit(record, at=due, host=asked.pinned_host, key=asked.key)
+    blobs = contents(asked.loaded)
+    row = await journal.queue.submit(record, at=due, host=asked.pinned_host, key=asked.key, blobs=blobs)
     if dispatcher is not None:
         await dispatcher.submit(row, asked.at)
     return row
@@ -133,6 +148,7 @@ async def repeat(
     due = request.due_at + request.every * (late // request.every + 1)
     key = f"{request.key}@{due:.3f}"
     new_id = f"{request.key}-{due:.3f}".removesuffix(".000")
+    await load(journal, row.record.id, request.attachments)
     has_own_session = row.record.session_id == row.record.id
     record = msgspec.structs.replace(
         row.record,
@@ -142,5 +158,6 @@ async def repeat(
         begin=b"",
         request=msgspec.msgpack.encode(msgspec.structs.replace(request, due_at=due)),
     )
-    next_row = await journal.queue.submit(record, at=due, host=row.host, key=key)
+    blobs = contents(request.attachments)
+    next_row = await journal.queue.submit(record, at=due, host=row.host, key=key, blobs=blobs)
     await dispatcher.submit(next_row, due)

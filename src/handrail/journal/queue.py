@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from handrail.errors import DefinitionError, JournalAltered
+from handrail.journal.blobs import put_blob
 from handrail.journal.chains import Chains, fetch
 from handrail.journal.connection import Connection
 from handrail.journal.database import MEMORY, Database, encode
@@ -59,7 +60,14 @@ class SqliteQueue:
         """The altered runs that have already been logged."""
 
     async def submit(
-        self, run: RunRecord, /, *, at: float | None = None, host: str = "", key: str = ""
+        self,
+        run: RunRecord,
+        /,
+        *,
+        at: float | None = None,
+        host: str = "",
+        key: str = "",
+        blobs: Sequence[bytes] = (),
     ) -> RunRow:
         if not run.app:
             raise DefinitionError(
@@ -77,6 +85,8 @@ class SqliteQueue:
                 due = now if at is None else at
                 queue = (run.queue, host, key, due)
                 insert_new(connection, database.chains, run, "queued", now, queue=queue)
+                for data in blobs:
+                    put_blob(connection, database.chains, data, run.id, at=now)
             found = find_run(connection, database.chains, run.id if earlier is None else earlier[0])
             return self._runs.shown(connection, found)
 

@@ -45,8 +45,8 @@ log = logging.getLogger("handrail.mcp")
 
 MAX_WAITING = 1_000
 """Maximum number of calls that wait for answers in memory. Beyond that, the oldest is parked, or cancelled if it is not recorded."""
-PARK_AFTER = 300.0
-"""Seconds for which a recorded call that waits for an answer stays in memory. Then it is parked."""
+PARK_AFTER, STOP_SECONDS = 300.0, 5.0
+"""Seconds after which a recorded call that waits for an answer is parked, and maximum seconds that `Calls.stop` waits for calls."""
 NO_PAGE = (
     "it asks for a secret, and MCP forbids forms that ask for secrets. The person has to answer on a page of the server: "
     "serve the app with `handrail mcp --http` and a token or users, and use a client that opens addresses (URL elicitation)"
@@ -250,12 +250,12 @@ class Calls:
                     del self._left[next(iter(self._left))]
 
     async def stop(self) -> None:
-        """Park every recorded call that has started, by force if it is not waiting, and cancel the others. Waits at most 5 seconds."""
+        """Park every recorded call that has started, by force if it is not waiting, and cancel the others. Waits at most `STOP_SECONDS`."""
         calls = list(self._live.values())
         for call in calls:
             call.leave()
         if calls:
-            await asyncio.wait([call.task for call in calls], timeout=5.0)
+            await asyncio.wait([call.task for call in calls], timeout=STOP_SECONDS)
 
 
 class LiveCall:

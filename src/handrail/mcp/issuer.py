@@ -33,6 +33,8 @@ _KEYS_SECONDS = 60.0
 """Seconds for which the issuer's keys are not read again, even if a token names an unknown key."""
 _RETRY_SECONDS = 5.0
 """Seconds before an issuer that could not be reached is tried again."""
+_FETCH_SECONDS = 20.0
+"""Maximum seconds to wait for the issuer's next bytes, or for a connection to it."""
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
 """Matches a scope (RFC 6749)."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -149,7 +151,7 @@ class Issuer:
 
     async def _read_keys(self) -> jwt.PyJWKSet:
         try:
-            async with httpx2.AsyncClient(timeout=20.0) as http:
+            async with httpx2.AsyncClient(timeout=_FETCH_SECONDS) as http:
                 metadata = await self._read_metadata(http)
                 keys = str(metadata["jwks_uri"])
                 if not _is_safe(keys):

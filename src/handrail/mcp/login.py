@@ -26,6 +26,8 @@ LOGIN_SECONDS = 600.0
 _DONE = "You are logged in. Close this page, and confirm in the program that sent you here."
 _FAILED = "The login did not succeed. Close this page, and return to the program that sent you here."
 _STRANGE = "This is not the login that the program waits for. Open the address that it shows."
+_READ_SECONDS = 10.0
+"""Seconds that a browser which comes back has to send the first line of its request."""
 _MAX_REQUEST = 16 * 1024
 
 AskLogin = Callable[[str], Awaitable[str]]
@@ -129,7 +131,11 @@ async def _listening(redirect: str, state: str) -> AsyncGenerator[asyncio.Future
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, ValueError, TimeoutError):
-            line = (await asyncio.wait_for(reader.readline(), 10))[:_MAX_REQUEST].decode("latin-1").split()
+            line = (
+                (await asyncio.wait_for(reader.readline(), _READ_SECONDS))[:_MAX_REQUEST]
+                .decode("latin-1")
+                .split()
+            )
             asked = urlsplit(line[1] if len(line) > 1 else "")
             found = parse_qs(asked.query)
             given = found.get("state", [""])[0]

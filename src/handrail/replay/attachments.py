@@ -12,9 +12,13 @@ from handrail.messages import Message, ToolMessage, UserMessage
 
 async def store(journal: Journal, run_id: str, attachments: Iterable[Attachment]) -> None:
     """Store the bytes of attachments as blobs that this run refers to. Attachments without loaded bytes are skipped."""
-    for each in attachments:
-        if each.is_here:
-            await journal.blobs.put(each.content, run_id=run_id)
+    for content in contents(attachments):
+        await journal.blobs.put(content, run_id=run_id)
+
+
+def contents(attachments: Iterable[Attachment]) -> list[bytes]:
+    """Return the bytes of the attachments that are in memory."""
+    return [each.content for each in attachments if each.is_here]
 
 
 async def load(

@@ -104,7 +104,7 @@ def commit_unit(
     workspaces: Sequence[WorkspaceDelta] = (),
 ) -> CommitUnit:
     """Create the record of a finished call, with all its changes as plain data."""
-    transaction = attempt.transaction if result.success else None
+    transaction = attempt.open_transaction if result.success else None
     frame, call = attempt.frame, attempt.call
     session_id, filesystem = frame.session.id, frame.world.filesystem
     settled = () if transaction is None else _settled(attempt, transaction)
@@ -242,7 +242,7 @@ def fingerprint(attempt: Attempt) -> str:
 def inner_call(attempt: Attempt, result: ToolResult[Any], status: CallStatus = "ok") -> InnerCall:
     """Create the record of an inner call, before its forks are merged."""
     own = attempt.own_effect(result)
-    transaction = attempt.transaction if result.success else None
+    transaction = attempt.open_transaction if result.success else None
     passed = () if attempt.transaction is None else attempt.transaction.passed
     return record_of(attempt, result, transaction, status, () if own is None else (own,), passed)
 

@@ -31,6 +31,8 @@ from handrail.serve.refusals import RequestRefused
 _REQUIRED = ("authlib", "httpx")
 _MOST_PENDING = 10_000
 _PENDING_SECONDS = 600.0
+_FETCH_SECONDS = 20.0
+"""Maximum seconds to wait for the provider's next bytes, or for a connection to it."""
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
 
@@ -229,7 +231,7 @@ class OidcProvider:
     async def _fetch(self, address: str) -> dict[str, Any]:
         import httpx
 
-        async with httpx.AsyncClient(timeout=20.0) as client:
+        async with httpx.AsyncClient(timeout=_FETCH_SECONDS) as client:
             answer = await client.get(address)
             answer.raise_for_status()
             return answer.json()

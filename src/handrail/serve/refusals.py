@@ -10,7 +10,7 @@ A refusal is always JSON. It says what happened and often what to do, and reveal
         ├── ThreadElsewhere (LookupError)          .app: the thread belongs to an app that is not served here
         ├── ThreadBusy (RuntimeError)              a run is in progress
         ├── QuestionsOpen (RuntimeError)           .count: questions are waiting for answers
-        ├── NotForWorkers (ValueError)             the message comes with more than text, and workers take only text
+        ├── NotForWorkers (ValueError)             workers take no client tools or earlier messages
         └── ServerStopping (RuntimeError)          no new work is accepted
 """
 
@@ -113,13 +113,13 @@ class QuestionsOpen(ServeError, RuntimeError):
 
 
 class NotForWorkers(ServeError, ValueError):
-    """Raised when a message can't be submitted to workers, because it comes with more than text."""
+    """Raised when a message can't be submitted to workers, because it comes with a client's tools or earlier messages."""
 
     def __init__(self, thread: str) -> None:
         super().__init__(
             thread,
-            "workers execute this server's runs, and take no attachments, client tools or earlier messages",
-            "Send a message with text only.",
+            "workers execute this server's runs, and take no client tools or earlier messages",
+            "Send a message without them, or serve the app without --submit.",
         )
 
 

@@ -27,6 +27,11 @@ from handrail.serve.refusals import error_body
 
 _BACKLOG = 2048
 _SPARE_FILES = 256
+_LATE_SECONDS = 1.0
+"""A timer that fires later than this shows that the server itself was busy. A client then gets its time again.
+
+Otherwise the server would refuse requests that have arrived, but that it has not read yet.
+"""
 _ABORT_SECONDS = 1.0
 """Seconds that clients have to read the rest of their responses after the server begins to shut down."""
 _SHUTDOWN_SECONDS = 2
@@ -306,8 +311,10 @@ class Connection(asyncio.Protocol):
             self._headers = self._loop.call_later(seconds, self._refuse_slow)
 
     def _refuse_slow(self) -> None:
-        self._headers = None
-        if not self.transport.is_closing():
+        timer, self._headers = self._headers, None
+        if timer is not None and self._loop.time() - timer.when() > _LATE_SECONDS:
+            self._await_headers()
+        elif not self.transport.is_closing():
             refuse(self._connections.metrics, "HeadersTooSlow")
             self.transport.write(_TOO_SLOW)
             self.transport.close()

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
     from handrail.tools import Tool
 
-Submit = Callable[[str, str, "Thread"], Awaitable[object]]
-"""A function that takes a message, a run id and a thread, and submits the message to workers as a run of the thread."""
+Submit = Callable[[str, Sequence[Attachment], str, "Thread"], Awaitable[object]]
+"""A function that takes a message, its attachments, a run id and a thread, and submits a run of the thread to workers."""
 _ELSEWHERE = "another program"
 _HERE = "this server"
 
@@ -108,20 +108,20 @@ class Thread(ThreadRecord):
         """Start a run with a message, and return its id once it is recorded.
 
         Raises `ThreadBusy` while a run is active, `QuestionsOpen` if one waits for answers, `ServerStopping` at shutdown,
-        and `NotForWorkers` if workers execute the runs and the message comes with more than text. If the run fails before
-        it is recorded, raises its error.
+        and `NotForWorkers` if workers execute the runs and the message comes with tools or earlier messages. If the run fails
+        before it is recorded, raises its error.
         """
         async with self._lock:
             self._check_accepting()
             await self._check_free()
             run_id = self._setup.new_id()
             if self._setup.submit is not None:
-                if attachments or tools or history:
+                if tools or history:
                     raise NotForWorkers(self.id)
                 watch = await self.watched()
                 if watch is not None:
                     watch.expect(leg)
-                await self._setup.submit(text, run_id, self)
+                await self._setup.submit(text, attachments, run_id, self)
                 return run_id
             live = await self.begun(run_id)
             stream = self._source.begin(

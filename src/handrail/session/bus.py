@@ -76,8 +76,6 @@ class Dispatcher:
         except KeyError:
             check_event(event)
             listeners = self._match(type(event))
-        if not listeners:
-            return
         monotonic = self.monotonic
         for listener in listeners:
             before = monotonic()

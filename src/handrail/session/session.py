@@ -142,9 +142,9 @@ class Session:
             self._dispatcher.publish(fact)
             return
         keep(fact)
-        if not listeners:  # The code of `publish`, inlined because this runs for every fact.
-            return
-        monotonic = self._dispatcher.monotonic
+        monotonic = (
+            self._dispatcher.monotonic
+        )  # the code of `publish`, inlined because this runs for every fact
         for listener in listeners:
             before = monotonic()
             try:

@@ -34,7 +34,7 @@ COUNTS = (
 
 
 @pytest.mark.once
-@pytest.mark.timeout(36_000 if DEEP else 120)
+@pytest.mark.timeout(36_000 if DEEP else 600)
 @pytest.mark.parametrize("journaled", ["no", "yes"])
 def test_processes_lose_nothing(tmp_path: Path, journaled: str):
     """Processes that change shared files, and are killed and restarted, lose no update and leave no torn file.

@@ -1,6 +1,7 @@
 """How commands end: on their own, after a timeout, when cancelled, with this process, or with the keeper."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -377,6 +378,7 @@ def test_descriptors_are_given_back(folder: Folder):
     """Commands leave no file descriptor open in this process, even if they time out or can't be found."""
     shell = anything()
     folder.run(shell, "true", stdin="x")
+    gc.collect()  # closes what earlier tests have left open
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         folder.run(shell, "true", stdin="x")

@@ -27,6 +27,7 @@ import pytest
 from support import PATIENCE, ROOT, SUPPORT, importing_support, warm_python
 from support.agui_app import source_of
 from support.agui_grammar import Checker
+from support.reserved_port import reserved_port
 from support.served import GATES, serving
 from support.serving import BEARER, TOKEN
 
@@ -557,21 +558,19 @@ def process(folder: Path, port: int) -> Generator[warm_python.Program]:
 
 def restart(version: str, folder: Path) -> None:
     """Kill a server while questions are open, and answer them on a new server with the same journal."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    found = Place(version, folder, f"http://127.0.0.1:{port}")
-    with process(folder, port) as server:
-        asking, calling = found.client("thread-research"), found.client("thread-map")
-        asked = asking.say("research", tools=[MAP])
-        calling.say("map", tools=[MAP])
-        server.send_signal(signal.SIGKILL)
-        server.wait()
-    with process(folder, port):
-        joined = found.client("thread-research").do("connect")
-        assert [each["id"] for each in joined.interrupts] == [each["id"] for each in asked.interrupts]
-        assert asking.resume((asked.interrupts[0], {"approved": True})).text == "It is known now."
-        assert calling.do("answer", call="map-1", content="seen").text == "You have seen it."
+    with reserved_port() as port:
+        found = Place(version, folder, f"http://127.0.0.1:{port}")
+        with process(folder, port) as server:
+            asking, calling = found.client("thread-research"), found.client("thread-map")
+            asked = asking.say("research", tools=[MAP])
+            calling.say("map", tools=[MAP])
+            server.send_signal(signal.SIGKILL)
+            server.wait()
+        with process(folder, port):
+            joined = found.client("thread-research").do("connect")
+            assert [each["id"] for each in joined.interrupts] == [each["id"] for each in asked.interrupts]
+            assert asking.resume((asked.interrupts[0], {"approved": True})).text == "It is known now."
+            assert calling.do("answer", call="map-1", content="seen").text == "You have seen it."
 
 
 @pytest.mark.parametrize("version", VERSIONS)
