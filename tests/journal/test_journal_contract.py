@@ -379,6 +379,24 @@ async def test_a_submitted_run_is_queued_until_a_worker_begins_it(journal: Journ
     assert await due(journal) == []
 
 
+async def test_a_submitted_run_that_is_parked_while_it_should_stop_is_due_for_a_worker_that_ends_it(
+    journal: Journal,
+):
+    await journal.queue.submit(request())
+    assert await claimed(journal) == "run"
+    await begin(journal, request())
+    await journal.runs.stop("run")
+    await journal.runs.leave("run", "parked")
+    assert (await journal.runs.get("run")).stopping
+    assert await due(journal) == ["run"]
+    assert await claimed(journal) == "run"
+    await journal.runs.take("run")
+    assert await journal.runs.keep("run") == {"run": True}
+    await journal.runs.leave("run", "cancelled")
+    assert not (await journal.runs.get("run")).stopping
+    assert await due(journal) == []
+
+
 async def test_a_run_that_this_process_still_executes_is_not_claimed(journal: Journal):
     for id in ("run", "next"):
         await journal.queue.submit(request(id))
