@@ -512,7 +512,7 @@ POLICIES: dict[str, Row] = {
         lambda: open_gate([], policies=[CapabilityPolicy(), CapabilityPolicy()]),
         DefinitionError,
         "two policies are named 'capability'",
-        "Rename one of them",
+        "Give one of them a different `name`",
     ),
     "mode that is none": (
         lambda: any_gate([], approvals="yes"),

@@ -284,7 +284,7 @@ def guess_type(content: bytes, name: str = "") -> str:
 def shown_size(size: int) -> str:
     """Return a size in bytes for people, such as "12 kB"."""
     if size < 1000:
-        return f"{size} bytes"
+        return f"{size} byte{'' if size == 1 else 's'}"
     if size < 1_000_000:
         return f"{size / 1000:.3g} kB"
     return f"{size / 1_000_000:.3g} MB"

@@ -115,6 +115,11 @@ async def test_a_waiting_run_leaves_memory_and_continues_once_it_is_answered(
     door.close()
 
 
+def is_stopped(row: RunRow) -> bool:
+    """Return whether a run was asked to stop. Its worker may have stopped it already."""
+    return row.stopping or row.status == "cancelled"
+
+
 async def test_a_run_is_cancelled_from_a_different_process(
     app: FleetApp, log: Callable[[], list[str]], tmp_path: Path
 ):
@@ -122,7 +127,7 @@ async def test_a_run_is_cancelled_from_a_different_process(
     run_id = (await submit(door, app, "sleep 1000")).record.id
     async with worker(journal, app):
         await until(lambda: log() == ["asleep"])
-        assert (await runs.cancel(door, run_id)).stopping
+        assert is_stopped(await runs.cancel(door, run_id))
         row = await over(door, run_id)
     assert (row.status, log()) == ("cancelled", ["asleep", "woken"])
     journal.close()
@@ -310,11 +315,52 @@ async def test_a_queued_run_is_cancelled_while_a_worker_has_another_run_of_its_s
         await until(lambda: log() == ["asleep"])
         row = await runs.cancel(door, "second")
         assert (row.status, decode_outcome(row).error) == ("cancelled", "it was cancelled before it began")
-        assert (await runs.cancel(door, "first")).stopping
+        assert is_stopped(await runs.cancel(door, "first"))
         assert decode_outcome(await over(door, "third")).text == "Turn 2: hello"
     assert (await door.runs.get("first")).status == "cancelled"
     journal.close()
     door.close()
+
+
+async def test_a_run_that_was_cancelled_at_a_lost_worker_does_not_begin(
+    app: FleetApp, log: Callable[[], list[str]], tmp_path: Path
+):
+    lost, journal = SqliteJournal(tmp_path / "runs.db"), SqliteJournal(tmp_path / "runs.db")
+    run_id = (await submit(journal, app, Submission("pay rent", every=3600.0))).record.id
+    await lost.queue.claim([app.queue])
+    assert (await runs.cancel(journal, run_id)).stopping
+    lost.close()
+    async with worker(journal, app):
+        row = await over(journal, run_id)
+    assert (row.status, decode_outcome(row).error) == ("cancelled", "it was cancelled before it began")
+    assert (log(), len(await journal.runs.list())) == ([], 1)  # the series has ended too
+    journal.close()
+
+
+async def test_a_run_that_is_claimed_while_the_worker_begins_to_drain_is_released(
+    app: FleetApp, monkeypatch: pytest.MonkeyPatch
+):
+    journal = MemoryJournal()
+    run_id = (await submit(journal, app, "pay rent")).record.id
+    claim, claimed, returns = journal.queue.claim, asyncio.Event(), asyncio.Event()
+
+    async def slow_claim(*queues: Any, **options: Any) -> RunRow | None:
+        row = await claim(*queues, **options)
+        claimed.set()
+        await returns.wait()
+        return row
+
+    monkeypatch.setattr(journal.queue, "claim", slow_claim)
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(Runner(journal, [app]).run(stop))
+    await asyncio.wait_for(claimed.wait(), PATIENCE)
+    stop.set()
+    for _ in range(10):
+        await asyncio.sleep(0)  # the worker has begun to drain
+    returns.set()
+    await asyncio.wait_for(task, PATIENCE)
+    row = await journal.runs.get(run_id)
+    assert (row.status, row.owner) == ("queued", "")
 
 
 async def test_a_worker_that_fails_leaves_its_runs_to_others(

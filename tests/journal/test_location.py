@@ -17,7 +17,7 @@ from handrail import Adapter, DirectoryFilesystem, Prompt, ScriptedModel, Sqlite
 from handrail.cli import main
 from handrail.cli.outcome import runs_command
 from handrail.errors import DefinitionError, JournalError, JournalExposed
-from handrail.journal.location import check_out_of_reach, default_journal
+from handrail.journal.location import check_out_of_reach, check_secret, default_journal
 from handrail.serve.people import People
 
 pytestmark = pytest.mark.once  # files have the same places and permissions under every Python version
@@ -401,3 +401,38 @@ def test_no_home_is_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Path, "home", nobody)
     with pytest.raises(JournalError, match=r"there is no home folder to keep it in. Set XDG_STATE_HOME"):
         default_journal(Path("/"))
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "problem"),
+    [
+        (1000, 0o400, ""),
+        (1000, 0o440, "other users can access"),
+        (0, 0o400, ""),
+        (0, 0o440, ""),  # from systemd, or a volume of Kubernetes with a group
+        (0, 0o460, "other users can access"),
+        (0, 0o444, "other users can access"),
+        (2000, 0o400, "belongs to another user"),
+    ],
+)
+def test_root_may_give_a_secret_to_a_service_and_its_group(
+    owner: int, mode: int, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "key"
+    file.write_text("secret")
+    look = os.lstat
+
+    def look_as_owned(path: Any, **options: Any) -> os.stat_result:
+        found = look(path, **options)
+        if str(path) != str(file):
+            return found
+        return os.stat_result((stat.S_IFREG | mode, *found[1:4], owner, *found[5:]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 1000)
+        patched.setattr(os, "lstat", look_as_owned)
+        if problem:
+            with pytest.raises(JournalExposed, match=problem):
+                check_secret("runs", file)
+        else:
+            check_secret("runs", file)

@@ -89,6 +89,8 @@ class Wire:
         self.connection: Any = journal._database._connection
         self.sent: list[str] = []
         self.cut_before = self.cut_after = ""
+        self.before_the_cut: Callable[..., object] = lambda *statement: None
+        """Called with the statement before which the connection is cut."""
         self._watch()
 
     def _watch(self) -> None:
@@ -99,6 +101,7 @@ class Wire:
                 wire.sent.append(query)
                 if wire.cut_before and wire.cut_before in query:
                     wire.cut_before = ""
+                    wire.before_the_cut(query, *rest)
                     raw.close()
                     raise psycopg.OperationalError("the connection was cut")
                 found = super().execute(query, *rest, **options)
@@ -345,6 +348,31 @@ async def test_a_lost_connection_loses_nothing_and_repeats_nothing(open_journal:
         await journal.calls.commit(unit("b"))
         await journal.calls.commit(unit("c"))
         assert [each.call_id for each in await journal.calls.load("run")] == ["a", "b", "c"]
+    assert not (await journal.runs.verify()).altered
+
+
+async def test_a_record_that_is_committed_after_its_connection_was_lost_is_added_once(open_journal: Open):
+    """The server may still be executing the statement, or waiting for its disk, while the journal connects again."""
+    journal = open_journal(inline=True)
+    await journal.runs.begin(run())
+    await journal.calls.commit(unit("a"))
+    wire = Wire(journal)
+    wire.cut_before = "UPDATE chains"
+    with journal._database.connect() as slow, journal._database.connect() as watcher:
+        slow.autocommit = False
+
+        def commit_late() -> None:
+            waits = "SELECT 1 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+            while not watcher.execute(waits, (slow.info.backend_pid,)).fetchall():
+                pass
+            slow.commit()
+
+        wire.before_the_cut = slow.execute
+        late = asyncio.get_running_loop().run_in_executor(None, commit_late)
+        await asyncio.to_thread(lambda: asyncio.run(journal.calls.commit(unit("b"))))
+        await asyncio.wait_for(late, PATIENCE)
+    await journal.calls.commit(unit("c"))
+    assert [each.call_id for each in await journal.calls.load("run")] == ["a", "b", "c"]
     assert not (await journal.runs.verify()).altered
 
 

@@ -64,7 +64,10 @@ def test_no_server_can_take_the_name_of_a_tool(names: list[str]) -> None:
         ({"a": {}}, 'needs a "command"'),
         ({"a": {"command": "x", "args": "y"}}, "as a list"),
         ({"a": {"url": "http://x/sse", "type": "sse"}}, "old SSE transport"),
-        ({"a": {"command": "${NOT_SET_ANYWHERE}"}}, "NOT_SET_ANYWHERE"),
+        (
+            {"a": {"command": "${NOT_SET_ANYWHERE}"}},
+            r"^\S+, server 'a' needs the environment variable NOT_SET_ANYWHERE",
+        ),
         ({"a": {"command": "x", "env": []}}, "objects of strings"),
     ],
 )

@@ -131,6 +131,10 @@ async def test_without_approvers_nothing_is_approved(tmp_path: Path) -> None:
         ("policies: [capability, capability]", "two policies"),
         ("policies: {", "not YAML"),
         ("polices: []", "polices"),
+        (
+            "policies:\n  - capability: {alow: [mcp.a]}",
+            r"(?s)^(?!.*locked).*`policies\[0\].capability.alow` unknown; did you mean allow",
+        ),
     ],
 )
 def test_invalid_policies(tmp_path: Path, text: str, match: str) -> None:

@@ -68,7 +68,7 @@ async def test_sections_are_prompts(mode: Any) -> None:
         plan: Any = await client.get_prompt("plan", {"city": "Oslo", "days": "3"})
         manners: Any = await client.get_prompt("manners")
         for name, given in (("plan", {}), ("other", {})):
-            with pytest.raises(MCPError, match=r"city|no prompt"):
+            with pytest.raises(MCPError, match=r"are invalid: city: Field required$|no prompt"):
                 await client.get_prompt(name, given)
     assert [each.name for each in listed] == ["manners", "plan"]
     assert [(each.name, each.required) for each in listed[1].arguments or ()] == [
@@ -147,7 +147,7 @@ async def test_the_arguments_are_the_fields_that_a_section_uses(section: Any, ar
             "a", {name: given[name] for name, _ in arguments if name in given}
         )
         if any(name == "days" and needed for name, needed in arguments):
-            with pytest.raises(MCPError, match="days"):
+            with pytest.raises(MCPError, match="day"):
                 await client.get_prompt("a", {"city": "Oslo", "days": "0"})
     assert [(each.name, each.required) for each in listed.arguments or ()] == arguments
     assert "$" not in found.messages[0].content.text

@@ -14,6 +14,7 @@ import handrail
 from handrail import (
     Adapter,
     CapabilityPolicy,
+    MemoryFilesystem,
     Prompt,
     ScriptedModel,
     SqliteJournal,
@@ -70,6 +71,13 @@ def measure() -> float:
 def send(to: str, amount: int) -> str:
     """Send money."""
     return f"sent {amount} to {to}"
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+def note(text: str, context: ToolContext) -> str:
+    """Add a line to the notes."""
+    context.filesystem.append("notes.txt", f"{text}\n")
+    return "noted"
 
 
 @tool(effect="read")
@@ -166,6 +174,27 @@ async def test_approvals_show_the_arguments(mode: str, approved: bool) -> None:
     assert "amount: 5" in asked[0]
     assert found.is_error is not approved
     assert ("paid 5" in found.content[0].text) is approved  # pyright: ignore[reportAttributeAccessIssue]  # it is text
+
+
+@modes
+async def test_approvals_show_the_changes(mode: Any) -> None:
+    """An approval question about a staged call shows its diff, indented, and the answer applies exactly that diff."""
+    asked: list[str] = []
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action="accept", content={"approved": True})
+
+    files = MemoryFilesystem({"notes.txt": "one\n"})
+    prompt = Prompt("notes", "Keep notes.", tools=[note], policies=[CapabilityPolicy({"fs.write": "ask"})])
+    server = ToolServer(prompt, files=lambda principal: files)
+    async with Client(server.server, mode=mode, elicitation_callback=answer) as connected:
+        await connected.call_tool("note", {"text": "two"})
+    shown = asked[0].splitlines()
+    assert shown[:3] == ["note uses 'fs.write'", "text: two", "It makes these changes:"]
+    assert shown[-2:] == ["     one", "    +two"]
+    assert all(line.startswith("    ") for line in shown[3:])
+    assert files.read("notes.txt") == "one\ntwo\n"
 
 
 @modes

@@ -20,7 +20,6 @@ from pydantic_ai.models import KnownModelName
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.models.test import TestModel
-from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import RequestUsage
 
 from handrail import Adapter, Prompt, Session, tool
@@ -53,6 +52,7 @@ from handrail.models.names import model_named
 from handrail.models.providers import BRIDGED, PROVIDERS
 from handrail.schema import Schema
 from support.raw_server import raw_server, whole
+from support.stages import openai_provider
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ async def test_what_goes_back_through_the_bridge_is_accepted(name: str, argument
         )
     ]
     async with raw_server(*map(whole, answers)) as server:
-        provider = OpenAIProvider(base_url=server.url, api_key="none")
+        provider = openai_provider(server.url)
         adapter = Adapter(BridgedModel(OpenAIChatModel("m", provider=provider)), retry=Retry(attempts=1))
         response = await adapter.evaluate(Prompt("p", "Go.", tools=[weather]), "hi")
     assert response.text == "ok"

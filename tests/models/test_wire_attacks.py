@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
+import aiohttp
 import pytest
 from pydantic import Field
 
@@ -248,8 +250,10 @@ async def test_a_refusal_is_one_streamed_or_not(stream: bool) -> None:
 # --- streams -----------------------------------------------------------------------------------
 
 
-async def test_a_connection_is_used_again_after_a_stream() -> None:
+async def test_a_connection_is_used_again_after_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection is reused after a stream, because the stream is read to its end."""
+    monkeypatch.setattr("handrail.models.http._LAST_BYTES", PATIENCE)
+    monkeypatch.setattr(aiohttp, "TCPConnector", partial(aiohttp.TCPConnector, keepalive_timeout=PATIENCE))
     async with raw_server(streamed(delta(content="ok"), delta("stop"))) as raw:
         for _ in range(4):
             await Adapter(chat(raw)).stream(PLAIN, "hi").response

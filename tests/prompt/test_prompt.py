@@ -393,7 +393,7 @@ PROMPTS: Rows = {
     "two-policies": (
         lambda: prompt(section(policies=[RateLimitPolicy(1, 60)]), policies=[RateLimitPolicy(2, 60)]),
         "prompt 'guide': two policies are named 'rate_limit', so they would share their state. "
-        "Rename one of them, or declare the same one in both places.",
+        "Give one of them a different `name`, or declare the same one in both places.",
     ),
     "two-tools-in-one-place": (
         lambda: prompt(section(tools=[weather, weather])),

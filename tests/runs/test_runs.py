@@ -208,7 +208,9 @@ async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, mon
     await began.wait()
     other = SqliteJournal(recorder.journal.path, watch=None)
     row = await cancel(other, "r")
-    assert (row.status, row.stopping) == ("running", True)
+    assert (row.status, row.stopping) in {("running", True), ("cancelled", False)}, (
+        "the run was not asked to stop"
+    )
     with pytest.raises(PromptEvaluationError) as ended:
         await task
     assert ended.value.phase == "cancelled"

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import httpx2
+from pydantic_ai.models import create_async_httpx2_client
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -90,9 +92,16 @@ def model_of(wire: Wire, server: Aimock | Llmock | Embedded, **options: Any) -> 
     return OpenAIModel(name, api=wire, base_url=server.openai_url, key_variable=None, **options)
 
 
+def openai_provider(url: str) -> OpenAIProvider:
+    """Return pydantic-ai's provider for a server. It does not give up after five seconds without a connection."""
+    clients: Any = create_async_httpx2_client
+    clients.__kwdefaults__["timeout"] = httpx2.Timeout(PATIENCE)
+    return OpenAIProvider(base_url=url, api_key="none")
+
+
 def bridged(server: Aimock | Llmock | Embedded, **options: Any) -> Model:
     """Return a bridge to pydantic-ai's chat completions model, connected to this server."""
-    provider = OpenAIProvider(base_url=server.openai_url, api_key="none")
+    provider = openai_provider(server.openai_url)
     given: dict[str, Any] = {"native_output": True, **options}
     return BridgedModel(OpenAIChatModel(given.pop("name", "gpt-test"), provider=provider), **given)
 

@@ -156,7 +156,10 @@ def submit(
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="When to begin: 2026-01-31T08:00, or after 30s, 15m, 12h or 7d."),
+        typer.Option(
+            metavar="TIME",
+            help="When to begin: 2026-01-31T08:00 in this machine's time zone, or after 30s, 15m, 12h or 7d.",
+        ),
     ] = None,
     every: Annotated[
         str | None,

@@ -469,6 +469,6 @@ def check_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
     for name in names:
         if names.count(name) > 1:
             raise DefinitionError(
-                f"two policies are named {name!r} and would share their state. Rename one of them."
+                f"two policies are named {name!r} and would share their state. Give one of them a different `name`."
             )
     return found

@@ -13,6 +13,7 @@ import msgspec
 from handrail.adapter.requests import decode_request
 from handrail.adapter.run_lease import renew_now
 from handrail.adapter.run_record import RunOutcome
+from handrail.cancellation import shielded
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.deadline import Deadline
 from handrail.environment import LaterEnvironment
@@ -24,6 +25,7 @@ from handrail.limits import Budget
 from handrail.records import OVER, RunRow, WorkerRow
 from handrail.rendering import counted
 from handrail.replay.attachments import load as load_attachments
+from handrail.runs import cancel
 from handrail.runs import session as load_session
 from handrail.serve import REQUIRED
 
@@ -178,8 +180,10 @@ class Runner:
         while not self._draining:
             try:
                 if len(self._tasks) < self.limit:
-                    row = await self._claimed()
-                    if row is not None:
+                    row = await shielded(self._claimed())
+                    if row is not None and self._draining:
+                        await self._return(row)
+                    elif row is not None:
                         self._start(row)
                         continue
                 await self.journal.queue.wait(_LOOK_SECONDS)
@@ -196,6 +200,11 @@ class Runner:
         return await self.journal.queue.claim(
             self.queues, host=self.host, run_id=run_id, besides=tuple(self._legs)
         )
+
+    async def _return(self, row: RunRow) -> None:
+        """Release a run that was claimed while the worker began to drain, so that it is due for other workers at once."""
+        now = self._clock.now().timestamp()
+        await self.journal.runs.leave(row.record.id, row.status, row.outcome, due_at=now)
 
     def _start(self, row: RunRow) -> None:
         task = asyncio.ensure_future(self._execute(row))
@@ -268,6 +277,10 @@ class Runner:
         leg = self._legs[row.record.id] = _Leg(row, self._apps[row.queue])
         self._report(f"{leg.run_id} leg {row.legs}: {'begins' if row.status == 'queued' else 'continues'}")
         try:
+            # A lost worker had claimed the run, was asked to cancel it, and did not begin it.
+            if row.status == "queued" and row.stopping:
+                await cancel(self.journal, leg.run_id)
+                return self._report(f"{leg.run_id}: cancelled before it began")
             stream = await self._open(leg)
             if leg.narration is not None:
                 leg.narration.begin(stream, "")

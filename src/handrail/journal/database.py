@@ -162,7 +162,7 @@ class Database:
             return self._run_inline(self._connection, Job(work, synced=synced, single=single))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._put(Job(work, lambda job: loop.call_soon_threadsafe(_deliver, future, job), synced, single))
+        self._put(Job(work, lambda job: loop.call_soon_threadsafe(deliver, future, job), synced, single))
         return await future
 
     def transact_now(self, work: Work[T]) -> T:
@@ -433,7 +433,8 @@ def _begins(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def _deliver(future: asyncio.Future[T], job: Job[T]) -> None:
+def deliver(future: asyncio.Future[T], job: Job[T]) -> None:
+    """Set a future to the outcome of a job, unless its task was cancelled."""
     if future.done():
         return
     if job.error is not None:

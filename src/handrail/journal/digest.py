@@ -16,7 +16,7 @@ import msgspec
 import pydantic_core
 
 from handrail.errors import JournalError
-from handrail.journal.location import KEY_SUFFIX, check_private, create_folders, state_folder
+from handrail.journal.location import KEY_SUFFIX, check_private, check_secret, create_folders, state_folder
 
 log = logging.getLogger("handrail.journal")
 
@@ -62,7 +62,7 @@ def shared_key(journal: str, file: str | None) -> bytes:
 
     The secret is the content of `file`, or else `HANDRAIL_KEY`, or else the content of the file that
     `HANDRAIL_KEY_FILE` names. Raises `JournalError` if none of them is given, or if the file is empty, can't be
-    read, or can be accessed by others. No key is created here, since other machines would not have it.
+    read, or can be accessed by others. Root may own it and let its group read it. No key is created here, since other machines would not have it.
     """
     given = os.environ.get(KEY_VARIABLE)
     file = file or (None if given else os.environ.get(KEY_FILE_VARIABLE))
@@ -74,7 +74,7 @@ def shared_key(journal: str, file: str | None) -> bytes:
                 f"Set {KEY_VARIABLE} to the same secret on every machine, or {KEY_FILE_VARIABLE} to the path of a file with it.",
             )
         return _derived(given.encode())
-    check_private(journal, Path(file))
+    check_secret(journal, Path(file))
     try:
         secret = Path(file).read_bytes().strip()
     except OSError as error:

@@ -133,6 +133,16 @@ def check_private(journal: str, path: Path) -> None:
         raise JournalExposed(journal, *found)
 
 
+def check_secret(journal: str, path: Path) -> None:
+    """Raise `JournalExposed` if a file with a secret is neither private to this user nor given to this user by root.
+
+    A file of root's may be readable by its group. That is how systemd, Kubernetes and administrators give a secret to a service.
+    """
+    found = _exposure(str(path), by_root=True)
+    if found is not None:
+        raise JournalExposed(journal, *found)
+
+
 def find_exposure(path: str) -> Exposure | None:
     """Return how other users could read, change or replace a database's files, or None if they can't.
 
@@ -164,8 +174,11 @@ def _files_exposure(path: str, parts: Sequence[str]) -> Exposure | None:
     return None
 
 
-def _exposure(path: str) -> Exposure | None:
-    """Return how other users can access a private file or folder; None if they can't, or if there is no such file or folder."""
+def _exposure(path: str, *, by_root: bool = False) -> Exposure | None:
+    """Return how other users can access a private file or folder; None if they can't, or if there is no such file or folder.
+
+    With `by_root`, the file may belong to root, and its group may read it then.
+    """
     try:
         facts = os.lstat(path)
         if stat.S_ISLNK(facts.st_mode):
@@ -177,9 +190,10 @@ def _exposure(path: str) -> Exposure | None:
     mode = facts.st_mode
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         return None
-    if facts.st_uid != os.geteuid():
+    is_of_root = by_root and facts.st_uid == 0
+    if facts.st_uid != os.geteuid() and not is_of_root:
         return _of_another_user(path, facts.st_uid)
-    if mode & _OTHERS:
+    if mode & (_OTHERS & ~stat.S_IRGRP if is_of_root else _OTHERS):
         wanted = "700" if stat.S_ISDIR(mode) else "600"
         return Exposure(
             f"other users can access {path!r} (mode {stat.S_IMODE(mode):o})",

@@ -101,16 +101,14 @@ def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str
     cwd = given.get("cwd")
     fill = _Filler(where)
     env, headers = fill.mapping(given.get("env", {})), fill.mapping(given.get("headers", {}))
+    filled = [fill.text(word) for word in words]
+    folder = None if cwd is None else fill.text(str(cwd))
+    address = "" if command else fill.text(str(url))
     try:
         server = (
-            StdioServer(
-                [fill.text(word) for word in words],
-                env,
-                None if cwd is None else fill.text(str(cwd)),
-                secrets=fill.secrets,
-            )
+            StdioServer(filled, env, folder, secrets=fill.secrets)
             if command
-            else UrlServer(fill.text(str(url)), headers, _login(headers), secrets=fill.secrets)
+            else UrlServer(address, headers, _login(headers), secrets=fill.secrets)
         )
     except DefinitionError as error:
         raise DefinitionError(f"{where}: {error}") from None

@@ -14,7 +14,7 @@ import mcp_types as wire
 import pydantic_core
 
 from handrail.question import Answer, Question
-from handrail.rendering import Row
+from handrail.rendering import Row, escape
 from handrail.schema import to_json
 
 _FLAT = frozenset(["string", "number", "integer", "boolean"])
@@ -39,8 +39,8 @@ def address_of(question: Question, url: str) -> wire.ElicitRequestURLParams:
 def form_of(question: Question, problem: str = "") -> wire.ElicitRequestFormParams:
     """Return a question as a form. `problem` says why the previous answer to it was refused.
 
-    The message shows the same rows as every other environment, so for an approval it shows the call's arguments. Raises
-    `ValueError` if the question asks for a secret.
+    The message shows the same rows as every other environment, so for an approval it shows the call's arguments and, if it
+    has already run in its fork, its diff. Raises `ValueError` if the question asks for a secret.
     """
     if question.secret:
         raise ValueError(
@@ -68,14 +68,25 @@ def key_of(question: Question) -> str:
 
 
 def message_of(question: Question, problem: str = "") -> str:
-    """Return the text of a question: why the last answer was refused, the question itself, and its rows."""
+    """Return the text of a question: why the last answer was refused, the question itself, its rows and its diff."""
     shown = "\n".join(map(_line_of, question.rows))
-    return "\n".join(part for part in (problem, question.message or question.name, shown) if part)
+    parts = (problem, question.message or question.name, shown, _changes_of(question))
+    return "\n".join(part for part in parts if part)
+
+
+def _changes_of(question: Question) -> str:
+    """Return the diff that an approval would apply, indented below a heading; "" if the question shows none."""
+    diff = question.payload.get("diff") if question.kind == "approval" else None
+    return "It makes these changes:" + _indented(f"\n{escape(diff).rstrip()}") if diff else ""
 
 
 def _line_of(row: Row) -> str:
     """Return a row as text. Further lines of its value are indented, so that they can't be taken for other rows."""
-    return f"{row.name}: {row.whole}".replace("\n", "\n    ")
+    return _indented(f"{row.name}: {row.whole}")
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n    ")
 
 
 def answer_of(question: Question, response: Any) -> Answer | None:

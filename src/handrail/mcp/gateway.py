@@ -58,7 +58,8 @@ def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
     if parsed is None:
         raise refuse(find.problems)
     front = parsed.front
-    for name in sorted(front.model_fields_set - _ALLOWED):
+    # If other settings are invalid, `front` has values besides those in the file.
+    for name in sorted((front.model_fields_set & parsed.lines.keys()) - _ALLOWED):
         find.add(
             parsed.line_of(name), f"`{name}` has no meaning for a gateway", "Leave only policies and limits."
         )

@@ -20,6 +20,7 @@ from handrail.mcp.results import block_of
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import LiveSection, MarkdownSection, PlainSection, condition_of, walk
 from handrail.prompt.template import fields_of, template_of
+from handrail.schema.problems import location_of
 from mcp import MCPError
 
 MAX_VALUES = 100
@@ -90,8 +91,9 @@ class SectionPrompts:
             opening = rendered.open(closed) if closed else None
             text = rendered.text if opening is None else opening.text
         except (ValidationError, HandrailError) as error:
+            problem = _problems(error) if isinstance(error, ValidationError) else str(error)
             raise MCPError(
-                wire.INVALID_PARAMS, f"the arguments of {params.name!r} are invalid: {error}"
+                wire.INVALID_PARAMS, f"the arguments of {params.name!r} are invalid: {problem}"
             ) from None
         attachments = (rendered if opening is None else opening.rendered).attachments
         content = [wire.TextContent(text=text), *map(block_of, attachments)]
@@ -118,6 +120,12 @@ class SectionPrompts:
         shown = list(found[:MAX_VALUES])
         completion = wire.Completion(values=shown, total=len(found), has_more=len(found) > len(shown))
         return wire.CompleteResult(completion=completion)
+
+
+def _problems(error: ValidationError) -> str:
+    """Describe what is wrong with each argument, without the values that were sent."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(f"{location_of(each['loc'])}: {each['msg']}".removeprefix(": ") for each in found)
 
 
 def _narrowed(section: Section[Any]) -> Section[Any]:

@@ -46,6 +46,8 @@ _LARGE = 1 << 20
 _PASSING = frozenset({408, 425, 500, 502, 503, 504, 520, 522, 524, 529})
 _SHOWN = frozenset({"content-type", "anthropic-version", "anthropic-beta", "openai-beta", "accept"})
 _MOST_SAID = 500
+_CONNECT_SECONDS = 30.0
+"""Maximum seconds until a connection to a provider is open."""
 _LAST_BYTES = 1.0
 """Maximum seconds to wait for the bytes after a stream's last event."""
 _BOM = b"\xef\xbb\xbf"
@@ -234,7 +236,7 @@ class Endpoint:
         client = await _client()
         aiohttp, url = _aiohttp(), self._base_url + path
         data: Any = io.BytesIO(body) if len(body) >= _LARGE else body
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=self._silence)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._silence)
         failure: ModelError
         try:
             send = partial(

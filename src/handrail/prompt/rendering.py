@@ -276,7 +276,7 @@ def check_policy_names(prompt: str, policies: Iterable[ToolPolicy]) -> None:
             raise PromptDefinitionError(
                 f"prompt {prompt!r}",
                 f"two policies are named {policy.name!r}, so they would share their state",
-                "Rename one of them, or declare the same one in both places.",
+                "Give one of them a different `name`, or declare the same one in both places.",
             )
 
 

@@ -193,8 +193,8 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
 
     If no process is executing the run, it has ended when this returns, and each of its calls has a result, so that later
     runs of its session can continue. Otherwise the process that executes it, which may be this one, stops it within
-    seconds, and the returned row has `stopping` set. A finished run is left unchanged. Raises `RunUnknown` if there is no
-    such run.
+    seconds, and the returned row has `stopping` set unless the run has ended already. A finished run is left unchanged.
+    Raises `RunUnknown` if there is no such run.
     """
     row = await journal.runs.get(run_id)
     if row.status in OVER:

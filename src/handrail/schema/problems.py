@@ -247,7 +247,8 @@ def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
     parts = schemas_at(schema, location[:-1])
     named = [tags[form] for part in parts if form in (tags := _tags(part))] or [f"#/$defs/{form}"]
     form_parts = [part for name in named for part in forms_of({"$ref": name}, schema)]
-    here = form_parts if any(form_parts) else parts
+    # The form is of a union at the location itself or further up. In the second case it does not have the key.
+    here = [part for part in form_parts if part in parts] or parts or form_parts
     properties = [part["properties"] for part in here if "properties" in part]
     known = sorted({name for names in properties if key not in names for name in names})
     near = nearest(str(key), known)

@@ -11,7 +11,7 @@ in microseconds, increased if needed so that it is higher than that of the recor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from handrail.journal.chains import MAC_BYTES, Chains, NewRecord, Record, run_chain
 from handrail.journal.connection import Connection
@@ -52,8 +52,8 @@ class FencedRecord(NewRecord, gc=False):
 
     owners: tuple[str, ...] = ()
     """The owners that its run may have at the head of its chain: this process, and "" if the run need not be recorded."""
-    sent: tuple[int, bytes] | None = None
-    """The position and the MAC with which the record was sent; None before that."""
+    sent: tuple[_Head, bytes, tuple[Any, ...]] | None = None
+    """The chain's head with the record, the record's MAC, and the values of the statement, as they were sent; None before."""
 
 
 class PostgresChains(Chains):
@@ -88,26 +88,48 @@ class PostgresChains(Chains):
         """Add a record to the chain of a run that this process owns, by one statement outside of any transaction.
 
         Returns False, and adds nothing, unless the run has one of the record's owners and this process knows the current
-        head of its chain. Called again after a lost connection, it only returns whether the record was added.
+        head of its chain. Called again after a lost connection, it sends the same statement again. That waits for the
+        first one, if the server is still executing it, and only one of them adds the record: it replaces the head for which
+        both were made.
+        """
+        was_sent = record.sent is not None
+        values = self.begin_fenced(record) if record.sent is None else record.sent[2]
+        if values is None:
+            return False
+        if self.end_fenced(record, connection.change(FENCED, values)):
+            return True
+        return was_sent and self._is_added(connection, record)
+
+    def begin_fenced(self, record: FencedRecord) -> tuple[Any, ...] | None:
+        """Return the values of the statement that adds a record, which is about to be sent.
+
+        Returns None unless the run has one of the record's owners and this process knows the head of its chain.
         """
         chain = record.chain
-        if record.sent is not None:  # the connection was lost, and the record may have been added
-            query = "SELECT mac FROM records WHERE chain = ? AND link = ?"
-            row = connection.execute(query, (chain, record.sent[0])).fetchone()
-            self._known.pop(chain, None)
-            return row is not None and row[0] == record.sent[1]
         head = self._known.get(chain)
         if head is None or head.owner not in record.owners:
-            return False
+            return None
         after, mac, values = self._next(record, head)
-        record.sent = after.links, mac
-        if connection.change(FENCED, (*after[:3], chain, head.seal, head.owner, *values)):
-            self._known[chain] = after
+        record.sent = after, mac, (*after[:3], chain, head.seal, head.owner, *values)
+        return record.sent[2]
+
+    def end_fenced(self, record: FencedRecord, changed: int) -> bool:
+        """Note that the statement of a record has changed this many rows. Returns whether it has added the record."""
+        assert record.sent is not None
+        if changed:
+            self._known[record.chain] = record.sent[0]
             return True
-        self._known.pop(chain, None)
+        self._known.pop(record.chain, None)
         return False
 
-    def _next(self, record: NewRecord, head: _Head) -> tuple[_Head, bytes, tuple[object, ...]]:
+    def _is_added(self, connection: PostgresConnection, record: FencedRecord) -> bool:
+        assert record.sent is not None
+        head, mac, _ = record.sent
+        query = "SELECT mac FROM records WHERE chain = ? AND link = ?"
+        row = connection.execute(query, (record.chain, head.links)).fetchone()
+        return row is not None and row[0] == mac
+
+    def _next(self, record: NewRecord, head: _Head) -> tuple[_Head, bytes, tuple[Any, ...]]:
         """Return a chain's head after its next record, that record's MAC, and the values of its columns."""
         number = self._last = max(self._last + 1, head.number + 1, self._micros())
         link, session_id = head.links + 1, record.session_id

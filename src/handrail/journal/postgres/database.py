@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +19,13 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import HandrailError, JournalError
 from handrail.journal.chains import NewRecord
 from handrail.journal.connection import Connection
-from handrail.journal.database import Database, Job, Moments, Work
+from handrail.journal.database import Database, Job, Moments, Work, deliver
 from handrail.journal.digest import key_check
 from handrail.journal.postgres.address import Address
 from handrail.journal.postgres.chains import FencedRecord, PostgresChains
 from handrail.journal.postgres.leases import DatabaseLeases
 from handrail.journal.postgres.schema import create_tables
+from handrail.journal.postgres.sender import Addition, Sender
 from handrail.journal.postgres.statements import PostgresConnection
 from handrail.journal.schema import VERSION
 
@@ -67,6 +70,9 @@ class PostgresDatabase(Database):
         self._error = 0.0
         """Upper bound of the error in `_offset`, in microseconds."""
         self._is_simulated = clock is not SYSTEM_CLOCK
+        self._sender: Sender | None = None
+        """Sends records from the event loop; None if only the thread, or the caller's thread, can add them."""
+        self._sends = os.name == "posix" and not inline and moments is None
         self.channel = ""
         """The name of the channel on which processes tell each other what happened."""
         super().__init__(
@@ -87,22 +93,58 @@ class PostgresDatabase(Database):
         """Do nothing: lists always rely on the database's indexes."""
 
     async def add(self, run_id: str, record: NewRecord, *, is_recorded: bool = False) -> None:
-        owners = (self.owner,) if is_recorded else (self.owner, "")
-        if not await self.transact(self._fenced(record, owners), single=True):
+        fenced = _fenced(record, (self.owner,) if is_recorded else (self.owner, ""))
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if self._send(fenced, lambda job: deliver(future, job)):
+            is_added = await future
+        else:
+            is_added = await self.transact(self._adding(fenced), single=True)
+        if not is_added:
             await super().add(run_id, record, is_recorded=is_recorded)
 
     def add_soon(self, run_id: str, record: NewRecord) -> Pending[bool] | None:
-        return self._begin(self._fenced(record, (self.owner, "")), single=True)
+        fenced = _fenced(record, (self.owner, ""))
+        pending: Pending[bool] = Pending()
+        if self._send(fenced, lambda job: pending.settle(job.value, job.error)):
+            return pending
+        return self._begin(self._adding(fenced), single=True)
 
-    def _fenced(self, record: NewRecord, owners: tuple[str, ...]) -> Work[bool]:
-        """Return the work that adds a record by one statement, if its run has one of these owners."""
-        fenced = FencedRecord(*msgspec.structs.astuple(record), owners=owners)
+    def _adding(self, fenced: FencedRecord) -> Work[bool]:
+        """Return the work that adds a record by one statement."""
 
         def add(connection: Connection) -> bool:
             assert isinstance(connection, PostgresConnection)
+            if self._sender is not None:
+                self._sender.prepare()
             return self._own_chains.append_fenced(connection, fenced)
 
         return add
+
+    def _send(self, fenced: FencedRecord, deliver: Callable[[Job[bool]], object]) -> bool:
+        """Begin to add a record from the event loop, and call `deliver` in the loop when that is over.
+
+        Returns False if only the thread can add it.
+        """
+        if self._sender is None:
+            return False
+        loop = asyncio.get_running_loop()
+        job = Job(self._adding(fenced), lambda job: loop.call_soon_threadsafe(deliver, job), single=True)
+        with self._lock:
+            return self._sender.begin(Addition(fenced, job, loop, deliver))
+
+    def _is_idle(self) -> bool:
+        return not self._waiting and not self._closed
+
+    def _wake(self) -> None:
+        """Give the thread an empty job, with the lock held."""
+        if not self._closed:
+            self._waiting += 1
+            self._jobs.put(Job(lambda connection: None, single=True))
+
+    def _run(self, connection: Connection, job: Job[Any]) -> None:
+        if self._sender is not None:
+            self._sender.finish()
+        super()._run(connection, job)
 
     def _open(self, new_id: str) -> PostgresConnection:
         self.leases = self._own_leases = DatabaseLeases(
@@ -118,6 +160,15 @@ class PostgresDatabase(Database):
         except BaseException:
             connection.close()
             raise
+        if self._sends:
+            self._sender = Sender(
+                connection,
+                self._own_chains,
+                self._lock,
+                is_idle=self._is_idle,
+                wake=self._wake,
+                run=lambda job: self._execute(connection, job),
+            )
         return connection
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -267,6 +318,8 @@ class PostgresDatabase(Database):
             pause = min(2 * pause, 0.5)
 
     def _close(self, connection: Connection) -> None:
+        if self._sender is not None:
+            self._sender.close()
         with contextlib.suppress(psycopg.Error):
             self._own_leases.end(connection)
         super()._close(connection)
@@ -290,7 +343,12 @@ class _Commit:
         self.value: Any = None
 
 
+def _fenced(record: NewRecord, owners: tuple[str, ...]) -> FencedRecord:
+    return FencedRecord(*msgspec.structs.astuple(record), owners=owners)
+
+
 def _roll_back(connection: PostgresConnection) -> None:
+    connection.prepared = None  # after a rollback, the driver may remove all prepared statements
     if not connection.raw.closed:
         with contextlib.suppress(psycopg.Error):
             connection.raw.execute("ROLLBACK")

@@ -36,6 +36,8 @@ class PostgresConnection:
         self.raw = raw
         self.total_changes = 0
         """The number of rows that this connection has inserted, changed or deleted."""
+        self.prepared: psycopg.Connection[Any] | None = None
+        """The driver's connection on which the statement that adds a record is prepared; None if that is not certain."""
         self._cursor: psycopg.Cursor[Any] | None = None
 
     def execute(self, query: str, values: Sequence[Any] | Mapping[str, Any] = (), /) -> Rows:

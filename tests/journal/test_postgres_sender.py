@@ -1,0 +1,232 @@
+"""The usual record is sent to PostgreSQL from the event loop. Everything else is left to the journal's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
+import psycopg
+import pytest
+
+from handrail import PostgresJournal
+from handrail.errors import RunBusy
+from handrail.journal.database import Job
+from handrail.journal.postgres import sender
+from handrail.journal.postgres.address import parse_url
+from journal.test_journal_contract import run, unit
+from support import postgres
+
+pytestmark = pytest.mark.once  # PostgreSQL starts slowly, and SQLite's tests cover the same threads
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    monkeypatch.setenv("HANDRAIL_KEY", postgres.KEY)
+    url = postgres.borrow_url()
+    yield url
+    postgres.give_back(url)
+
+
+@contextlib.contextmanager
+def opened(url: str) -> Generator[PostgresJournal]:
+    journal = PostgresJournal(url, watch=None)
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+@contextlib.asynccontextmanager
+async def begun(url: str) -> AsyncGenerator[PostgresJournal]:
+    """Open a journal with the run `run` and its first call, after which the statement is prepared."""
+    with opened(url) as journal:
+        await begin(journal)
+        yield journal
+
+
+async def begin(journal: PostgresJournal) -> None:
+    await journal.runs.begin(run())
+    await journal.calls.commit(unit("first"))
+
+
+def jobs(journal: PostgresJournal) -> list[Job[Any]]:
+    """Return a list to which each job of the journal's thread is added from now on."""
+    found: list[Job[Any]] = []
+    run: Any = type(journal._database)._run
+
+    def noted(connection: Any, job: Job[Any]) -> None:
+        found.append(job)
+        run(journal._database, connection, job)
+
+    journal._database._run = noted
+    return found
+
+
+@contextlib.contextmanager
+def blocked(url: str) -> Generator[Callable[[], None]]:
+    """Keep the server from answering until the block ends, or the connection that waits for it is terminated."""
+    address = parse_url(url)
+    with (
+        psycopg.connect(address.conninfo) as locking,
+        psycopg.connect(address.conninfo, autocommit=True) as other,
+    ):
+        locking.execute(f'SELECT 1 FROM "{address.schema}".chains FOR UPDATE')  # pyright: ignore
+        pid = locking.info.backend_pid
+
+        def terminate() -> None:
+            query = (
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))"
+            )
+            while not other.execute(query, (pid,)).fetchall():
+                pass  # the statement has not reached the server
+
+        yield terminate
+
+
+async def ids(journal: PostgresJournal) -> list[str]:
+    assert not (await journal.runs.verify()).altered
+    return [each.call_id for each in await journal.calls.load("run")]
+
+
+def pending(journal: PostgresJournal, call_id: str) -> Any:
+    found = journal.calls.commit_soon(unit(call_id))
+    assert found is not None
+    return found
+
+
+async def test_the_usual_record_needs_no_thread(url: str):
+    async with begun(url) as journal:
+        found = jobs(journal)
+        for name in "ab":
+            await journal.calls.commit(unit(name))
+            assert await pending(journal, f"{name} soon").wait()
+        await asyncio.gather(*(journal.calls.commit(unit(name)) for name in "cdef"))
+        assert not found
+        assert await ids(journal) == ["first", "a", "a soon", "b", "b soon", *"cdef"]
+
+
+async def test_a_job_of_the_thread_comes_after_all_that_was_begun_before_it(url: str):
+    async with begun(url) as journal:
+        begun_before = [pending(journal, name) for name in "abc"]
+        # This blocks the loop, so the thread has to read the answers.
+        found = journal._database.transact_now(
+            lambda connection: connection.execute(
+                "SELECT key FROM records WHERE kind = 'unit' ORDER BY link"
+            ).fetchall()
+        )
+        assert [key for (key,) in found] == ["first", *"abc"]
+        later = pending(journal, "d")
+        assert [await each.wait() for each in (*begun_before, later)] == [True] * 4
+        assert await ids(journal) == ["first", *"abcd"]
+
+
+async def test_a_connection_that_is_lost_before_the_answer_loses_nothing_and_repeats_nothing(url: str):
+    async with begun(url) as journal:
+        with blocked(url) as terminate:
+            both = asyncio.gather(*(journal.calls.commit(unit(name)) for name in "ab"))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(terminate)
+        await both
+        assert await ids(journal) == ["first", "a", "b"]
+        found = jobs(journal)
+        await journal.calls.commit(unit("c"))
+        assert len(found) == 0, "the new connection has the statement too"
+
+
+async def test_a_cancelled_wait_leaves_the_record_and_the_next_one_follows(url: str):
+    async with begun(url) as journal:
+        with blocked(url):
+            waiting = asyncio.ensure_future(journal.calls.commit(unit("a")))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        await journal.calls.commit(unit("b"))
+        assert await ids(journal) == ["first", "a", "b"]
+
+
+async def test_closing_the_journal_waits_for_the_answer(url: str):
+    async with begun(url) as journal:
+        both = [pending(journal, name) for name in "ab"]
+    assert [await each.wait() for each in both] == [True, True]
+    with opened(url) as journal:
+        assert await ids(journal) == ["first", "a", "b"]
+
+
+def test_a_loop_that_ends_before_the_answer_leaves_it_to_the_thread(url: str):
+    async def begin_one(name: str) -> None:
+        pending(journal, name)
+
+    with opened(url) as journal:
+        asyncio.run(begin(journal))
+        for name in "abc":
+            asyncio.run(begin_one(name))
+        assert asyncio.run(ids(journal)) == ["first", *"abc"]
+
+
+async def test_two_loops_add_to_the_same_journal(url: str):
+    async def add(thread: str) -> None:
+        for number in range(20):
+            await journal.calls.commit(unit(f"{thread}{number}"))
+
+    async with begun(url) as journal:
+        await asyncio.gather(add("inner"), asyncio.to_thread(lambda: asyncio.run(add("outer"))))
+        found = await ids(journal)
+        for thread in ("inner", "outer"):
+            assert [each for each in found if thread in each] == [f"{thread}{number}" for number in range(20)]
+
+
+@pytest.mark.parametrize("rolls_back", [True, False])
+async def test_a_statement_that_is_not_prepared_any_more_is_prepared_again(url: str, rolls_back: bool):
+    def forget(connection: Any) -> None:
+        connection.execute("DEALLOCATE ALL")
+        if rolls_back:
+            raise RunBusy("run", "")
+
+    async with begun(url) as journal:
+        with contextlib.suppress(RunBusy):
+            await journal._database.transact(forget)
+        for name in "abc":
+            await journal.calls.commit(unit(name))
+        found = jobs(journal)
+        await journal.calls.commit(unit("d"))
+        assert not found
+        assert await ids(journal) == ["first", *"abcd"]
+
+
+async def test_a_run_that_was_taken_over_gets_no_record(url: str):
+    async with begun(url) as journal:
+        found = jobs(journal)
+        with opened(url) as other:
+            await other._database.transact(
+                lambda connection: connection.execute("UPDATE leases SET leased_until = 0")
+            )
+            await other.runs.take("run")
+            with pytest.raises(RunBusy):
+                await journal.calls.commit(unit("late"))
+            assert len(found) == 1, (
+                "the statement was sent from the loop, and a transaction found out why it failed"
+            )
+            assert await ids(other) == ["first"]
+
+
+@pytest.mark.parametrize("problem", ["long", "no reader", "unencodable"])
+async def test_what_the_loop_cannot_send_is_left_to_the_thread(
+    url: str, monkeypatch: pytest.MonkeyPatch, problem: str
+):
+    def refuse(*given: Any) -> None:
+        raise NotImplementedError if problem == "no reader" else UnicodeEncodeError("utf-8", "", 0, 1, "")
+
+    async with begun(url) as journal:
+        if problem == "long":
+            monkeypatch.setattr(sender, "_LONGEST", 10)
+        elif problem == "no reader":
+            monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", refuse)
+        else:
+            monkeypatch.setattr(sender, "_encoded", refuse)
+        found = jobs(journal)
+        await journal.calls.commit(unit("a"))
+        assert len(found) == 1
+        assert await ids(journal) == ["first", "a"]
