@@ -136,6 +136,26 @@ async def test_a_connection_that_is_lost_before_the_answer_loses_nothing_and_rep
         assert len(found) == 0, "the new connection has the statement too"
 
 
+async def test_a_record_whose_answer_is_lost_is_not_added_again(url: str, monkeypatch: pytest.MonkeyPatch):
+    async with begun(url) as journal:
+        sender = journal._database._sender
+        assert sender is not None
+        has_answer = sender._has_answer
+
+        def lose() -> bool:
+            while not has_answer():
+                pass
+            monkeypatch.undo()
+            sender._result = None
+            sender._connection.raw.close()
+            raise psycopg.OperationalError("the connection was cut")
+
+        monkeypatch.setattr(sender, "_has_answer", lose)
+        await journal.calls.commit(unit("a"))
+        await journal.calls.commit(unit("b"))
+        assert await ids(journal) == ["first", "a", "b"]
+
+
 async def test_a_cancelled_wait_leaves_the_record_and_the_next_one_follows(url: str):
     async with begun(url) as journal:
         with blocked(url):
@@ -177,6 +197,22 @@ async def test_two_loops_add_to_the_same_journal(url: str):
         found = await ids(journal)
         for thread in ("inner", "outer"):
             assert [each for each in found if thread in each] == [f"{thread}{number}" for number in range(20)]
+
+
+async def test_a_record_of_another_loop_follows_one_that_has_no_answer_yet(url: str):
+    async with begun(url) as journal:
+        database = journal._database
+        assert database._sender is not None
+        with blocked(url):
+            first = pending(journal, "a")
+            second = asyncio.ensure_future(
+                asyncio.to_thread(lambda: asyncio.run(journal.calls.commit(unit("b"))))
+            )
+            while not database._waiting and len(database._sender._queue) == 1:
+                await asyncio.sleep(0)
+        assert await first.wait()
+        await second
+        assert await ids(journal) == ["first", "a", "b"]
 
 
 @pytest.mark.parametrize("rolls_back", [True, False])
