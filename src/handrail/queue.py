@@ -62,8 +62,9 @@ class Queue(Protocol):
         ...
 
     async def wake(self, run_id: str, /, at: float | None = None) -> None:
-        """Make a run due at the time `at`, or now. Does nothing if a process owns the run or the run is over.
+        """Make a run due at the time `at`, or now. Does nothing if another process owns the run or the run is over.
 
+        A run that this process owns is due then, unless it is over, once this process has left it.
         Raises `RunUnknown` if there is no such run.
         """
         ...

@@ -149,6 +149,26 @@ async def test_a_worker_that_is_stopped_leaves_its_runs_to_others(
     second.close()
 
 
+async def test_a_run_that_a_stopped_worker_interrupts_is_due_and_keeps_its_workspace_at_once(
+    app: FleetApp, log: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """No other run can change the files between its call and the worker that continues it, or if this worker is killed now."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    journal, found = MemoryJournal(), list[Any]()
+    run_id = (await submit(journal, app, Submission("sleep 1000", folder="workspace:w"))).record.id
+    release = journal.workspaces.release
+
+    async def released(name: str, run_id: str) -> None:
+        await release(name, run_id)
+        row = await journal.runs.get(run_id)
+        found.append((row.status, row.due_at is not None, await journal.workspaces.holders()))
+
+    monkeypatch.setattr(journal.workspaces, "release", released)
+    async with worker(journal, app):
+        await until(lambda: log() == ["asleep"])
+    assert found == [("parked", True, {"w": run_id})]
+
+
 async def test_a_leg_that_lost_its_run_ends_before_the_same_worker_takes_the_run_again(
     app: FleetApp, log: Callable[[], list[str]]
 ):

@@ -11,10 +11,11 @@ import psycopg
 import pytest
 
 from handrail import PostgresJournal
-from handrail.errors import RunBusy
+from handrail.errors import JournalError, RunBusy
 from handrail.journal.database import Job
 from handrail.journal.postgres import sender
 from handrail.journal.postgres.address import parse_url
+from handrail.records import Entry
 from journal.test_journal_contract import run, unit
 from support import postgres
 
@@ -266,3 +267,19 @@ async def test_what_the_loop_cannot_send_is_left_to_the_thread(
         await journal.calls.commit(unit("a"))
         assert len(found) == 1
         assert await ids(journal) == ["first", "a"]
+
+
+async def test_a_record_with_text_that_is_not_unicode_fails_alone(url: str):
+    """The records that wait before and after it are added. A file name can be such text, and a step's key contains it."""
+    async with begun(url) as journal:
+        bad = Entry("told", "\udcff", 1.0, b"")
+        found = await asyncio.gather(
+            journal.calls.commit(unit("a")),
+            journal.calls.note("run", bad),
+            journal.calls.commit(unit("b")),
+            return_exceptions=True,
+        )
+        assert [type(each) for each in found] == [type(None), JournalError, type(None)]
+        with pytest.raises(JournalError, match="UnicodeEncodeError"):
+            await journal.calls.note("run", bad)
+        assert await ids(journal) == ["first", "a", "b"]

@@ -381,7 +381,14 @@ class Runner:
             self._unreleased.discard(run_id)
 
     async def _cut_off(self) -> None:
-        """Interrupt the legs that are still executing, and make their runs due for other workers."""
+        """Interrupt the legs that are still executing, and make their runs due for other workers.
+
+        The runs are due before they are parked. So they keep their workspaces, and other workers continue them even if
+        this process is killed meanwhile.
+        """
+        with contextlib.suppress(JournalError):
+            for run_id in tuple(self._legs):
+                await self.journal.queue.wake(run_id)
         for leg in tuple(self._legs.values()):
             if leg.environment.parking is not None:
                 leg.environment.parking.park(by_force=True)

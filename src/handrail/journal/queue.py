@@ -183,7 +183,7 @@ class SqliteQueue:
 
         def wake(connection: Connection) -> None:
             row = find_run(connection, database.chains, run_id)
-            if row.status not in OVER and not row.owner:
+            if row.status not in OVER and row.owner in ("", database.owner):
                 update_run(connection, database.chains, row, due_at=due)
 
         await database.transact(wake)

@@ -120,13 +120,13 @@ class Sender:
             return False
         if pgconn.transaction_status != pq.TransactionStatus.IDLE or not self._is_watching(addition.loop):
             return False
-        values = self._chains.begin_fenced(record)
-        if values is None:
-            return False
         try:
+            values = self._chains.begin_fenced(record)
+            if values is None:
+                return False
             encoded = _encoded(*values)
-        except (AttributeError, TypeError, ValueError, struct.error):  # the thread reports it
-            record.sent = None
+        except (ArithmeticError, AttributeError, TypeError, ValueError, struct.error):
+            record.sent = None  # the thread reports it
             return False
         self._queue.appendleft(addition)
         try:
