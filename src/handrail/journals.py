@@ -414,8 +414,8 @@ class Workspaces(Protocol):
     async def undo(self, unit: CommitUnit, entry: Entry, /) -> Sequence[str]:
         """Reverse a unit's changes to workspaces, and record the entry in the unit's run. Returns the changed paths, sorted.
 
-        Raises `UndoRefused` if a path is no longer as the unit left it, `WorkspaceBusy` while a live process executes the run
-        that has the workspace, and `RunBusy` while a live process executes the unit's run.
+        Raises `UndoRefused` if a path is no longer as the unit left it, `WorkspaceBusy` while a different run
+        has the workspace, and `RunBusy` while a live process executes the unit's run.
         """
         ...
 

@@ -284,12 +284,13 @@ def test_what_contradicts_an_issuer_is_refused() -> None:
         ({"http": True, "issuer": "https://login.example.org", "scopes": ['a"b']}, "can't be a scope"),
         ({"http": True, "issuer": "https://login.example.org", "token_file": True}, "contradict each other"),
         ({"http": True, "issuer": "http://login.example.org"}, "is not an https:// URL"),
+        ({"resources": "files:///"}, "--resources needs --files"),
     ],
 )
 def test_options_that_contradict_each_other(
     options: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command refuses options for an issuer that are invalid or contradict each other, and says why."""
+    """The command refuses options that are invalid, contradict each other or lack another option, and says why."""
     app = tmp_path / "app.py"
     app.write_text("from handrail import Prompt\nprompt = Prompt('shop', 'Sell.')\n")
     token = tmp_path / "token"

@@ -42,6 +42,10 @@ def serve(options: McpOptions) -> int:
 
             app = load_app(options.app, find_model(options.model))
         files = _open_files(options, app)
+        if options.resources is not None and files is None:
+            raise UsageError(
+                "--resources needs --files FOLDER, whose files clients can then read. Pass both."
+            )
         if options.no_journal and options.journal is not None:
             raise UsageError("--journal and --no-journal contradict each other. Pass only one of them.")
         with contextlib.ExitStack() as during:

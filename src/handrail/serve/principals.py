@@ -43,7 +43,7 @@ _NO_KEY = "/app/renderers.js"
 """The only path that a cookie opens without its key. The page imports it, and imports can't send headers."""
 HANDOVER_SECONDS = 60.0
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-_HINT = "Send it as `Authorization: Bearer TOKEN`, or open the link that the server printed."
+_HINT = "Send it as `Authorization: Bearer TOKEN`, or open the link that `handrail serve` printed."
 _NAMED_HINT = "Send `Authorization: Bearer NAME:TOKEN`, or sign in on the page."
 
 

@@ -75,6 +75,8 @@ class Sender:
         self._is_idle = is_idle
         self._wake = wake
         self._run = run
+        self._process = os.getpid()
+        """The process that has the thread. A forked child must not use the connection."""
         self._queue: deque[Addition] = deque()
         """The records that are being added, all of the same loop. Only the first one may have been sent."""
         self._result: pq.abc.PGresult | None = None
@@ -86,7 +88,7 @@ class Sender:
 
     def begin(self, addition: Addition) -> bool:
         """Begin to add a record after those that were begun before. Returns False if only the thread can add it."""
-        if not self._is_idle():
+        if not self._is_idle() or os.getpid() != self._process:
             return False
         if self._queue:
             is_next = self._queue[0].loop is addition.loop

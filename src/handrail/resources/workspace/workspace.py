@@ -91,7 +91,7 @@ class Workspace:
     def opened(self, journal: Journal, run_id: str, /) -> AbstractAsyncContextManager[WorkspaceFilesystem]:
         """Open the files for a run until the block ends. This host's copy is brought up to date first.
 
-        Raises `WorkspaceBusy` while a live process executes a different run that has the workspace.
+        Raises `WorkspaceBusy` while a different run has the workspace.
         """
         return self._opened(journal, run_id)
 
