@@ -315,7 +315,7 @@ class LiveCall:
         except PromptEvaluationError as error:
             if self._result is None:
                 return ToolResult.error(f"{self.name} did not finish: {error}")
-        if self._result is None:  # the call ended before its run was resumed, so the result is only in the record
+        if self._result is None:  # the call ended and was recorded before its run was resumed
             row, message = await self._calls.row(self.run_id, self.principal)
             return await self._calls.result(row, message)
         return self._result
