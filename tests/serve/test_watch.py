@@ -364,7 +364,7 @@ async def test_a_message_with_tools_or_earlier_messages_is_refused(fleet: Fleet)
 
 
 async def test_attachments_reach_the_worker_with_the_submitted_message(fleet: Fleet):
-    """Also a worker that takes the run over from a lost one, and the repetition of the run."""
+    """Attachments reach a submitted run's worker, even after the run was lost once, and are kept for the run's next repetition."""
     note = Attachment(b"buy tea", "note.txt")
     async with fleet.server() as threads:
         thread = threads.thread("ann", "t")
