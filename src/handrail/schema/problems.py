@@ -330,7 +330,7 @@ def inside(
         else:
             fields = form.get("properties", {})
             inner += [fields[part]] if part in fields else [form.get(word) for word in _OTHER_FIELDS]
-            inner += form.get("patternProperties", {}).values()  # a pattern is not run, it may be slow
+            inner += form.get("patternProperties", {}).values()  # each pattern may match, and none is run
     return _forms(inner, root)
 
 
