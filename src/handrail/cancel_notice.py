@@ -63,13 +63,13 @@ def forget(task: asyncio.Task[Any], listener: Listener) -> None:
     if found is not None and listener in found.told:
         found.told.remove(listener)
         if listener in found.held_for:
-            found.held = None  # the work's result tells its caller
+            found.held = None  # the work has ended, so its caller learns of the cancellation from its result
         if not found.told:
             del listeners[task]
 
 
 def cancel_without_notice(task: asyncio.Task[Any]) -> None:
-    """Cancel a task without telling its listeners, because they already know of it."""
+    """Cancel a task without telling its listeners, for example because they already know of the cancellation."""
     found = listeners.pop(task, None)
     try:
         task.cancel()
@@ -102,7 +102,7 @@ class Watched:
         self.is_late = False
         """Whether the future was done when the cancellation was requested."""
         self.stopped: list[Listener] = []
-        """The listeners that completed the future when they were told."""
+        """The listeners that were told, if telling them completed the future; otherwise empty."""
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._future.get_loop()
@@ -152,8 +152,8 @@ class Watched:
 def watch(waiting: Any, task: asyncio.Task[Any]) -> Generator[Any, Any, BaseException | None]:
     """Let the task wait for `waiting`, which its work has yielded. Returns the error to throw into the work, if any.
 
-    A cancellation is never lost: if what the work waits for ends before the cancellation lands, the work still gets
-    the cancellation.
+    If what the work waits for ends before a cancellation lands, the work still gets the cancellation, at once or the
+    next time that it waits.
     """
     found, watched = listeners[task], _watched(waiting, task)
     if watched is None:

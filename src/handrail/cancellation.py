@@ -193,7 +193,7 @@ class CancelScope(msgspec.Struct, eq=False):
             self._timeout_left = max(self._timeout.left(), 0.0)
 
     def start_watchdog(self, seconds: float, clock: TimerClock | None = None) -> None:
-        """Cancel the work once it has not called `hear` for this many seconds, counted as for `start_timeout`."""
+        """Cancel the work once it has not called `hear` for this many seconds. `clock` has the same meaning as in `start_timeout`."""
         self._watchdog = timers_of(self.task.get_loop()).start(seconds, self._run_out, clock)
 
     def hear(self) -> None:

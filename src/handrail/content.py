@@ -188,7 +188,10 @@ class Attachment:
 
     @property
     def token_bound(self) -> int:
-        """An upper estimate of the tokens that a provider counts, for a budget. The provider's own count is charged."""
+        """An estimate of the tokens that a provider counts, for a budget. The provider's own count is charged.
+
+        It is an upper estimate, except for a document or recording at an address: the size is unknown, so one page is assumed.
+        """
         if self.is_text:
             return self.size
         if self.kind == "image" or self.address:

@@ -14,7 +14,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     ├── ToolError                                raised by a handler, or before it runs
     │   ├── ToolValidationError (ValueError)       .problems: what is wrong with the arguments
     │   ├── TransientError                         .retry_after: the same call may succeed later
-    │   ├── CallFailed (RuntimeError)              .result: an inner call failed
+    │   ├── CallFailed (RuntimeError)              .result: a call failed, so it has no value
     │   ├── ActFailed (RuntimeError)               .raised, .where: an act of a handoff raised; its message is withheld
     │   └── OutcomeUnknown (RuntimeError)          .what: it is unknown whether this happened
     ├── ContextError (RuntimeError)              a context was used in a way that is not allowed
@@ -38,7 +38,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │   └── DepthExceededError (RecursionError)    .path, .limit, .depth
     ├── StateError                               a session or a resource refused an operation
     │   ├── SessionError (ValueError)              .session
-    │   ├── ReducerError (RuntimeError)            .event: a reducer raised; the dispatch was undone
+    │   ├── ReducerError (RuntimeError)            .event: a reducer failed; the dispatch was undone
     │   ├── EventRefused (TypeError)               .event: it can't be dispatched or published as an event
     │   ├── Conflict (RuntimeError)                .places: what somebody else changed meanwhile
     │   ├── UndoRefused (RuntimeError)             .call_id, .places: a call can't be undone
@@ -158,7 +158,7 @@ class ToolError(HandrailError):
 
 
 class ToolValidationError(ToolError, ValueError):
-    """The arguments of a call are invalid. `problems` lists what is wrong.
+    """A value is invalid, usually the arguments of a call. `problems` lists what is wrong with it, and may be empty.
 
     A handler may raise it, too: `raise ToolValidationError("'from' is after 'to'")`.
     """
@@ -183,7 +183,7 @@ class TransientError(ToolError):
 
 
 class CallFailed(ToolError, RuntimeError):
-    """An inner call failed. `result` is its result."""
+    """A call failed, and its value was requested. `result` is the call's result."""
 
     def __init__(self, name: str, result: ToolResult[Any]) -> None:
         super().__init__(f"{name} failed: {result.message}")
@@ -382,7 +382,7 @@ class SessionError(StateError, ValueError):
 
 
 class ReducerError(StateError, RuntimeError):
-    """A reducer raised, and its dispatch was undone. The reducer's exception is the cause."""
+    """A reducer raised or did not return a slice, and its dispatch was undone. What the reducer raised is the cause."""
 
     def __init__(self, reducer: str, event: object, error: BaseException) -> None:
         super().__init__(
@@ -563,7 +563,7 @@ class FileError(StateError, OSError):
 
 
 class FileMissing(FileError, FileNotFoundError):
-    """There is no file at that path."""
+    """There is nothing at that path."""
 
 
 class FileInTheWay(FileError, FileExistsError):
@@ -575,11 +575,11 @@ class PathRefused(FileError, ValueError):
 
 
 class EditRefused(FileError, ValueError):
-    """The text to replace is not in the file, or occurs more than once."""
+    """The text to replace is empty, unchanged or not in the file, or occurs there more than once."""
 
 
 class FileLimitReached(FileError):
-    """The file would be too large, or there would be too many files."""
+    """A file would be too large, there would be too many files or matches, or the disk is full."""
 
 
 class AnswerRefused(HandrailError, ValueError):

@@ -1,4 +1,4 @@
-"""The facts that Handrail publishes. A call has one `ToolStarted` and one `ToolInvoked`, unless its run is parked in between.
+"""The facts that Handrail publishes. A call has one `ToolStarted` and one `ToolInvoked`, unless its run is interrupted in between.
 
 Facts go to the subscribers of the event bus. All except `ToolStarted`, `Progress`, `Emitted`, `PromptRendered`,
 `ModelRequested` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
@@ -19,7 +19,7 @@ from handrail.messages import Message, StopReason, Usage
 from handrail.tools.result import ToolResult
 
 DecidedBy = Literal["asked", "remembered", "mode", "nobody"]
-"""How an approval request was decided: by a person, a remembered decision, a mode, or the absence of a person."""
+"""How an approval request was decided: by the people asked or a custom broker, a remembered decision, a mode, or nobody."""
 CallStatus = Literal["ok", "error", "denied", "cancelled", "timed out", "invalid", "conflict"]
 
 
@@ -47,7 +47,7 @@ class ToolInvoked(Fact, frozen=True):
     status: CallStatus
     result: ToolResult[Any]
     params: Any
-    """The parsed arguments; None if they could not be parsed."""
+    """The parsed arguments; None if the tool takes none, or if they were not parsed."""
     seconds: float
     attempts: int
     stale: tuple[str, ...]
@@ -121,7 +121,7 @@ class ApprovalDecided(Fact, frozen=True):
 
 
 class ApprovalRemembered(Fact, frozen=True):
-    """A decision was remembered for later requests. It applies in this session until it is revoked."""
+    """A decision was remembered for later requests. It applies until it is revoked, in this session and, if it denies, in its forks."""
 
     id: str
     """The id for revoking the decision. It is derived from the question and its subject."""
@@ -129,7 +129,7 @@ class ApprovalRemembered(Fact, frozen=True):
     """The tool that the question was about."""
     covers: Literal["exact", "scope"]
     scope: str
-    """A description of what the decision covers, as the person read it."""
+    """A description of what the decision covers: an offered scope, or a summary of the request."""
     approved: bool
     reason: str
     by: str
@@ -172,7 +172,7 @@ class QuestionAnswered(Fact, frozen=True):
 
 
 class HandoffParked(Fact, frozen=True):
-    """The first act of a handoff has parked, and somebody is asked to decide. This event does not contain the private data."""
+    """A handoff now waits for its decision. This event does not contain the private data."""
 
     call_id: str
     tool: str
@@ -183,7 +183,7 @@ class HandoffParked(Fact, frozen=True):
 
 
 class HandoffAnswered(Fact, frozen=True):
-    """The decision of a handoff was made, by a person, a model or the `client` act itself."""
+    """The decision of a handoff was made, by a person, a model, the `client` act itself or the caller of `finish`."""
 
     call_id: str
     tool: str
@@ -197,7 +197,7 @@ class HandoffAnswered(Fact, frozen=True):
 
 
 class PromptRendered(Fact, frozen=True):
-    """A run has begun, and its prompt has been rendered."""
+    """A run has begun or was resumed, and its prompt has been rendered."""
 
     prompt: str
     text: str
@@ -225,7 +225,7 @@ class ToolWithheld(Fact, frozen=True):
     """A tool that the model's provider runs itself is not offered to the model, because it is not allowed.
 
     Either a policy denies it, or the run is inside a call whose effect does not allow the tool's. This is published once,
-    and again if the reason changes.
+    and again if the reason changes or the tool was offered in between.
     """
 
     tool: str

@@ -3,8 +3,8 @@
 Each role is a small protocol, so code that only asks questions depends on `Questions` alone. One contract test suite
 covers every implementation.
 
-Only the process that owns a run adds to it, except for answers, votes, deposits and requests to cancel. A process that
-has lost its lease to another gets `RunBusy`.
+Only the process that owns a run adds to it, except for answers, votes, deposits, requests to cancel and entries from
+outside, such as those of an undo. A process that has lost its lease to another gets `RunBusy`.
 """
 
 from __future__ import annotations

@@ -338,7 +338,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     messages: Sent[Message]
     tools: Sent[Offered]
     output: Schema[Any] | None = None
-    """The schema of the answer; None unless the provider can enforce it."""
+    """The schema that the provider enforces on the answer; None if there is none, or if the provider can't enforce it."""
     temperature: float | None = None
     max_tokens: int | None = None
     stream: bool = False

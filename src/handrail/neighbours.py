@@ -55,9 +55,9 @@ class _Neighbours(MetaPathFinder):
         self.searched: dict[str, None] = {}
         """The folders that are searched for an app by name."""
         self.homes: dict[str, str] = {}
-        """The app folder from which each top-level module was loaded."""
+        """The app folder in which each top-level module was found."""
         self.packages: dict[str, None] = {}
-        """The folders of packages that were loaded from an app folder."""
+        """The folders of packages that were found in an app folder."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -163,7 +163,7 @@ def find_app(name: str) -> ModuleSpec | None:
 
 
 def is_neighbour(name: str) -> bool:
-    """Return whether a top-level module was loaded from an app's folder."""
+    """Return whether a top-level module was found in an app's folder."""
     return name in _finder.homes
 
 

@@ -37,7 +37,7 @@ _WIDE = 4
 
 
 def is_plain(pattern: str) -> bool:
-    """Return whether a pattern has no special characters, so that it only matches itself."""
+    """Return whether a pattern is not empty and has no special or control characters, so that it only matches itself."""
     return _PLAIN.match(pattern) is not None
 
 
@@ -57,7 +57,7 @@ class Pattern:
     __slots__ = ("_fits", "_matching", "plain", "size")
 
     plain: str | None
-    """The text to search for, if the pattern has no special characters; otherwise None."""
+    """The text to search for, if `is_plain` is true for the pattern; otherwise None."""
 
     size: int
     """Size of the pattern with its counted repeats written out. Plain text has size 1."""

@@ -1,7 +1,7 @@
 """The seams: protocols through which one layer uses another without knowing its implementation.
 
-Everything that reaches the outside world goes through a protocol: one of these, `messages.Model` or `journals.Journal`.
-Each has a public fake: `ScriptedModel`, `MemoryFilesystem`, `MemoryJournal`, and those in `handrail.testing`.
+Models and journals have protocols of their own, `messages.Model` and `journals.Journal`. For tests there are public
+fakes: `ScriptedModel`, `MemoryFilesystem`, `MemoryJournal`, and those in `handrail.testing`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ RunMode = Literal["user", "agent", "headless"]
 
 
 class Slice(Protocol[T_co]):
-    """The items of one type in a session, oldest first."""
+    """The items of one type in a session, oldest first unless a reducer orders them otherwise.
+
+    In a keyed slice, an item takes the place of the item that it replaces.
+    """
 
     def latest(self) -> T_co | None: ...
     def all(self) -> tuple[T_co, ...]: ...
@@ -53,11 +56,11 @@ class Slice(Protocol[T_co]):
 
 @runtime_checkable
 class EventBus(Protocol):
-    """The bus on which facts are published. Subscribers can't affect each other or the run."""
+    """The bus on which events are published. An error in a subscriber affects neither the other subscribers nor the run."""
 
     def publish(self, event: object, /) -> None: ...
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
-        """Call `listener` with every event of this type. Returns a function that unsubscribes it."""
+        """Call `listener` with every event of this type or a subclass. Returns a function that unsubscribes it."""
         ...
 
 
@@ -74,7 +77,7 @@ class SessionView(Protocol):
     def dispatcher(self) -> EventBus: ...
     def __getitem__(self, kind: type[T], /) -> Slice[T]: ...
     def dispatch(self, event: object, /) -> None:
-        """Apply an event to the slices. If a reducer raises, nothing is changed and the error is raised here."""
+        """Apply an event to the slices. If a reducer fails, nothing is changed, and `ReducerError` is raised."""
         ...
 
 
@@ -82,8 +85,8 @@ class Fork(Protocol):
     """One call's own version of a resource, until it is committed or dropped.
 
     A commit has two steps, so that several forks commit together or not at all: first every fork is
-    prepared, which may fail, and only then is every fork applied, which must not fail. Once prepared or
-    dropped, a fork refuses reads and writes from every thread with `ContextExpired`.
+    prepared, which may fail, and only then is every fork applied, which must not fail unless it is a `DurableFork`. Once
+    prepared or dropped, a fork refuses reads and writes from every thread with `ContextExpired`.
 
     Subclass it. The members below `drop` have defaults, for a fork whose changes can't be described.
     """
@@ -110,7 +113,7 @@ class Fork(Protocol):
         ...
 
     def seal(self) -> None:
-        """Refuse further changes, so that what is shown now is exactly what is applied later."""
+        """Refuse further changes, so that what is shown now is exactly what is applied later. The default refuses nothing."""
 
     def diff(self) -> str | None:
         """Return the changes as text for a person; None if they can't be shown."""
@@ -180,11 +183,11 @@ class Forkable(Protocol):
 
 
 class Resources(Protocol):
-    """A run's resources. A tool gets each one by a protocol that it satisfies."""
+    """A run's resources. A tool gets a resource by the protocol to which it is bound."""
 
     def get(self, protocol: type[T], /) -> T: ...
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """Return the resource, as `get` does, for a binding whose provider is async."""
+        """Return the resource, as `get` does. Unlike `get`, this also works if the binding's provider is async."""
         ...
 
 
@@ -215,7 +218,10 @@ class Filesystem(Protocol):
     def write(self, path: str, content: str | bytes, /) -> None: ...
     def append(self, path: str, content: str | bytes, /) -> None: ...
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
-        """Replace the only occurrence of `old`, or with `all` every occurrence. Returns how many were replaced."""
+        """Replace the only occurrence of `old`, or with `all` every occurrence. Returns how many were replaced.
+
+        Raises `EditRefused` if `old` is not in the file, or is not unique and `all` is false.
+        """
         ...
 
     def list(self, path: str = ".", /) -> Sequence[FileInfo]: ...
@@ -292,7 +298,7 @@ _ALLOW = PolicyDecision("allow")
 
 
 class ToolPolicy(Protocol):
-    """A rule about which calls may run. All policies must allow a call; a policy that raises denies it."""
+    """A rule about which calls may run. A call runs only if no policy denies it. A policy that raises denies the call."""
 
     @property
     def name(self) -> str: ...
@@ -304,13 +310,13 @@ class ToolPolicy(Protocol):
     ) -> Awaitable[None] | None:
         """Handle a successful result, before it is committed. An awaitable that is returned is awaited.
 
-        Raising fails the call and undoes it.
+        If this raises, the call fails and is rolled back.
         """
         ...
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a person's approval. The question's digest covers all of it."""
+    """A request for approval. The question's digest covers the tool, the arguments, the diff and the scopes."""
 
     question: Question
     tool: str
@@ -327,7 +333,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalRecall(Protocol):
-    """A session's memory of one request. A broker checks it before it asks a person."""
+    """A session's memory of the decisions on one request. A broker looks there before it asks a person."""
 
     used: ApprovalRemembered | None
     """Set by the broker to the remembered decision that decided the request; None if none did."""
@@ -337,7 +343,7 @@ class ApprovalRecall(Protocol):
         ...
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
-        """Remember an answer for one of the offered scopes, or for exactly this request."""
+        """Remember an answer for an offered scope. Without a scope, an approval covers only this request, a denial also other diffs of it."""
         ...
 
     def when_covered(self, wake: Callable[[], object], /) -> Callable[[], None]:
@@ -356,7 +362,7 @@ class DecisionBook(Protocol):
 
 
 class ApprovalController(Protocol):
-    """The run's approvals as its tools see them: read-only. Only people decide."""
+    """The run's approvals as its tools see them. Tools can read them, but can't decide or revoke anything."""
 
     @property
     def mode(self) -> str | None:
@@ -420,13 +426,13 @@ class Environment(ABC):
         """Handle a run in which everything waits for answers. The default parks it.
 
         If an override does not call `parking.park`, the run stays in memory. This is called on the run's loop, and again
-        whenever a question has been asked or closed.
+        after a question was asked or closed, as soon as everything waits again.
         """
         parking.park()
 
 
 class BoundAdapter(Protocol):
-    """The run's adapter as a call sees it.
+    """The run's adapter as a call sees it, or the environment's if the run has none.
 
     Its evaluations are part of the call and use the call's session, bus, files, broker, journal and place in the tree.
     `deadline` and `budget` can only be tighter than the call's own.

@@ -54,15 +54,15 @@ class Quorum(msgspec.Struct, frozen=True):
         )
 
     def counts(self, vote: Vote) -> bool:
-        """Return whether the voter has the role that this quorum requires."""
+        """Return whether the voter had the role that this quorum requires, or the quorum requires none."""
         return self.role is None or self.role in vote.roles
 
 
 def ask(role: str | None = None, approvals: int = 1) -> Quorum:
     """Return a quorum: this many people with this role, other than the person whose run it is, must approve.
 
-    Without a role, anybody who may approve for others counts. Use the quorum as a verdict in a `CapabilityPolicy`:
-    `{"money": ask(role="finance", approvals=2)}`. Raises `DefinitionError` for an invalid role or number.
+    Without a role, or with the role `approver`, anybody who may approve for others counts. Use the quorum as a verdict
+    in a `CapabilityPolicy`: `{"money": ask(role="finance", approvals=2)}`. Raises `DefinitionError` for an invalid role or number.
     """
     if type(approvals) is not int or approvals < 1:
         raise DefinitionError(
@@ -160,15 +160,18 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return rows_of_payload(self.kind, self.payload)
 
     def may_vote(self, by: str, roles: Collection[str]) -> bool:
-        """Return whether this person may vote. The person whose run it is may not."""
+        """Return whether this person's vote counts towards a quorum. A vote of the run's principal never does.
+
+        Whether the person has the right to vote at all is checked elsewhere.
+        """
         vote = Vote(question_id=self.id, digest=self.digest, by=by, roles=tuple(roles), approved=True)
         return by != self.principal and any(quorum.counts(vote) for quorum in self.quorums)
 
     def decided_by(self, votes: Iterable[Vote]) -> bool | None:
-        """Return False after any denial, True once every quorum is met, and None otherwise.
+        """Return False if a vote that counts is a denial, True once every quorum is met, and None otherwise.
 
-        A vote counts only if it is for exactly this question and from a person who may vote. Of several votes by one
-        person, the first counts.
+        A vote counts only if it has this question's digest, and only if `may_vote` is true for its person and roles. Of
+        several such votes by one person, the first counts.
         """
         counted: dict[str, Vote] = {}
         for vote in votes:
@@ -202,6 +205,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
     reason: str = ""
     votes: tuple[Vote, ...] = ()
-    """The votes that decided, if the question has quorums."""
+    """The votes from which this answer was made, if quorums decide the question; otherwise empty."""
     seal: str = ""
     """For a recorded answer whose value is masked, a digest of the actual value; otherwise "". Only the journal sets it."""

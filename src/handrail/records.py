@@ -163,7 +163,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Something that happened in a run. The key is a place in the run or a call's id, and is never random."""
+    """Something that happened in a run. The key is a place in the run or a call's id, by which a resumed run finds the entry."""
 
     kind: EntryKind
     key: str

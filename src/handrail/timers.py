@@ -235,7 +235,7 @@ class WorkClock(msgspec.Struct, eq=False):
     _entered: tuple[float, ...] = ()
     """When each listener that still runs on a thread was called."""
     _held: tuple[Timer, ...] = ()
-    """Timers that wait for these listeners."""
+    """Timers that wait until no listener runs on a thread."""
 
     def time(self) -> float:
         return self._timers.time() - self.lost_on_threads()

@@ -371,7 +371,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
 
 
 async def test_acts_are_functions_that_a_test_can_call() -> None:
-    """A test can call an act with a mock context, whose answers are prepared by kind or by part of the prompt."""
+    """A test can call an act with a mock context, which answers a question by its kind, and a prompt by a part of its text."""
     assert await whoever(Offer(3), context=user_context({"which": {"index": 2}})) == Pick(2)
     assert await whoever(Offer(3), context=agent_context({"Choose": {"index": 1}})) == Pick(1)
     with pytest.raises(ToolValidationError, match="index"):
@@ -403,7 +403,7 @@ async def test_handoffs_run_where_any_tool_does() -> None:
 
 @pytest.mark.parametrize("verdict", ["deny", "ask"])
 def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run(verdict: Any) -> None:
-    """The run's policies also deny, or ask about, a tool that a handler gives to a model in place of a person."""
+    """The run's policies also apply to a tool that a handler gives to a model. `ask` denies too: nobody can approve."""
     paid: list[int] = []
 
     @tool(effect="staged", capabilities=["money.spend"])

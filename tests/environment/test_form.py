@@ -63,7 +63,7 @@ class Address(BaseModel):
 
 
 class Order(BaseModel):
-    """A model with every kind of field."""
+    """A model with many kinds of fields."""
 
     item: Annotated[str, Field(min_length=3, description="What you want.")]
     count: Annotated[int, Field(ge=1, le=9)] = 1
@@ -128,7 +128,7 @@ async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
 
 
 async def test_a_form_can_be_declined_with_a_reason():
-    """A form can be declined with `d` and a reason at its end, or with Ctrl-D anywhere."""
+    """A form can be declined with `d` and a reason at its end, or with Ctrl-D while it is filled in."""
     with pytest.raises(Declined) as declined:
         await fill(Address, "Main", "7", "d", "none of your business")
     assert declined.value.reason == "none of your business"

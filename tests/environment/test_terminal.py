@@ -151,7 +151,7 @@ async def test_echo_is_restored():
 
 
 async def test_ctrl_d_declines():
-    """Ctrl-D declines every kind of question."""
+    """Ctrl-D declines an approval and a form."""
     with at_terminal() as (seen, terminal):
         assert (await answered(seen, terminal, question(), (CHOICE, "\x04"))).outcome == "declined"
         form = question("input", schema=Schema(int).json_schema, payload=None)
@@ -194,7 +194,7 @@ async def test_a_message_cannot_imitate_the_question():
 
 
 async def test_an_approval_shows_what_is_asked():
-    """An approval shows who asks, why, the arguments, the diff in colour and all choices."""
+    """An approval shows who asks, why, the arguments, a choice for a scope, and the diff in colour."""
     asked = question(payload=SCOPED, asked_by=("main", "reviewer", "write"), message="write uses fs.write")
     with at_terminal() as (seen, terminal):
         await answered(seen, terminal, asked, (CHOICE, "n\n"))
@@ -237,7 +237,7 @@ async def test_a_long_diff_is_cut_and_can_be_viewed():
 
 
 async def test_everything_shown_is_escaped():
-    """Escape sequences in a tool's name, arguments, diff, scopes and path are shown as text."""
+    """Escape sequences in a tool's name, arguments, reason, scopes, diff, message and callers are shown as text."""
     evil = "\x1b[2J\x1b]0;owned\x07[bold]x[/bold]\r\u202e"
     payload = {
         "tool": evil,
@@ -256,7 +256,7 @@ async def test_everything_shown_is_escaped():
 
 
 async def test_a_form_is_filled_in_by_keys():
-    """A form at the terminal explains a mistake, shows a summary, and is sent."""
+    """A form at the terminal shows the payload, asks again after a mistake, and is sent."""
     class_schema = Schema(dict[str, int]).json_schema
     with at_terminal() as (seen, terminal):
         asked = question("input", name="counts", schema=class_schema, payload={"hint": "apples"})
@@ -425,7 +425,7 @@ async def test_a_run_asks_at_the_terminal():
     ],
 )
 def test_when_there_is_colour(environ: dict[str, str], is_tty: bool, colour: bool):
-    """`NO_COLOR` takes precedence over `FORCE_COLOR`, and `FORCE_COLOR` over what the terminal supports."""
+    """`NO_COLOR`, unless it is empty, takes precedence over `FORCE_COLOR`, and `FORCE_COLOR` over what the terminal supports."""
 
     class Stream(io.StringIO):
         def isatty(self) -> bool:

@@ -18,7 +18,7 @@ JSON = st.recursive(
 
 
 def moves_nothing(text: str) -> bool:
-    """Return whether a text has no control characters and no marks that hide or reverse text."""
+    """Return whether a text has no control characters, and none of four invisible characters that hide, reverse or break text."""
     return not any(
         ord(each) < 32 or 0x7F <= ord(each) < 0xA0 or each in "\u202e\u2066\u200b\u2028" for each in text
     )

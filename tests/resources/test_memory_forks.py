@@ -261,7 +261,7 @@ BESIDE: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], dict[str
 @pytest.mark.parametrize("case", BESIDE)
 @pytest.mark.parametrize("nested", [False, True])
 def test_others_commit_beside_each_other(new_files: NewFiles, case: str, nested: bool):
-    """Commits to different paths are merged, and a folder that both forks make is made once."""
+    """Commits to different paths are merged. A folder that both make, or that one deletes and the other writes to, exists afterwards."""
     one, two, expected = BESIDE[case]
     root = new_files({"d/a": "1"})
     parent = root.fork("parent") if nested else root
@@ -275,7 +275,7 @@ def test_others_commit_beside_each_other(new_files: NewFiles, case: str, nested:
 
 
 def test_a_path_is_taken_from_prepare_on(new_files: NewFiles):
-    """From `prepare` on, a fork's paths conflict with another `prepare` and with direct writes."""
+    """From `prepare` until `apply`, a fork's paths conflict with another `prepare` and with direct writes."""
     root = new_files({"d/a": "1"})
     first, same, inside, around, beside = (
         root.fork(name) for name in ("first", "same", "inside", "around", "beside")

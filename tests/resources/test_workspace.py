@@ -57,7 +57,7 @@ def hosts(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def texts(response: Any) -> list[str]:
-    """Return the texts of a run's results."""
+    """Return the rendered result of each call of a run."""
     return [event.result.render() for event in response.session[ToolInvoked].all()]
 
 

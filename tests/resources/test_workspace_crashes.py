@@ -28,7 +28,7 @@ def killed() -> Iterator[Killed]:
 
 
 def copies(base: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Open the workspace on both hosts. Returns what each copy contains, and the calls of the run `r2`."""
+    """Open the workspace on both hosts. Returns what each copy contains, and the ids of the recorded calls of the run `r2`."""
 
     async def look() -> tuple[list[dict[str, Any]], list[str]]:
         journal = SqliteJournal(base / "journal.db")
@@ -51,7 +51,7 @@ async def _has(journal: SqliteJournal, run_id: str) -> bool:
 
 
 def trees(base: Path) -> dict[str, dict[str, Any]]:
-    """Return the recorded files before and after the change."""
+    """Prepare a workspace without the change and one with it. Return the files of their copies, as `before` and `after`."""
     found: dict[str, dict[str, Any]] = {}
     for name, with_changes in (("before", False), ("after", True)):
         (base / name).mkdir()

@@ -210,7 +210,7 @@ def test_the_steps_are_bounded_by_both_sizes(
 
 
 def fits(schema: Any, value: Any, defs: dict[str, Any]) -> bool:
-    """Return whether a value fits a schema, by the plain definition, in exponential time.
+    """Return whether a value fits a schema, checked recursively in exponential time. `oneOf` counts as `anyOf`.
 
     References must lead to later names.
     """
@@ -246,7 +246,7 @@ def forwards(schema: Any, name: str) -> Any:
 
 @given(st.fixed_dictionaries(dict.fromkeys("ABCD", schemas)), values)
 def test_remembering_what_was_compared_changes_no_outcome(defs: dict[str, Any], value: Any) -> None:
-    """A value has misfits exactly if it does not match the schema by the plain definition."""
+    """A value has misfits exactly if the plain recursive check `fits` refuses it."""
     ahead = {name: forwards(schema, name) for name, schema in defs.items()}
     root = {"$ref": "#/$defs/A", "$defs": ahead}
     assert (not misfits(root, value)) is fits(root, value, ahead)

@@ -81,7 +81,7 @@ def _all(value: Any) -> list[Any]:
 
 
 async def test_too_much_is_refused(tmp_path: Path) -> None:
-    """The size of a message's attachments, their number, and the size of the whole body are limited, over AG-UI too.
+    """The size of a message's attachments, their number (over AG-UI too), and the size of the whole body are limited.
 
     Data that is not base64 is refused.
     """

@@ -293,7 +293,7 @@ async def _(client: Client) -> str:
 
 
 def hook_with_defects(request: Any) -> Any:
-    """Return an invalid principal for some values of the header. Raises `KeyError` if there is no header."""
+    """Return nobody, an invalid principal or `zoe`, depending on the header. Raises `KeyError` if there is no header."""
     return {"nobody": None, "number": 7, "line": "a\nb", "long": "x" * 300}.get(
         request.headers["x-who"], "zoe"
     )

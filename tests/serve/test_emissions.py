@@ -78,7 +78,7 @@ async def test_only_the_newest_events_of_a_call_are_kept(tmp_path: Path) -> None
 
 
 async def test_a_call_that_has_not_ended_shows_its_events(tmp_path: Path) -> None:
-    """A page that is loaded during a call, or while its run is parked, shows what the call has emitted so far."""
+    """A page that is loaded while a call works, waits or is parked shows the events that the run's calls have emitted so far."""
     held = Held()
     async with served(tmp_path, tools=[search, consult, held.tool]) as app:
         run_id = await app.thread().say(

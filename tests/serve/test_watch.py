@@ -111,7 +111,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
 
 class Reader:
-    """A reader of a thread's feed, who gets a snapshot first, and then its events."""
+    """A reader of a thread's feed, who gets a snapshot of the thread first, and then the feed's events."""
 
     def __init__(self, threads: Threads, thread: Thread) -> None:
         self.threads = threads
@@ -364,7 +364,7 @@ async def test_a_message_with_tools_or_earlier_messages_is_refused(fleet: Fleet)
 
 
 async def test_attachments_reach_the_worker_with_the_submitted_message(fleet: Fleet):
-    """Also a worker that takes the run over from a lost one, and the repetition of the run."""
+    """Attachments reach a submitted run's worker, even after the run was lost once, and are kept for the run's next repetition."""
     note = Attachment(b"buy tea", "note.txt")
     async with fleet.server() as threads:
         thread = threads.thread("ann", "t")

@@ -164,7 +164,7 @@ def test_identity_and_config_are_read_only():
 
 
 def test_reducers_from_the_mark_the_session_and_register_all_run():
-    """An event goes to every slice that has a reducer for it, and to its own slice only if no slice has one."""
+    """An event goes to every slice that has a reducer for it, and to its own state slice only if no slice has one."""
     session = Session(
         slices={
             Note: SliceRules(reducers={Add: lambda slice_, event: slice_.append(Note(str(event.amount)))})
@@ -199,7 +199,7 @@ def test_a_log_keeps_its_own_events_when_another_slice_reduces_them():
 
 
 def test_a_log_with_a_reducer_keeps_what_it_held():
-    """A reducer registered on a log gets the items that the log already has."""
+    """A log keeps its items when a reducer is registered on it, until that reducer replaces them."""
     session = Session()
     session.dispatch(Denied("a"))
     session.register(Denied, on=Note, reducer=lambda slice_, event: slice_.replace([Denied(event.text)]))
@@ -340,7 +340,7 @@ def test_plain_values_and_classes_are_not_events(event: object):
 
 
 def test_what_cannot_be_saved_is_refused_at_its_first_dispatch():
-    """With a journal, an event that can't be saved as JSON is refused before it is added to a slice."""
+    """With the check that a journal adds, an event that can't be saved as JSON is refused before it is added to a slice."""
 
     @dataclass(frozen=True)
     class Holds:

@@ -38,7 +38,7 @@ PLANS: Mapping[str, Sequence[Scripted]] = {
 
 
 class FlakyModel(PlayedModel):
-    """A `PlayedModel` that loses its connection once, in the middle of an answer."""
+    """A `PlayedModel` that loses its connection once, in the middle of its answer to `flaky`."""
 
     lost = False
 

@@ -30,7 +30,7 @@ class Checker:
         self.outcomes: list[str] = []
         self.texts: dict[str, str] = {}
         self.calls: dict[str, str] = {}
-        """The arguments of every call in the stream, by call id."""
+        """The arguments of each call, by call id. A snapshot of all messages removes the calls that it does not contain."""
         self.names: dict[str, str] = {}
         self.results: dict[str, str] = {}
         self.state: Any = None
@@ -197,7 +197,7 @@ class Checker:
         self.state = patched(self.state, event["delta"])
 
     def _messages_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
-        """Check a snapshot of all messages. Take over its calls and results, and forget the messages that are not in it."""
+        """Check a snapshot of all messages. Take over its calls and results, and forget the messages and calls that it lacks."""
         messages = event["messages"]
         ids = [message["id"] for message in messages]
         if len(set(ids)) != len(ids):
@@ -275,7 +275,7 @@ def _unknown(model: BaseModel) -> Iterator[str]:
 def patched(state: Any, operations: list[dict[str, Any]]) -> Any:
     """Apply a JSON Patch to a state of the form `{name: [items]}`, and return the new state.
 
-    Raises `Wrong` if an operation replaces a missing item.
+    Raises `Wrong` if an operation replaces a missing name, and `KeyError` if one removes it or appends to it.
     """
     state = {name: list(items) for name, items in state.items()}
     for operation in operations:

@@ -223,7 +223,7 @@ class Chaos:
     async def run(
         self, runs: int, seconds: float, events: Iterator[Callable[[], Any]], patience: float
     ) -> None:
-        """Submit runs, and wait until all are over. In the first `seconds`, an event happens every second."""
+        """Submit runs, and wait until all are over. Once a worker executes one, an event happens every second, for at most `seconds`."""
         submitted = time.monotonic()
         await self.begin(runs, patience)
         self.happened["seconds to submit"] = round(time.monotonic() - submitted)
@@ -247,7 +247,7 @@ class Chaos:
         await asyncio.gather(*lasting)
 
     async def begin(self, runs: int, patience: float) -> None:
-        """Submit runs, and wait until a worker executes one."""
+        """Submit runs, and wait until a worker executes one. Raises `AssertionError` if none has begun after `patience` seconds."""
         self.runs = runs
         await self.submit(runs)
         until = time.monotonic() + patience
@@ -256,7 +256,7 @@ class Chaos:
             await self._look()
 
     async def finish(self, patience: float) -> None:
-        """Wait until all runs are over."""
+        """Wait until all runs are over. Raises `AssertionError` if they are not after `patience` seconds."""
         until = time.monotonic() + patience
         while not await self._look():
             if time.monotonic() > until:

@@ -32,9 +32,9 @@ if "CHAOS_LEDGER" in os.environ and threading.current_thread() is threading.main
     signal.signal(signal.SIGUSR1, _show_tasks)
 
 CALLS = 6
-"""How many calls a run makes, including those of its nested agent."""
+"""How many calls a run makes if its budget allows them, including those of its nested agent."""
 REQUESTS = 8
-"""How many requests to models a run makes, including those of its nested agent."""
+"""How many requests to models a run makes if its budget allows its calls, including those of its nested agent."""
 _OFF = 20
 """Maximum error of the process's clock, in seconds, that is not noted in the ledger."""
 _SECONDS = float(os.environ.get("CHAOS_SECONDS", "0.05"))

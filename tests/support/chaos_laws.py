@@ -160,7 +160,7 @@ def _effects(run: _Run) -> Iterator[tuple[str, str]]:
 
 
 def _budget(run: _Run) -> Iterator[tuple[str, str]]:
-    """Yield each way in which the run's budget was wrong: it stopped a call that it covers, or allowed one that it does not."""
+    """Yield each sign of a wrong budget: a failure with another cause, a wrong count of requests, a call wrongly stopped or allowed."""
     outcome = run.outcome
     if run.is_short and outcome.phase != "budget":
         yield "budgets exact", f"it failed, but not because of its budget: {outcome.error}"

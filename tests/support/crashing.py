@@ -133,7 +133,7 @@ class CutDisk(KillingDisk):
         self._bytes: dict[int, None] = {}
         """The inodes of files whose content was not synced."""
         self._names: list[tuple[str, Any, set[int]]] = []
-        """Changes of names, oldest first: the operation, the arguments to undo it, and the folders not synced since."""
+        """Changes of names, oldest first: the operation, the arguments to undo it, and the folders whose sync saves it."""
 
     def _after(self, name: str, args: tuple[Any, ...]) -> None:
         if name in ("write", "copy", "symlink", "folder", "link"):

@@ -104,5 +104,5 @@ def marks(folder: Path) -> Marks:
 
 
 def aside(files: DirectoryFilesystem) -> list[str]:
-    """Return the paths in the staging folders of calls in progress."""
+    """Return the paths in the folders that processes have under `at-work` in the staging folder."""
     return [str(path) for path in files.staging.glob("at-work/*/*")]

@@ -108,17 +108,17 @@ def processes_with(marker: str) -> list[str]:
 
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-"""A Python interpreter for commands: the system's, if there is one, since commands can't see one below /tmp."""
+"""A Python interpreter for commands: the system's, or the one that runs the tests if the system has none."""
 _THEIR_OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 
 
 def is_seen(path: Path) -> bool:
-    """Return whether commands can see this path. They can't see paths below one of their private folders."""
+    """Return whether a path is outside the folders that each command has its own version of, such as /tmp."""
     return not any(path.resolve().is_relative_to(own) for own in _THEIR_OWN)
 
 
 def outside_tmp() -> Path:
-    """Return a writable folder that commands can see. Skips the test if there is none."""
+    """Return a writable folder that is not below a folder such as /tmp, of which each command has its own. Skips the test if there is none."""
     for place in (Path(__file__).parent, Path.home(), Path("/opt"), Path("/srv"), Path("/var/lib")):
         if is_seen(place) and os.access(place, os.W_OK):
             return place

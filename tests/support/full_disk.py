@@ -38,7 +38,7 @@ _PAGE = 4096
 
 
 def change(files: Any) -> None:
-    """Change files in every way that a commit has a step for."""
+    """Rewrite, create, delete and move files, delete a folder and create one."""
     files.write("a", "new a")
     files.write("b", "new b" * 3000)
     files.write("made/deep", "new")
@@ -136,7 +136,7 @@ class Direct:
 
 
 class Journaled:
-    """A call that is recorded in a journal on the same disk. The journal's transactions are operations too."""
+    """A call that is recorded in a journal on the same disk. On a small disk, the journal's transactions are operations too."""
 
     def __init__(self, base: Path, disk: FullDisk) -> None:
         self._path = base / "journal.db"

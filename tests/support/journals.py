@@ -47,7 +47,7 @@ def _key_file(path: Path) -> Path:
 
 @contextlib.contextmanager
 def of_kind(kind: str) -> Generator[None]:
-    """Use one kind of database within the block, and close its connections afterwards."""
+    """Use one kind of database within the block. Afterwards, close the PostgreSQL journals that were opened in it."""
     global _kind
     before, _kind = _kind, kind
     try:

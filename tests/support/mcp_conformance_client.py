@@ -28,7 +28,7 @@ log = logging.getLogger("support.mcp_conformance_client")
 
 
 class Browser(Environment):
-    """A person who logs in at once, and accepts every form with its defaults."""
+    """A person who logs in at once, and fills in every form with its defaults and with made-up values for other required fields."""
 
     run_mode: RunMode = "user"
 
@@ -76,7 +76,7 @@ def plain(value: Any) -> Any:
 async def offered_clients() -> AsyncGenerator[str]:
     """Listen for the suite. Yields the command that the suite must start for each scenario.
 
-    The suite starts all scenarios at once. Only a few run at a time, because each waits for the others' work too.
+    The suite starts all scenarios at once. Only a few run at a time, because they share this process and slow each other down.
     """
     free = asyncio.Semaphore(4)
 

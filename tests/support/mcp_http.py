@@ -20,7 +20,7 @@ class Reply(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request: its method, its headers in lower case, its body as JSON ({} if it is empty or not JSON), its path, and its form."""
+    """One request: its method, its headers by their names in lower case, its body as JSON ({} if it is empty or not JSON), its path, and its form."""
 
     method: str
     headers: dict[str, str]

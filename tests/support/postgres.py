@@ -165,7 +165,7 @@ def _unprivileged() -> dict[str, object]:
 
 
 def _supervise(folder: Path, watched: int) -> None:
-    """Run a server in a folder until the watched process has ended."""
+    """Run a server in a folder until the watched process or the server has ended, and then remove the folder."""
     ended = os.pidfd_open(watched)
     leftovers = [Path(f"{folder}.lock")]
     server: subprocess.Popen[bytes] | None = None

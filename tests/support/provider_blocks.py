@@ -187,7 +187,7 @@ BLOCKS: dict[str, st.SearchStrategy[list[dict[str, Any]]]] = {
     ),
     "chat": _MESSAGE.map(lambda message: [message]),
 }
-"""The blocks of an answer on each wire. The last one is a call."""
+"""A strategy for the blocks of an answer, by wire. The last block is a call or, on the chat wire, a message with calls."""
 
 # --- answers ---
 
@@ -336,7 +336,7 @@ def asked_back(wire: str, blocks: list[dict[str, Any]]) -> list[bytes]:
 
 
 def _is_plain(items: list[dict[str, Any]]) -> bool:
-    """Return whether the items are calls, possibly after one text. Such items are sent back without their ids."""
+    """Return whether the items are ordinary calls, possibly after one plain text. Such items are sent back without `id` and `status`."""
     first, *calls = items
     if first["type"] == "message":
         said = first["content"]

@@ -304,7 +304,7 @@ WHOLE: dict[str, st.SearchStrategy[Any]] = {
         promptFeedback=_mostly(_fields(blockReason=_mostly(st.just("SAFETY")))),
     ),
 }
-"""Complete answers on each wire."""
+"""Strategies for complete answers, by wire."""
 
 _CHAT_CHUNK = st.fixed_dictionaries(
     {"choices": st.lists(_fields(delta=_CHAT_SAID, finish_reason=_mostly(st.none())), max_size=2)}
@@ -354,4 +354,4 @@ EVENTS: dict[str, st.SearchStrategy[list[Any]]] = {
         _GEMINI_FINISH.map(lambda why: {"candidates": [{"finishReason": why}]}),
     ),
 }
-"""The events of streams on each wire."""
+"""Strategies for the events of a stream, by wire."""

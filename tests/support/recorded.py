@@ -116,7 +116,7 @@ class Recorder:
         return await self.adapter(*script).evaluate(prompt, message, run_id=run_id, **options)
 
     async def ids(self, run_id: str) -> list[str]:
-        """Return the ids of a run's calls, in order."""
+        """Return the ids of a run's recorded calls, in order."""
         return [unit.call_id for unit in await self.journal.calls.load(run_id)]
 
     def answer(self, question: Question, value: Any) -> None:

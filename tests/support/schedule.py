@@ -66,7 +66,7 @@ def collecting(config: pytest.Config) -> Generator[None]:
 
 
 class Schedule(LoadScopeScheduling):
-    """Gives each worker one file (or entry of `TOGETHER` or `APART`) at a time, in the order of `arranged`."""
+    """Gives each worker one file, one folder of `TOGETHER` or one test of a file in `APART` at a time, in the order of `arranged`."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

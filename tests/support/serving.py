@@ -276,7 +276,7 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 def patient(limits: Limits | None) -> Limits:
-    """Return these limits with patience in place of each default time limit, which a busy machine may exceed."""
+    """Return the limits with `PATIENCE` in place of each time limit that has its default, since a busy machine may exceed that."""
     limits, usual = limits or Limits(), Limits()
     names = ("body_seconds", "header_seconds", "idle_seconds", "write_seconds")
     return replace(

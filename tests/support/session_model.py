@@ -63,7 +63,7 @@ def new_session() -> Session:
 
 
 def contents(place: Session | SessionFork) -> dict[str, Any]:
-    """Return the contents of every slice of a session or a fork. This does not count as a read."""
+    """Return the contents of each slice in `SLICES`, of a session or a fork. This does not count as a read."""
     root = place if isinstance(place, Session) else place.root
     return {kind.__name__: root.slice_in(place.state, kind).all() for kind in SLICES}
 

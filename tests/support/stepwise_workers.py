@@ -79,7 +79,7 @@ FAILS = "limits: {requests: 2}"
 
 
 def team(at: Path, **front: str) -> WorkerRegistry:
-    """Return a registry with the workers main, outer, whole, steps and more. `front` adds front matter by name.
+    """Return a registry with the workers main, outer, whole, steps and more. `front` adds front matter by name, except to main.
 
     Only `steps` and `more` commit each call.
     """

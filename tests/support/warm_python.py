@@ -53,7 +53,7 @@ LOADED = (
 
 
 class Program:
-    """A program that runs in a child of the warm process, with the interface of `subprocess.Popen` in text mode."""
+    """A program that runs in a child of the warm process, with the methods of a text-mode `subprocess.Popen` that tests use."""
 
     def __init__(
         self,

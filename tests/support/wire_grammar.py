@@ -102,7 +102,7 @@ def wire_of(path: str) -> str | None:
 
 
 def problems(wire: str, body: bytes) -> list[str]:
-    """Return everything that the wire would refuse in this request body."""
+    """Return what the wire would refuse in this request body. If the body is too large or invalid JSON, return only that."""
     seen[wire] += 1
     if len(body) > LARGEST[wire]:
         return [f"the body has {len(body)} bytes"]

@@ -37,7 +37,7 @@ _CHANGES = {
 
 
 def _watch(base: Path, points: Points) -> None:
-    """Reach a point before each change below `base`."""
+    """Reach a point before each file below `base` is opened for writing, and before each change of a name or mode anywhere."""
 
     def heard(event: str, arguments: tuple[Any, ...]) -> None:
         is_written = (

@@ -38,7 +38,7 @@ def written_classes() -> list[str]:
 
 @pytest.mark.parametrize("name", written_classes())
 def test_a_public_class_names_itself_and_the_unknown_argument(name: str) -> None:
-    """Every public class that users construct reports an unknown argument by the class's own name."""
+    """For each public class that users construct, the error for an unknown argument names the class and the argument."""
     with pytest.raises(TypeError, match=rf"^{name} takes no argument 'zzz'\. It takes "):
         getattr(handrail, name)(*REQUIRED.get(name, ()), zzz=1)
 

@@ -384,6 +384,6 @@ async def test_any_keywords_get_the_session_too():
 
 
 def test_names_may_have_capitals():
-    """Names of prompts and sections may contain capitals. Tool names may not, because they must suit every provider."""
+    """Names of prompts and sections may contain capitals."""
     prompt = Prompt("TravelGuide", [any_section("A", "HowTo", "Text.")])
     assert prompt.render().text == "## A\n\nText."

@@ -58,7 +58,7 @@ async def test_a_call_gets_the_arguments_as_a_dict() -> None:
     ],
 )
 async def test_arguments_that_do_not_match_are_refused(sent: Any, problem: str) -> None:
-    """A call whose arguments do not match the schema fails, and the handler does not run."""
+    """A call whose arguments do not match the schema fails, and its message says what is wrong."""
     result = await open_gate([contact()]).invoke("contact", sent)
     assert not result.success
     assert problem in result.message

@@ -406,7 +406,7 @@ def test_a_function_that_returns_nothing():
 
 
 def test_options_of_tool_reach_the_tool():
-    """`@tool` accepts every option of `Tool`."""
+    """Options that are given to `@tool` become attributes of the tool."""
 
     def undo(params: Any, value: int, *, context: ToolContext) -> None:
         pass

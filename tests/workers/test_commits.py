@@ -414,7 +414,7 @@ async def test_a_created_worker_can_not_commit_its_calls_one_by_one(tmp_path: Pa
 
 
 async def test_a_cancelled_run_says_what_its_unfinished_worker_has_done(tmp_path: Path) -> None:
-    """If a parked run is cancelled, its model's last turn names the worker's calls that have committed and stand."""
+    """If a parked run is cancelled, the last message of its outcome names the worker's calls that have committed and stand."""
     registry, journal = team(tmp_path), MemoryJournal()
     said = models(main=[to("steps")], steps=[written("a"), ToolCall("book", {"room": "1"}), ToolCall("ask")])
     arguments: Any = {"filesystem": MemoryFilesystem(), "environment": LaterEnvironment()}

@@ -474,7 +474,7 @@ def test_a_check_reports_every_mistake_at_once(tmp_path: Path) -> None:
 
 
 def test_an_unknown_provider_is_only_reported_by_a_check(tmp_path: Path) -> None:
-    """A worker whose file names an unknown provider can still run on another model."""
+    """A check reports a model of an unknown provider, but the worker can still be loaded."""
     (tmp_path / "main.md").write_text("---\nmodel: opnai:gpt\n---\nGo.\n")
     registry = WorkerRegistry(tmp_path)
     assert [each.line for each in registry.check()] == [2]

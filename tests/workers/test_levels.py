@@ -40,7 +40,7 @@ def tower(at: Path, **front: str) -> WorkerRegistry:
 
 
 def used(level: int, request: int) -> Usage:
-    """Return the usage of a request, chosen so that different sums are never equal."""
+    """Return the usage of a request, which differs from that of every other request."""
     return Usage(input=7**level + request, output=11**level, requests=1)
 
 

@@ -113,7 +113,7 @@ class Adapter:
         return made if model is None else made.with_model(model)
 
     def with_model(self, model: Model) -> Adapter:
-        """Return a copy of this adapter with this model. If the model is another one, the settings of the old one are dropped."""
+        """Return a copy of this adapter with this model. If it is not the adapter's own model, the `model_settings` are dropped."""
         made = copy.copy(self)
         made.model = checked_model(model)
         if model is not self.model:
@@ -136,7 +136,8 @@ class Adapter:
         handler calls this, the run is part of the handler's call, as with `context.adapter.evaluate`.
 
         If a tool fails, the model is told, and the run continues. Raises `PromptEvaluationError` if the run can't
-        continue, for example after a failed request or at a limit, and `RunParked` if the run is parked.
+        continue, for example after a failed request or at a limit, `RunParked` if the run is parked, and `ConversationBusy`
+        if another run uses the session.
         """
         options = self._given("evaluate", prompt, params, message, arguments)
         around = call_around()
@@ -179,7 +180,8 @@ class Adapter:
         Resuming a finished run returns its response, or raises its error, again. `prompt` may be left out if the run
         began with `app="module:name"`. Tools that were added to the run must be passed again. If the session was created
         with its own slice rules, pass `session`: an empty session with the recorded id and the same rules. Raises
-        `DefinitionError` in a tool's handler.
+        `DefinitionError` in a tool's handler. The operation raises `RunUnknown` if the journal has no such run, `RunBusy` if the
+        run is being executed, and `RunError` if it can't be resumed with what was passed.
         """
         refuse_inside_call("resume")
         options = self._options.updated("resume", ResumeArguments, arguments)

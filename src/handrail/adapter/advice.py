@@ -53,7 +53,7 @@ class Advisers:
     async def advise(self) -> None:
         """Ask every feedback provider that is due after a turn of calls, and pass its advice on to the model.
 
-        A replay repeats the recorded advice instead.
+        A provider that has reached its cap is not asked. A replay repeats the recorded advice instead.
         """
         seen, self._seen = self._seen, set()
         run_log, place = self._run.frame.log, self._next_place()

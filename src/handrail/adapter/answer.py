@@ -209,7 +209,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
     model: str
     error: str
     usage: Usage | None = None
-    """The tokens that the request used, as far as its provider reported them; None if it reported none."""
+    """The tokens that the request used, as far as its provider reported them; None if it failed and none were reported."""
     cost: Decimal | None = None
     charged: Charged = {}
     """The amounts that the budget was charged, if the provider did not report the usage; otherwise empty."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from handrail.adapter.settings import Retry
 
 _QUICK_ATTEMPTS = 2
-"""How many times a model is asked before the next candidate is."""
+"""Maximum number of times that a model is asked before the next candidate is."""
 _LONGEST_QUICK_WAIT = 2.0
 """Longest wait between two attempts if there is a next candidate, in seconds."""
 

@@ -208,7 +208,10 @@ def sendable(message: Message) -> Message:
 
 
 def check_well_formed(messages: Iterable[Message]) -> None:
-    """Raise `DefinitionError` unless every message with calls is followed by their results, one each and in order."""
+    """Raise `DefinitionError` unless all items are messages and every message with calls, and no other, is followed by their results.
+
+    There must be one result for each call, in the same order.
+    """
     open_calls: list[str] | None = None
     for number, message in enumerate(messages, 1):
         if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked

@@ -97,7 +97,8 @@ async def resume(
     """Continue a recorded run. `heard` receives the events that are not in its record.
 
     Raises `RunUnknown` if the journal has no such run, `RunBusy` if the run is being executed, and `RunError` if it can't
-    be resumed with what was passed. Raises `PromptEvaluationError` for a run that was set aside.
+    be resumed with what was passed. Raises `PromptEvaluationError` if the run is set aside, or failed or was cancelled before.
+    A continued run raises the errors of `carry_out`.
     """
     journal, session, clock = options.journal, options.session, options.clock
     if journal is None:

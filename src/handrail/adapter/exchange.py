@@ -103,7 +103,7 @@ async def ask_once(
 def _charge_cut(
     run: Run, answer: Answer, reserved: Reservation | None
 ) -> tuple[Usage, Decimal | None] | tuple[None, None]:
-    """Charge a request whose answer was cut off or never came. Returns its reported usage and cost, or None for both."""
+    """Charge a request whose answer was cut off or never came. Returns its usage and cost, both None if no usage was reported."""
     if answer.counted:
         usage, cost = answer.usage, run.tariff(answer.usage)
         run.frame.costs.models.add(usage, cost)
@@ -162,7 +162,7 @@ def charge(
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
     """Reserve an upper bound for the request's tokens and cost. If little of the budget remains, shorten the answer.
 
-    Returns the request and the reservation. Raises `BudgetExceededError` if too little is left. A message counts as many
+    Returns the request and the reservation. Raises `BudgetExceededError` if too little is left. A text counts as many
     tokens as it has bytes, because no tokenizer produces more than that. Messages that the provider counted in an earlier
     turn are not estimated again.
     """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from handrail.adapter.adapter import Adapter
 
 NO_MESSAGE = "Do what the instructions say."
-"""The user message of a run that was given none, because its prompt says everything."""
+"""The user message of a run that was given neither a message nor attachments, because its prompt says everything."""
 
 _MOST_PAUSES = 16
 """How many times in a row a paused answer is continued. A provider pauses after about ten calls of its own tools."""
@@ -251,7 +251,8 @@ def _answer_among(
 def _outcome(run: Run, answer: Answer, text: str) -> Outcome:
     """Return the outcome of an answer without calls, whose complete text is `text`.
 
-    Raises `ToolValidationError` if the answer does not match the schema.
+    If the run has a schema for its answer, raises `ToolValidationError` if the answer does not match it, was cut off because
+    it was too long, or had to be given by a call.
     """
     stop: Any = answer.stop
     reason = "done" if stop.reason == "calls" else "length" if stop.reason == "paused" else stop.reason

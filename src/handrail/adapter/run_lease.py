@@ -24,7 +24,7 @@ from handrail.replay.log import RunLog
 log = logging.getLogger("handrail.adapter")
 
 STOPPED = "cancelled by somebody else"
-"""The reason for a cancellation that another process requested."""
+"""The reason for a cancellation that was requested through the journal."""
 
 _held: set[tuple[int, str]] = set()
 _lock = threading.Lock()
@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
-    """Hold a run in this process. Raises `RunBusy` if it is already held here.
+    """Hold a run in this process. Raises `RunBusy` if it is already held with the same journal object.
 
     A lease excludes other processes; this excludes other tasks and threads.
     """

@@ -241,7 +241,7 @@ async def carry_out(
     """Run `work` under the run's lease, and record how it ends. Errors of `work` are raised.
 
     Raises `RunParked` if the run was parked, `RunBusy` if another process has taken it over, and
-    `PromptEvaluationError` if another process has cancelled it.
+    `PromptEvaluationError` if it was cancelled through the journal.
     """
     run_id = frame.run_context.run_id
     began, shown = len(conversation.messages), len(conversation.opened)

@@ -92,7 +92,7 @@ class Throttle:
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def hold(self, seconds: float) -> None:
-        """Hold back all requests for this many seconds."""
+        """Hold back new requests for this many seconds."""
         self._next = max(self._next, self._clock.monotonic() + seconds)
 
     async def enter(self) -> None:

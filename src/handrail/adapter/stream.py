@@ -19,7 +19,7 @@ _END = object()
 
 
 class RunStream(Generic[OutputT]):
-    """The events of a run and of everything nested in it, followed by its response.
+    """The events of a run and of everything nested in it, and its response.
 
     Iterate with `async for`, or with `for` in a script. `.response` is an operation that returns the response or
     raises the error that ended the run; iterating does not raise that error. Leaving early cancels the run:

@@ -232,7 +232,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def event_bus(self) -> EventBus:
-        """The bus on which events are published. `session.dispatcher` is the same bus."""
+        """The bus on which a tool publishes and receives events. `session.dispatcher` leads to the same bus."""
         return self._source.event_bus
 
     @property
@@ -279,7 +279,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """The heartbeat that renews the lease on the job in which this call runs."""
+        """The heartbeat of this call. It renews the lease on the job in which the call runs, if there is one."""
         return self._source.heartbeat
 
     @property
@@ -355,7 +355,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def emit(self, event: object) -> Done:
         """Publish your own event immediately, under the tool's name.
 
-        Raises `EventRefused` for a class, or a plain value such as a dict, to which nobody could subscribe by type.
+        Raises `EventRefused` for a class, and for a value of a built-in type, which does not say what happened.
         """
         self._source.home.check()
         return self._source.emit(event)
@@ -381,7 +381,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def call_worker(self, name: str, input: Any, *, attachments: Sequence[Any] = ()) -> Operation[Any]:
         """Run a worker inside this call and return its value.
 
-        Raises `CallFailed` if the worker fails, and `NotSupported` if the run has no workers.
+        Raises `CallFailed` if the worker fails or `name` is not a worker, and `NotSupported` if the run has no workers.
         """
         self._source.home.check()
         return self._source.call_worker(name, input, attachments)
@@ -389,7 +389,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def ticket(self) -> str:
         """Return a signed ticket, as text, with which another process can run this call's tool.
 
-        Raises `NotSupported` if the run has no journal, and anywhere but in a tool's handler.
+        Raises `NotSupported` if the run has no journal, or if the caller is not a tool's handler.
         """
         self._source.home.check()
         return self._source.ticket()

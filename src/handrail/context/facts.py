@@ -24,9 +24,9 @@ class Invocation(msgspec.Struct, frozen=True):
     idempotency_key: str
     """A key that is the same for every attempt at this call, even after a crash. Pass it to systems that accept one."""
     parent_message: str | None
-    """The id of the model's message that made the call; None if no model did."""
+    """The id of the model's message that requested the call; None if the call is not from a model's message."""
     path: tuple[str, ...]
-    """The names of the calls that led here, outermost first, ending with this call's own."""
+    """The names of the tools and workers called on the way to this call, outermost first. The last one is this call's own."""
 
 
 class RunContext(msgspec.Struct, frozen=True):

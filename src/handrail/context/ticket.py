@@ -19,8 +19,8 @@ _SHORTEST_KEY = 16
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that another process needs to run this call's tool. It contains nothing secret.
 
-    The ticket's share of the budget is already reserved: its holder can spend that and no more. Changes
-    made under a ticket are committed through the gate of the run that it names.
+    If the run has a budget, the ticket's share of it is already reserved, and its holder can spend no more than that. Changes
+    made under a ticket are committed by the call that issued it, once the call's handler has succeeded.
     """
 
     run_id: str
@@ -48,8 +48,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     def open(text: str, key: bytes) -> Ticket:
         """Decode a sealed ticket.
 
-        Raises `TicketError` if the text is not a ticket, was altered, was signed with another key, or has another version,
-        or if the key is too short.
+        Raises `TicketError` if the text is not a ticket or was altered, if it was sealed with another key or by another
+        version, or if the key is too short.
         """
         _check_key(key)
         encoded, dot, signature = str(text).partition(".")

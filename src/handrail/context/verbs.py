@@ -28,6 +28,7 @@ class WaitFor(Protocol):
       out, the answer is text.
     - `message` is the sentence that the person reads, and `title` the heading above it. By default, they are made from
       `kind`.
+    - `timeout` is the number of seconds to wait for the answer. None sets no limit of its own.
 
     Raises `Declined`, `QuestionCancelled` or `QuestionTimedOut` if there is no answer.
     """

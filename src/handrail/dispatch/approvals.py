@@ -1,7 +1,7 @@
 """Approvals: the permission that a call needs before it takes effect.
 
-If a call can be undone completely and a preview can be shown, it runs first, in its fork, and the changes that it made
-there are approved.
+Most calls that can be undone completely run first, in their forks, and the changes that they made there are approved.
+`runs_first` has the conditions.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
 
 
 def _before(log: RunLog, asked: ApprovalRequest) -> Decided | None:
-    """Return how this request was decided before the process ended; None if it was not decided."""
+    """Return how this request was decided before the process ended; None if it was not, or if its answer is not valid."""
     question = asked.question
     noted = log.find("approval", _place(log, asked), _Noted)
     if noted is not None and noted.digest == question.digest:
@@ -367,7 +367,7 @@ def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
 
 
 def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
-    """Return the paths to which these paths resolve, since a link may point into another folder. Empty without links."""
+    """Return the paths to which these paths resolve, since a link may point into another folder. Empty if the files have no links."""
     frame = attempt.frame
     files: Any = frame.world.filesystem
     if files is None:

@@ -71,7 +71,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     retries: int = 0
     """How many times the call has been retried after a transient failure."""
     has_secret: bool = False
-    """Whether the call was given a secret. Secrets are not recorded, so such a call can't run again from its record."""
+    """Whether a person gave the call, or the call that it is a part of, a secret, which is not recorded and can't be given again."""
     started: float = 0.0
     """Seconds from the start of the run until the call reached the gate."""
     lost: float = 0.0
@@ -86,7 +86,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     token: object = None
     """The token that the gate issues in step 7. A handler does not start without it."""
     finished: Any = UNFINISHED
-    """The handler's return value, even if the call failed afterwards; `UNFINISHED` if the handler has not returned."""
+    """What the handler returned, even if the call failed later, or a note that the call happened before a crash; else `UNFINISHED`."""
     decision: str = ""
     """The policies' decision: `allow`, `deny`, or `ask: ` and the reason; "" if they have not decided, or there are none."""
     quorums: tuple[Quorum, ...] = ()

@@ -43,7 +43,8 @@ class CallKind(msgspec.Struct, frozen=True):
     is_auxiliary: bool = False
     """Whether the call is a compensation or a probe, which passes the gate alongside the call it belongs to.
 
-    It has a transaction, events and a record. It needs no approval, uses no budget, has no number and is never undone.
+    It has a transaction, events and a record. It needs no approval, uses no budget, and has no number. Once it has
+    succeeded, it is never undone.
     """
 
 
@@ -56,7 +57,8 @@ INSIDE_AUXILIARY = CallKind(undoes=True)
 class Call(msgspec.Struct, frozen=True, eq=False):
     """One call as it was requested.
 
-    The gate sets the tool in step 1 and may replace the arguments with a copy before step 2. Nothing else ever changes.
+    The gate sets the tool in step 1, or when it replays the call, and may replace the arguments with a copy before step 2.
+    Nothing else ever changes.
     """
 
     gate: Gate
@@ -71,7 +73,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     tool: Tool[Any, Any] = NO_TOOL
     message_id: str | None = None
     parent: Attempt | None = None
-    """The attempt in which the call was made; None for a call of the outermost run."""
+    """The attempt at the call around this one; None if there is no call around it."""
     depth: int = 0
     kind: CallKind = CALL
     has_secret: bool = False

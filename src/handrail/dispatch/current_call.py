@@ -42,10 +42,10 @@ _SURROUNDINGS = ("filesystem", "journal", "environment", "approvals", "lease")
 
 
 def call_around() -> Attempt | None:
-    """Return the call whose handler runs this code; None outside of calls.
+    """Return the attempt whose handler runs this code; None outside of calls.
 
-    Raises `ContextExpired` in code that a handler left running after its call. Policies are not inside the call that
-    they judge.
+    Between the end of the handler and the end of its call, this returns the attempt around that call. Raises
+    `ContextExpired` in code that a handler left running after its call. Policies are not inside the call that they judge.
     """
     found = entered.get()
     if found is None:

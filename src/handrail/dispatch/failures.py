@@ -47,7 +47,7 @@ _NOBODY = (
 
 
 class Refused(Exception):
-    """Raised when the gate refuses a call before its handler runs, or refuses the handler's result."""
+    """Raised when the gate refuses a call before its handler runs, or refuses its result or its changes afterwards."""
 
     def __init__(self, status: CallStatus, message: str) -> None:
         super().__init__(message)
@@ -72,7 +72,7 @@ class SignatureMismatch(Exception):
 
 
 class WrongResult(Exception):
-    """Raised when a handler returns a value that is not of the declared type or can't be shown."""
+    """Raised when a handler returns a result that does not have the declared type, or that can't be shown or recorded."""
 
 
 class Unsuccessful(Exception):
@@ -132,7 +132,10 @@ class Failure:
 
 
 def what_stands(kept: Sequence[str]) -> str:
-    """Return a sentence that names the inner calls that have committed for themselves, each name once and with its number."""
+    """Return a sentence with the names of inner calls that have committed for themselves.
+
+    Each name is given once, with the number of calls if there are several.
+    """
     named = (name if number == 1 else f"{name} ({number} times)" for name, number in Counter(kept).items())
     return f"Each of its calls commits for itself, so these stand: {', '.join(named)}."
 
@@ -275,9 +278,10 @@ def transient_in(error: BaseException) -> TransientError | None:
 
 
 def _deciding(error: BaseException) -> BaseException:
-    """Return the error that decides the outcome: from a group, the one that ends the run, or the only one.
+    """Return the error that decides the outcome.
 
-    If a group has neither, the group itself decides.
+    In a group, it is the first `VisibilityExpansionRequired` or `PromptEvaluationError`, or else the only error. If there are
+    several others, the group itself decides.
     """
     leaves = list(leaves_of(error))
     for each in leaves:

@@ -337,7 +337,7 @@ class Frame:
     # Who takes part.
 
     def mode_of(self, tool: Tool[Any, Any]) -> RunMode:
-        """Return a tool's run mode: its own, else the session's, else the environment's."""
+        """Return a tool's run mode: its own, else the session's, else the environment's, or `headless` without an environment."""
         environment = self.people.environment
         default: RunMode = "headless" if environment is None else environment.run_mode
         return tool.run_mode or self.session.run_mode or default
@@ -365,7 +365,7 @@ class Frame:
 
     @property
     def left_to_the_record(self) -> bool:
-        """Whether nothing more is recorded here, for example because the run is parked or was taken over."""
+        """Whether this process records nothing more, for example because the run is parked or was taken over."""
         return self.log.closed
 
     @property

@@ -1,4 +1,4 @@
-"""The gate: every call, no matter who makes it, takes the same eleven steps in this order.
+"""The gate: every call, no matter who makes it, takes these eleven steps in this order.
 
     1  look up the name                     7   open the transaction
     2  parse the arguments                  8   run the handler, under its timeout and the deadline
@@ -7,8 +7,9 @@
     5  check deadline and budget            11  return the result
     6  build the context
 
-`Gate.pass_through` takes these steps from top to bottom. If a call can be undone completely and a preview can be
-shown, step 4 comes after step 8: the approval is for the changes in the call's fork.
+`Gate.pass_through` takes these steps from top to bottom. Parts of a call, compensations and probes skip some of them: see
+`CallKind`. If a call runs before it is approved (see `runs_first`), step 4 comes after step 8, and the approval is for the
+changes in the call's fork.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from handrail.tools.effect import refusal
 from handrail.tools.result import clean_text, keep_rendering, renders
 
 _RETRIES = 2
-"""How many times a call is retried after a transient failure."""
+"""Maximum number of times that a call is retried after transient failures."""
 _LONGEST_PAUSE = 60.0
 """Longest time in seconds that a call waits before it is retried."""
 
@@ -107,7 +107,7 @@ def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
 def check_limits(attempt: Attempt) -> None:
     """Raise an error if the run was cancelled, its deadline has passed or its budget is spent. Otherwise charge the call, once.
 
-    Compensations and probes, and the calls inside them, are neither checked nor charged.
+    Compensations and probes, and the calls inside them, are neither checked nor charged. Other parts of a call are not charged.
     """
     frame, call = attempt.frame, attempt.call
     if call.kind.undoes:
@@ -201,7 +201,8 @@ def check_finished(
 ) -> Coroutine[Any, Any, None] | None:
     """Check what the handler returned, and close its context. Returns a coroutine to await for the rest, or None if it is done.
 
-    Raises `Unsuccessful` for a result with `success=False`, and what `check_result` raises.
+    Raises `Unsuccessful` for a result with `success=False`, and what `check_result` raises. If the call was cancelled while its
+    handler ran, nothing is checked, and the coroutine raises the cancellation.
     """
     if scope.is_stopped():
         return cancelled_after_all()
@@ -305,9 +306,9 @@ def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Att
 
 
 def _render(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> tuple[str, str | None]:
-    """Return the text of a result, and its value as JSON, or None if that was not needed. The text of a part's result is "".
+    """Return the text of a result, and its value as JSON, or None if that was not needed.
 
-    Raises `WrongResult` if the value can't be shown.
+    The text of a part's result is "", unless its value has attachments. Raises `WrongResult` if the value can't be shown.
     """
     value: Any = result.value
     json: str | None = None

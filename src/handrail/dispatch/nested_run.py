@@ -1,4 +1,4 @@
-"""Nested runs: every run inside a call is opened here, however it was started. `RunOptions.nested` says what it inherits."""
+"""Nested runs: `open_nested` opens every run inside a call, however it was started. `RunOptions.nested` says what it inherits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def open_nested(
 ) -> Frame:
     """Open a run inside a call, as the call's verb `number`. `levels` limits how deep calls may nest in it.
 
-    Raises `DepthExceededError` if the run would be nested too deeply, even if it makes no calls.
+    Raises `DepthExceededError` if the run would be nested too deeply, even if it makes no calls. Raises `DefinitionError` if its
+    budget is a `BudgetTracker`, or if it binds a `Filesystem` although the run around it has one.
     """
     outer, depth = attempt.frame, attempt.depth + 1
     limit = outer.options.depth_limit

@@ -178,7 +178,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     clock: Clock = SYSTEM_CLOCK
     new_id: NewId = random_id
 
-    # For this run only. Nested runs do not inherit these.
+    # For this run only. `nested` does not pass these on.
     run_id: str | None = None
     trace_id: str | None = None
     app: str = ""
@@ -247,7 +247,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         - Its limits only tighten: the earlier deadline, a share of what this run may spend (`tracker`), and at
           most `levels` below `depth`, the depth of its calls.
         - Its workers and environment replace this run's. Its resources and extras replace this run's resources of the same
-        protocol and extras of the same key, and the nested run has this run's other resources and extras too.
+          protocol and extras of the same key, and the nested run has this run's other resources and extras too.
         - Session, approvals, files, journal, lease, clock and ids are always this run's.
         - `policies` are this run's, as they apply in the nested run: what they deny stays denied.
 
@@ -312,7 +312,7 @@ _WANTED: Mapping[str, tuple[Any, str]] = {
     "session": (Session, "a Session"),
     "tools": (Iterable, "a list of tools: [weather]"),
 }
-"""The type that each argument must have, and its description for error messages."""
+"""The type that each of these arguments must have, and its description for error messages."""
 
 
 def check_value(name: str, value: Any) -> None:

@@ -124,7 +124,7 @@ class PolicyCall(msgspec.Struct, eq=False):
 
 
 def close_policy_context(attempt: Attempt) -> None:
-    """Close the policies' context, which must exist, and break its reference cycle."""
+    """Close the policies' context, and break its reference cycle."""
     attempt.policy_context = None
     if attempt.policy_home is not None:
         attempt.policy_home.close()
@@ -154,9 +154,9 @@ def check_policies(
 ) -> Coroutine[Any, Any, None] | None:
     """Check a call against every policy, and set `attempt.decision`.
 
-    Raises `Refused` if a policy denies the call, raises, or returns no decision. If a policy asks, the call needs
-    approval. Each policy gets a copy of the params, so that none can change what the others or the handler get. `asked` is
-    the first reason so far to ask for approval.
+    Raises `Refused` if a policy denies the call, raises, or returns no decision, or if it now requires people who did not take
+    part in an earlier approval. If a policy asks, the call needs approval. Each policy gets a copy of the params, so that none
+    can change what the others or the handler get. `asked` is the first reason so far to ask for approval.
     """
     call, context, checked = attempt.call, attempt.policy_context, attempt.checked
     tool, params, arguments = call.tool, attempt.params, call.arguments

@@ -120,7 +120,7 @@ async def ask_value(
 
 
 async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answer:
-    """Ask the environment a question, and return the answer. The run may be parked while the question is open."""
+    """Ask a question, through the environment if there is one, and return the answer. Meanwhile, the run may be parked."""
     frame = attempt.frame
     mask = wanted.hide if wanted.secret else None
     environment = frame.people.environment
@@ -147,7 +147,10 @@ def paused_timeouts(attempt: Attempt) -> Generator[None]:
 
 @contextlib.contextmanager
 def waiting_for_a_person(asks: Attempt) -> Generator[None]:
-    """Pause the timeouts of the call and its outer calls, and every deadline that can pause, while a person decides."""
+    """Pause the timeouts of the call and its outer calls, and every deadline that can pause, while a person decides.
+
+    Raises `CancelledError` in a parked run, where nobody may be asked.
+    """
     parking = asks.frame.parking
     if parking is not None:
         parking.asks()

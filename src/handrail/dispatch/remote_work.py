@@ -36,7 +36,10 @@ async def note_started(context: ToolContext, id: str) -> None:
 
 
 def is_left(context: ToolContext) -> bool:
-    """Return whether the call's run is parked or was taken over. If so, the work must go on, because the call will continue."""
+    """Return whether this process no longer records the call's run, for example because it is parked or was taken over.
+
+    If so, the work must go on, because the resumed call continues with it.
+    """
     attempt = _attempt_of(context)
     return attempt is not None and attempt.frame.log.closed
 

@@ -199,7 +199,7 @@ class Transaction(msgspec.Struct, eq=False):
             fork.apply()
 
     def apply_all(self, key: CallKey) -> None:
-        """Apply every fork, including durable ones. If this raises, nothing is applied."""
+        """Apply every fork, including durable ones. If one can't be applied, the durable ones are reverted."""
         self.stage(key)
         self.apply_durable()
         self.apply_others()

@@ -52,7 +52,11 @@ class OpenTurn:
             self._calls.append(gate.open(call))
 
     def run(self) -> Coroutine[Any, Any, BaseException | None]:
-        """Run all calls. Returns the error that ends the run, or None if none does. Raises `CancelledError` if this is cancelled."""
+        """Run all calls. Returns the error that ends the run, or None if none does.
+
+        Raises `CancelledError` if this is cancelled, or if a call that runs by itself is. If one of several calls that run
+        together is cancelled, its `CancelledError` is returned.
+        """
         if len(self._calls) == 1:
             return _run_one(self._gate, self._calls[0])
         return self._run_groups()

@@ -23,7 +23,7 @@ __all__ = ["AgentEnvironment", "HeadlessEnvironment", "LaterEnvironment", "Scree
 class HeadlessEnvironment(Environment):
     """An environment without a person. A tool that asks a person uses its fallback, or fails with a message to the model.
 
-    Passing this environment has the same effect as passing none, but makes the choice explicit.
+    A run without an environment behaves the same way.
     """
 
     run_mode: RunMode = "headless"

@@ -16,7 +16,7 @@ from handrail.rendering import escape_line
 JsonSchema = dict[str, Any]
 
 _MAX_REFERENCES = 100
-"""Maximum number of references to follow. A longer chain counts as a cycle."""
+"""A chain of this many references counts as a cycle."""
 
 
 def resolve(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
@@ -75,16 +75,19 @@ def list_options(schema: JsonSchema) -> list[Any] | None:
 
 
 def labels(values: list[Any]) -> list[str]:
-    """Return a label for each option: numbers, or letters if an option looks like a number."""
+    """Return a label for each option: `1`, `2` and so on, or `a` to `z`, then `z1`, `z2` and so on.
+
+    Letters are used if an option is a number or a boolean, or is text that is an integer.
+    """
     if any(isinstance(value, int | float) or re.fullmatch(r"\s*-?\d+\s*", str(value)) for value in values):
         return [chr(ord("a") + at) if at < 26 else f"z{at - 25}" for at in range(len(values))]
     return [str(at + 1) for at in range(len(values))]
 
 
 def choose(values: list[Any], typed: str) -> Any:
-    """Return the option with this label or text. If none has it, case is ignored, unless several options match then.
+    """Return the option with this label or text. If no option has it, case is ignored.
 
-    Raises `ValueError` if there is no such option.
+    Raises `ValueError` if no option matches, or if several options match when case is ignored.
     """
     marks = labels(values)
     words = typed.strip()
@@ -102,7 +105,10 @@ def choose(values: list[Any], typed: str) -> Any:
 
 
 def parse(schema: JsonSchema, typed: str) -> Any:
-    """Parse a typed line into a value. If it is invalid, raises a `ValueError` that says what is expected."""
+    """Parse a typed line into a value. Raises a `ValueError` that says what is expected if the line is found to be invalid.
+
+    Keywords that forms do not know, such as `uniqueItems`, are not checked.
+    """
     listed = list_options(schema)
     if listed is not None:
         return choose(listed, typed)

@@ -58,13 +58,13 @@ class _Nothing:
 NOTHING = _Nothing()
 
 _MAX_DEPTH = 20
-"""Maximum nesting of objects and lists. Deeper values are typed as JSON."""
+"""Maximum nesting of objects and lists. Deeper objects and lists are typed as JSON."""
 
 
 class Form:
     """Asks for a value that matches a schema, checking each field as it is typed.
 
-    The tool validates the whole value again, so keywords that the form does not know are accepted.
+    Keywords that the form does not know are not checked, because the tool validates the whole value again.
     """
 
     def __init__(self, schema: JsonSchema, dialog: Dialog) -> None:
@@ -72,7 +72,10 @@ class Form:
         self._dialog = dialog
 
     async def fill(self, before: Any = NOTHING) -> Any:
-        """Ask for a value, field by field. With `before`, Enter keeps the earlier value. Raises `Declined` on Ctrl-D."""
+        """Ask for a value, field by field. Raises `Declined` on Ctrl-D.
+
+        With `before`, Enter keeps the earlier value of a field. The alternative of a union must be chosen again.
+        """
         return await self._value(self._root, "", before, depth=0)
 
     async def _value(self, schema: JsonSchema, name: str, before: Any, *, depth: int) -> Any:
@@ -162,7 +165,7 @@ class Form:
         return filled
 
     async def _wants_object(self, schema: JsonSchema, name: str, before: Any, depth: int) -> bool:
-        """Return whether to fill in an object. The person is asked only if it has a default and no earlier value."""
+        """Return whether to fill in an object. The person is asked only if the schema has a default and `before` is no object."""
         if "default" not in schema or isinstance(before, dict):
             return True
         return await self._yes(f"fill in {escape_line(name) or 'it'}?", depth)
@@ -340,17 +343,17 @@ def asker(question: Question) -> str:
 
 
 def _subject(question: Question) -> str:
-    """Return what a question is about: the tool of an approval, or else the question's title."""
+    """Return the tool of an approval, or the title of another question. Without it, return the question's name."""
     if question.kind != "approval":
         return exact_line(question.title or question.name)
     return exact_line(str(_payload(question).get("tool", question.name)))
 
 
 def describe(question: Question, title: str, width: int, *, whole: bool = False) -> list[str]:
-    """Return the lines that describe a question: who asks, why, and about what. A diff is shown separately.
+    """Return the lines that describe a question: its title, its message or reason, and its rows, but not its diff.
 
-    Every line except the title and blank lines is behind a bar. Without `whole`, a long message and long arguments are
-    cut.
+    If the question comes from a call inside other calls, the path of calls is included. Every line except the title and
+    blank lines is behind a bar. Without `whole`, a long message and long arguments are cut.
     """
     name = _subject(question)
     lines = [clip(title.format(name=name), width - 1)]
@@ -407,7 +410,8 @@ async def fill_in_approval(
 ) -> dict[str, Any]:
     """Show what needs approval, and return the chosen answer. Raises `Declined` on Ctrl-D, except while a reason is typed.
 
-    Text from models, tools and files is wrapped behind a bar, so that it can't imitate the form.
+    Except for the tool's name, text from models, tools and files is wrapped behind a bar, so that it can't imitate the
+    form.
     """
     width = size.columns
     first, *lines = describe(question, "? Allow {name}?", width)

@@ -65,7 +65,7 @@ class Keyboard:
     def echo(self, on: bool) -> Generator[None]:
         """Show or hide what is typed inside this block, and restore the earlier setting afterwards.
 
-        Does nothing if the terminal has no such setting.
+        Does nothing if the terminal's settings can't be read.
         """
         import termios
 
@@ -106,7 +106,8 @@ class TerminalEnvironment(Environment):
     - Questions are asked one after the other. If a question is withdrawn while it is shown, a note says so.
     - A secret is never shown, neither while it is typed nor before it is sent.
     - What was typed before a question appeared does not answer it. Enter alone approves nothing. Ctrl-D declines.
-    - Text from a model, a tool or a file is escaped, and wrapped behind a bar, so that it can't imitate a question.
+    - Text from a model, a tool or a file is escaped. A question's message, arguments and diff are wrapped behind a bar,
+      so that they can't imitate a question.
     - The terminal is never put into raw mode. Only its echo is changed, and restored afterwards.
     """
 
@@ -128,9 +129,9 @@ class TerminalEnvironment(Environment):
         self._last: dict[str, Any] = {}
 
     async def ask(self, question: Question, /) -> Answer:
-        """Ask a question, after all earlier ones are over. Ctrl-D gives an answer that declines.
+        """Ask a question after all earlier ones are over, and return the answer.
 
-        Raises `QuestionCancelled` if there is no terminal.
+        If the person declines, the answer's outcome is `declined`. Raises `QuestionCancelled` if there is no terminal.
         """
         keyboard = self._keyboard
         if keyboard is None:

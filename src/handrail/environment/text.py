@@ -77,10 +77,10 @@ def barred(text: str, width: int) -> list[str]:
 def format_rows(
     rows: Sequence[Row], width: int, *, whole: bool = False, more: str = "v to view all"
 ) -> list[str]:
-    """Format rows as lines behind a bar, with names on the left.
+    """Format rows as lines behind a bar. Names are to the left of the values, or above them if a name is long or not ASCII.
 
     Long values are folded, and `more` says how to unfold them; with `whole`, they are shown in full. A `├` marks the
-    line of a name and a `└` a folded part. No value can draw either in that column.
+    lines of a name, and a `└` the note on a folded value. No value can draw either in that column.
     """
     column = max((len(row.name) for row in rows), default=0)
     beside = column <= min(NAME_CELLS, width // 4) and all(row.name.isascii() for row in rows)
@@ -171,7 +171,7 @@ def wants_colour(stream: TextIO | None, environ: Mapping[str, str] | None = None
     """Return whether to write colour to a stream.
 
     `NO_COLOR` takes precedence over `FORCE_COLOR`. Without either, colour is written to a terminal, unless `TERM` is
-    `dumb` or not set.
+    `dumb` or not set. An empty variable, and `FORCE_COLOR=0`, count as not set.
     """
     environ = os.environ if environ is None else environ
     if environ.get("NO_COLOR"):

@@ -34,7 +34,7 @@ class ApprovalAnswer(BaseModel):
     reason: str | None = None
     remember: Literal["once", "exact", "scope"] = "once"
     scope: str | None = None
-    """One of the offered scopes; None for the first one."""
+    """One of the offered scopes. If it is None and `remember` is "scope", the first offered scope is meant."""
 
 
 APPROVAL_ANSWER: Schema[ApprovalAnswer] = Schema(ApprovalAnswer)

@@ -33,7 +33,7 @@ Asks = Literal["call", "message", "permission"]
 """The source of a request: a policy's decision on a call, `request_approval`, or `request_permission`."""
 
 NEVER_REMEMBERED = frozenset({"worker.create"})
-"""Capabilities for which approval is requested on every call, because an answer never applies to another call."""
+"""Capabilities of tools whose approvals are never remembered. An answer applies to one call only."""
 _KEY = new_key()
 """The key for digests of arguments that were not shown in full, if there is no journal. It lasts as long as the process."""
 _SHORT = 200
@@ -219,7 +219,7 @@ class ApprovalMemory:
         self._clock = clock
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """Return the decisions that have not been revoked, oldest first."""
+        """Return the decisions that have not been revoked, in the order in which they were added to the session."""
         return remembered_in(self._session)
 
     def __iter__(self) -> Iterator[ApprovalRemembered]:
@@ -288,7 +288,7 @@ class Recall:
         """The remembered decision that decided the request; None if there was none."""
 
     def find(self) -> ApprovalRemembered | None:
-        """Return the decision that covers this request, or None if none does. Denials take precedence over approvals."""
+        """Return a decision that covers this request; None if none does or `is_open` is true. Denials take precedence over approvals."""
         found = () if self.is_open else remembered_in(self._session)
         if not found:
             return None
@@ -299,8 +299,9 @@ class Recall:
         return next((each for each in found if each.approved and each.key in approving), None)
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
-        """Remember an answer for one of the offered scopes, or for exactly this request if `scope` is None.
+        """Remember an answer for one of the offered scopes, or for this request if `scope` is None.
 
+        Without a scope, an approval covers exactly this request, and a denial also covers the request with a different diff.
         Does nothing if the question's answers can't be remembered.
         """
         session = self._session

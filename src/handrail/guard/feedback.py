@@ -204,7 +204,7 @@ def _field(output: Any, field: str) -> Any:
 
 
 class CommandPassing:
-    """A checker that lets a run end once this command exits with 0. The command runs on a fork and changes no files.
+    """A checker that lets a run end once this command exits with 0. The command runs on a fork of the run's files, which is dropped.
 
     A command that can't run at all has not passed: the model is told so, and the run does not end as done.
     """

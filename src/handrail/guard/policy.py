@@ -1,6 +1,6 @@
 """`SequentialDependencyPolicy` and `CapabilityPolicy`, and the roles and scopes that all policies can have.
 
-A policy keeps its state in the session, under its name.
+Policies with state keep it in the session, under their names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _policy_key(note: Any) -> Hashable:
 
 @kept(key=_policy_key)
 class PolicyNote(msgspec.Struct, frozen=True):
-    """A note in a policy's state. If the call that led to it is undone, so is the note."""
+    """A note in a policy's state. If the call that led to the note is rolled back, so is the note."""
 
     policy: str
     key: str
@@ -56,7 +56,7 @@ class ChangePolicy(Protocol):
 
 @runtime_checkable
 class ResultsNoter(Protocol):
-    """The role of a policy that takes note of every result, but judges only those of its own tools."""
+    """The role of a section's policy that takes note of the successful results of all tools, but judges only the section's tools."""
 
     def note_result(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> None: ...
 
@@ -229,7 +229,7 @@ class CapabilityPolicy:
         return [path for path in outside if path not in approved]
 
     def _may_change(self, path: str, changed: Collection[str]) -> bool:
-        """Return whether a changed path is in the scope, or is a folder around it in which something was changed."""
+        """Return whether a changed path is in the scope, or is a folder around the scope in which something else was changed too."""
         if self._in_scope(path.rstrip("/")):
             return True
         around = path.endswith("/") and any(f"{folder}/".startswith(path) for folder in self._scope)
@@ -323,7 +323,7 @@ def _named(tool: Tool[Any, Any], params: Any, context: ToolContext) -> set[str]:
 
 
 class Scoped:
-    """A section's policy. It decides on the section's tools, and is notified of the results of all tools.
+    """A section's policy. It decides on the section's tools, and is notified of the successful results of all tools.
 
     If it is a `ResultsNoter`, it only takes note of the results of other tools.
     """
@@ -352,7 +352,7 @@ class Scoped:
 class ScopedChanges(Scoped):
     """A section's `ChangePolicy`. It judges the section's tools.
 
-    It is notified of the results of other tools only if it is a `ResultsNoter`.
+    It takes note of the results of other tools only if it is a `ResultsNoter`.
     """
 
     def __init__(self, policy: ToolPolicy, judge: ChangePolicy, tools: frozenset[str]) -> None:

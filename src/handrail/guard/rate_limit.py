@@ -24,7 +24,7 @@ from handrail.tools import Tool
 
 
 class CallCounted(msgspec.Struct, frozen=True):
-    """A call is about to count towards a rate limit, whatever its result."""
+    """A call is to be counted towards a rate limit, whatever its result. It is not counted if the policy's window is full."""
 
     policy: str
     call: str
@@ -53,8 +53,8 @@ class RateCell(msgspec.Struct, frozen=True):
     """A part of a rate's window. It is kept even if the calls fail.
 
     - `call`: one call. Calls are numbered, and call `n` is in the cell `n % size`.
-    - `total`: the number of calls so far, and the size of the ring, in `numbers`.
-    - `bucket`: the indexes, in `numbers`, of the calls whose ids have the same hash.
+    - `total`: the number of calls added to the ring so far, and the ring's size, in `numbers`.
+    - `bucket`: the indexes, in `numbers`, of the calls whose ids belong to this bucket by their hash.
     """
 
     policy: str
@@ -148,7 +148,7 @@ def _within(seconds: float, at: float, now: float) -> bool:
 class RateLimitPolicy(CheckOnly):
     """Allows at most `most` calls in `per_seconds` seconds, to all tools or only to `tools`. Failed calls count too.
 
-    A call counts once, even if it is retried. A call that this policy denied does not count. The cost of a check does
+    A call that is retried within this time counts once. A call that this policy denied does not count. The cost of a check does
     not depend on the number of calls.
     """
 

@@ -19,11 +19,11 @@ Edit = tuple[str, bytes | None, bytes | None]
 
 
 class ReadBeforeWritePolicy:
-    """Requires that an existing file be read, with its current content, before it is overwritten.
+    """Requires that an existing file be read, with its current content, before it is changed or deleted.
 
-    A file that this session wrote counts as read. New files may be written. A tool that writes files but declares no
-    path, or runs without a filesystem, is denied. If a call has changed files in its fork without declaring them, it is
-    rejected before it is committed, unless these files were read.
+    A file that this session wrote counts as read. New files may be written. A call that names no path to write is
+    denied if its tool has the capability `fs.write`. A call that names one is denied if there is no filesystem. If a call
+    has changed existing files in its fork without declaring them, it is rejected unless these files were read.
     """
 
     name = "read_before_write"
@@ -53,7 +53,7 @@ class ReadBeforeWritePolicy:
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
-        """Raise `FileError` if the call changed a file that was not read. Otherwise note the files that the session now knows."""
+        """Raise `FileError` if the call changed a file that was neither declared nor read. Otherwise note the files that the session now knows."""
         if EFFECTS[tool.effect].writes:
             source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
             edits: list[Edit] = list(source.changed_files())
@@ -128,7 +128,7 @@ def _parsed(paths: Iterable[str]) -> set[str]:
 
 
 def _resolved(files: HasLinks, paths: Iterable[str]) -> set[str]:
-    """Return where the paths lead. A path that leads nowhere is left out."""
+    """Return where the paths lead. A path that can't be resolved is left out."""
     found: set[str] = set()
     for path in paths:
         with suppress(FileError):
@@ -144,7 +144,7 @@ def _digest(content: bytes) -> str:
 
 
 def _content_digest(files: Filesystem, path: str) -> str | None:
-    """Return a digest of a file's content; `_UNREADABLE` if it can't be read, and None if there is no file."""
+    """Return a digest of a file's content; `_UNREADABLE` if it can't be read, and None if the path names or leads to no file."""
     if not path:
         return None  # the root, which is a folder
     try:

@@ -56,7 +56,7 @@ ResultT = TypeVar("ResultT")
 class Parked(Generic[PrivateT, PublicT]):
     """The value that `before` returns to hand the decision over.
 
-    `private` goes to `after` and nowhere else; `public` is all that `client` gets and that a person or a model sees. Both
+    Of the acts, only `after` gets `private`; `public` is what `client` gets and what a person or a model sees. Both
     are plain data (dataclasses, pydantic models, JSON values), because a handoff may wait for days.
     """
 
@@ -105,7 +105,8 @@ def read_act(handoff: str, function: Callable[..., Any], act: str, form: str, pa
 def parked_types(handoff: str, act: Act) -> tuple[Any, Any, Any]:
     """Return the private type, the public type and the early result type from the annotation of `before`.
 
-    Raises `ToolDefinitionError` unless the annotation has exactly one `Parked[...]`, alone or with a `ToolResult`.
+    The early result type is `Any` unless the annotation has exactly one `ToolResult[...]`. Raises `ToolDefinitionError`
+    unless the annotation has exactly one `Parked[...]`, and besides it only `ToolResult`s.
     """
     hint = "Annotate it `-> Parked[Private, Public]`, or `-> Parked[Private, Public] | ToolResult[Result]`."
     members = _members(act.returns)
@@ -177,7 +178,7 @@ _TOLD = (
     *(NoAnswer, CallFailed, ContextError, EffectRefused, Conflict, LimitError, ModelError),
     *(PromptEvaluationError, VisibilityExpansionRequired),
 )
-"""Errors that contain no private data and are passed on unchanged."""
+"""Errors that are passed on unchanged, because their messages come from Handrail or an inner call, not from the act."""
 
 
 class ActRunner:
@@ -185,7 +186,7 @@ class ActRunner:
 
     Each act passes the gate as an inner call to its own tool. So an act is isolated, commits to the call that it
     is part of, and has its own events and its place in the path. It needs no approval and is not counted as
-    another call, because the outer call was already approved and counted.
+    another call, because the outer call was already judged and counted.
     """
 
     __slots__ = ("_attempt", "_ids")
@@ -470,7 +471,7 @@ def _with(
 def without_words(error: Exception) -> Exception:
     """Return an error without the message of an act's error, because the message may contain private data.
 
-    An error that contains no private data is returned unchanged.
+    The errors in `_TOLD`, and groups with an error that ends the run, are returned unchanged. A transient error stays one.
     """
     if isinstance(error, _TOLD) or _concerns_the_run(error):
         return error

@@ -102,7 +102,7 @@ def run_as_agent(
     Raises `CallFailed` if the call fails, `ToolValidationError` if the public data does not fit the handoff, and
     `DefinitionError` if the tool can't run this way, for example because its handler takes a `UserContext`.
 
-    If a handler calls this, the run is nested in the handler's call and inherits everything from it but the model.
+    If a handler calls this, the run is nested in the handler's call. It inherits what it is not given, except the model.
     Otherwise it is a run of its own, in which nobody can approve anything, so a call that needs approval is denied.
     """
     if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked

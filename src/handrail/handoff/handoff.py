@@ -72,7 +72,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         @pick_card.after
         async def settle(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[Card]: ...
 
-    - The model sees the result of `after`. If `before` returns a `ToolResult`, nobody is asked.
+    - The model sees the result of `after`. If `before` returns a `ToolResult`, nobody is asked, and the model sees that one.
     - Private data goes only from `before` to `after`. No event and no error shows it: an exception that your code
       raises in `before` or `after` is reported without its message. To tell a model more, return `ToolResult.error`.
     - Without a `client`, the environment's person or model answers; a person gets a form created from the
@@ -188,7 +188,8 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         """Run the second half of the handoff: validate the answer, run `after`, and return its result.
 
         The private data and the answer may be plain JSON values, as they are read back from a store. Raises
-        `ToolValidationError` if one of them does not fit, before anything has run.
+        `ToolValidationError` if one of them does not fit, and `DefinitionError` if `parked` has no id or `after` needs params
+        that are not given, both before anything has run.
 
         A handoff is finished once. A second `finish` raises `AnswerRefused`, in every process that uses the same journal.
         Without a journal, only the same process knows, and only for the last 10,000 handoffs that it finished. If `after`

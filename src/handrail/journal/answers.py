@@ -25,8 +25,9 @@ from handrail.schema.secrets import MASK, is_masked
 def check_answer(question: Question, answer: Answer, now: datetime) -> None:
     """Raise `AnswerRefused` unless an answer is valid.
 
-    It must be an answer to this question, come from a person who was asked, be in time, have a known outcome, and
-    match the schema.
+    It must carry this question's digest, be in time and have a known outcome. It must come from the person who was asked
+    or, if quorums decide the question, have the votes that decide it. If its outcome is `answered`, its value must match the
+    schema.
     """
     check_sender(question, answer)
     check_in_time(question, answer, now)
@@ -43,7 +44,10 @@ def check_answer(question: Question, answer: Answer, now: datetime) -> None:
 
 
 def check_sender(question: Question, answer: Answer) -> None:
-    """Raise `AnswerRefused` if an answer is for a different question, or from a person who was not asked."""
+    """Raise `AnswerRefused` if an answer is for a different question, or from a person who was not asked.
+
+    If quorums decide the question, the votes in an answer with a value are checked instead of the person.
+    """
     check_digest(question, answer)
     if question.quorums and answer.outcome == "answered":
         _check_votes(question, answer)
@@ -90,7 +94,7 @@ def check_in_time(question: Question, answer: Answer, now: datetime) -> None:
 
 
 def check_value(question: Question, answer: Answer, check: Check | None) -> None:
-    """Raise `AnswerRefused` if the asker's check rejects the value."""
+    """Raise `AnswerRefused` if the answer has a value, and the asker's check rejects it."""
     if answer.outcome != "answered" or check is None:
         return
     try:
@@ -105,7 +109,7 @@ def check_value(question: Question, answer: Answer, check: Check | None) -> None
 
 
 def still_fits(answer: Answer, check: Check | None) -> bool:
-    """Return whether a recorded answer can be used: it has no secret, and the asker's check accepts its value.
+    """Return whether a recorded answer can be used: it has no secret, and no check of the asker rejects its value.
 
     The check runs again because the answer may have been given in a process that could not check it.
     """
@@ -124,7 +128,8 @@ def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> A
     """Return the answer in the form that may be recorded and shown: with its secrets masked, and with a seal.
 
     An answer without secrets keeps its value and gets no seal. If the question allows secrets and there is no `mask`, the
-    whole value is treated as secret. Raises `AnswerRefused` if the value of such an answer can't be written as JSON.
+    whole value is treated as secret. Raises `AnswerRefused` if the question allows secrets and the value can't be written
+    as JSON.
     """
     if not question.secret or answer.outcome != "answered":
         return msgspec.structs.replace(answer, seal="") if answer.seal else answer

@@ -59,7 +59,8 @@ class SqliteCalls:
     def commit_now(self, unit: CommitUnit, /) -> bool:
         """Record a call that changes no files, if this can't block. Returns False if `commit` must be awaited instead.
 
-        Raises `DefinitionError` if a value in it can't be recorded, and `RunBusy` if another process owns the run.
+        Raises `DefinitionError` if a value in the call can't be recorded, and `RunBusy` if the run is recorded and this
+        process does not own it.
         """
         database = self._database
         if not database.adds_now:
@@ -71,7 +72,8 @@ class SqliteCalls:
         """Begin to record a call that changes no files, if the journal has its own thread; otherwise return None.
 
         The pending value is True once the call is recorded, and False if nothing was recorded and `commit` must be awaited
-        instead. Raises `DefinitionError` if a value in the call can't be recorded.
+        instead. Waiting for it raises `RunBusy` if the run is recorded and this process does not own it. Raises
+        `DefinitionError` at once if a value in the call can't be recorded.
         """
         return self._database.add_soon(unit.run_id, _record_of(unit))
 
@@ -135,9 +137,9 @@ class SqliteCalls:
         return tuple(unit for unit in await database.transact(find) if unit.call_id not in self._applying)
 
     def _units_in(self, connection: Connection, chain: str) -> dict[int, Record]:
-        """Return the committed calls of a chain, by number.
+        """Return the records of the calls in a run's chain that were committed and not voided, by their numbers.
 
-        The result is empty if another live process owns the run, or if the run was altered. The alteration is logged.
+        The result is empty if another live process owns the run, or if the run was altered. An alteration is logged.
         """
         database, run_id = self._database, str(chain).removeprefix("run ")
         try:
@@ -240,7 +242,7 @@ class SqliteCalls:
 
 
 class SqliteSteps:
-    """Steps in a database. Values that an earlier process settled are returned as plain data."""
+    """Steps in a database. A value that is read from the database is returned as plain data."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -289,7 +291,10 @@ class SqliteSteps:
         return tuple(sorted(records.steps.items()))
 
     async def _reserved(self, key: str, run_id: str) -> tuple[bytes | None] | None:
-        """Reserve a step, and return what `_reserve` returns. If the run's steps are known, this is a single write."""
+        """Reserve a step, and return what `_reserve` returns.
+
+        If this process knows the steps of the run, and this step is not among them, reserving it is a single write.
+        """
         if run_id and key not in self._known.get(run_id, {key: None}):
             with contextlib.suppress(RunBusy):  # the new owner may have settled the step
                 record = NewRecord(run_chain(run_id), STEP, key, b"", self._database.now())

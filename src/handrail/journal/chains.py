@@ -1,9 +1,10 @@
 """Chains of records: each record carries a keyed MAC that also covers the record before it.
 
-A journal's records form chains: one for each run, one for what other processes add to a run (answers, votes,
+A journal's records form chains: one for each run, one for what is added to a run from outside (answers, votes,
 cancellations, deposits), one for each session and principal with their decisions, one for each session, one for the
-list of sessions, and one for each step that belongs to no run. A record is never changed, and is deleted only with its
-whole chain. To take a record back, as when a commit is void or a question is withdrawn, another record is added.
+list of sessions, and one for each step that belongs to no run. Apart from the state of a committed call, which the MAC
+does not cover, a record is never changed. It is deleted only with its whole chain. To take a record back, as when a
+commit is void or a question is withdrawn, another record is added.
 
 The MAC of a record is one half of a keyed BLAKE2b digest of the journal, the chain, the record, its position in the
 journal and the chain's seal. The other half is the chain's new seal, which is stored once, at the head of the chain,
@@ -12,8 +13,8 @@ MAC, and a removed one leaves a gap, even at the end, because nobody can restore
 
 A whole chain that is removed with its head leaves a gap too, in the chain that recorded its beginning: a run's chain
 records that others began to add to the run, a session's chain records its runs and its principals' decisions, and the
-list of sessions records the sessions. Replacing the whole file, or a chain and its head, by an older copy is not
-detected.
+list of sessions records the sessions. The chains of steps that belong to no run, and of runs that are not recorded, have
+no such record. Replacing the whole file, or a chain and its head, by an older copy is not detected.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Record(NamedTuple):
     """One record of a chain."""
 
     number: int
-    """The record's position in the whole journal, which increases in the order in which records are added."""
+    """Orders the records of the whole journal by when they were added. In PostgreSQL, it is a time in microseconds."""
     link: int
     """The record's 1-based position in its chain."""
     kind: str
@@ -154,7 +155,7 @@ class Record(NamedTuple):
     state: str
     """The state of a committed call: `committed`, `applied` or `void`; "" for other records. The MAC does not cover it."""
     opens: int
-    """1 for a call by which its session finds the chain: the first call of the session, and maybe later ones; otherwise 0."""
+    """1 for a call by which its session finds the chain: the session's first call in it, and maybe later ones; otherwise 0."""
 
     def is_marked(self, sessions: Collection[str]) -> bool:
         """Return whether `opens` is plausible in a chain that already has calls of these sessions. The MAC does not cover it."""
@@ -193,7 +194,7 @@ class Chains:
         self.records_read = 0
         """The number of records that were read and verified."""
         self._last = 0
-        """The position in the journal of the last record that this process added."""
+        """The number of the last record that this process added; in PostgreSQL, the highest that it has added or read."""
         self._connection: Connection | None = None
         self._execute: Callable[..., sqlite3.Cursor]
         """Executes statements on `_connection`, always with the same cursor, since creating one takes as long as a short statement."""

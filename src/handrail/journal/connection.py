@@ -14,7 +14,7 @@ class Rows(Protocol):
 
     @property
     def rowcount(self) -> int:
-        """The number of rows that the statement changed."""
+        """The number of rows that the statement changed. It has no meaning for a statement that only reads."""
         ...
 
     def fetchone(self) -> Any:

@@ -155,8 +155,9 @@ class Database:
         """Run `work` in a transaction and return its value once the transaction is committed.
 
         If `work` raises, the transaction is rolled back and the error is raised here. An error of the database is raised
-        as a `JournalError`, and so is the use of a closed database. Without `synced`, the commit may be lost in a power
-        cut. `single` says that at most one statement of `work` writes.
+        as a `JournalError`, and so is one that a damaged value causes, such as a `ValueError`. A closed database raises a
+        `JournalError` too. Without `synced`, the commit may be lost in a power cut. `single` says that at most one
+        statement of `work` writes.
         """
         if self._connection is not None:
             return self._run_inline(self._connection, Job(work, synced=synced, single=single))
@@ -178,8 +179,8 @@ class Database:
     async def add(self, run_id: str, record: NewRecord, *, is_recorded: bool = False) -> None:
         """Add a record to the chain of a run that this process owns.
 
-        Raises `RunBusy` if a different process owns it. If there is no such run, raises `RunUnknown` with `is_recorded`,
-        and adds the record without it.
+        Raises `RunBusy` if the run is recorded and this process does not own it. If the run is not recorded, raises
+        `RunUnknown` with `is_recorded`, and adds the record without `is_recorded`.
         """
         await self.transact(lambda connection: self._add(connection, run_id, record, is_recorded))
 
@@ -448,7 +449,7 @@ def _prepare(
 ) -> tuple[str, bytes]:
     """Create the tables in an empty database, or check existing ones, and return the journal's id and key.
 
-    Raises `JournalError` if the tables are not a journal's, or if the journal was created with a different key.
+    Raises `JournalError` if `create_tables` or `find_key` raises it, or if the journal was created with a different key.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:

@@ -32,8 +32,8 @@ def new_key() -> bytes:
 def key_beside(journal: str, is_new: bool) -> bytes:
     """Return a journal's key: from the environment if `HANDRAIL_KEY` or `HANDRAIL_KEY_FILE` is set, or else from a file beside it.
 
-    The file beside it is created with a new journal. Raises `JournalError` if a file is missing or damaged, or if others
-    can access it.
+    For a new journal, the file beside it is created if it is missing. Raises `JournalError` if a file is missing or damaged,
+    or if others can access it.
     """
     if os.environ.get(KEY_VARIABLE) or os.environ.get(KEY_FILE_VARIABLE):
         return shared_key(journal, None)
@@ -94,7 +94,7 @@ def folder_key() -> bytes:
     """Return the key with which this user's processes sign the commits that they stage in folders.
 
     It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file beside the journals, where tools can't reach
-    it. If no file can be kept there, the key lasts as long as the process.
+    it. If that file can't be created or used, the process uses a random key, which no other process knows.
     """
     given = os.environ.get(KEY_VARIABLE)
     if given:

@@ -44,7 +44,7 @@ def is_dead(owner: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _host() -> str:
-    """Return a host name within which pids are unique. The names of containers on one host differ in the last part."""
+    """Return a host name within which pids are unique. Containers that number their processes separately have their own names."""
     boot = numbers = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
@@ -62,7 +62,7 @@ os.register_at_fork(after_in_child=_started_here.cache_clear)
 
 
 def _started(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot; "" if it has ended."""
+    """Return when a process started, in clock ticks since boot; "" if it has ended, or if there is no `/proc`."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -83,11 +83,11 @@ class Leases(Protocol):
     """An SQL condition that is true for every run that may be free now. `:now` is the time."""
 
     def until(self, connection: Connection, now: float) -> float:
-        """Begin or renew this process's lease, and return when it ends; 0 if a run's row does not record that."""
+        """Begin or renew this process's lease. Returns its end for the run's row; 0 if the row does not record that."""
         ...
 
     def renew(self, connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:
-        """Renew the lease of a run that this process owns."""
+        """Renew the lease of a run that this process owns, unless it was renewed a short time ago."""
         ...
 
     def is_lapsed(self) -> bool:
@@ -150,7 +150,7 @@ _OWNER = "SELECT owner FROM runs WHERE id = ? /* FOR SHARE */"
 
 
 def is_owner(connection: Connection, owner: str, run_id: str) -> bool:
-    """Return whether `owner` holds the run's lease."""
+    """Return whether the run is recorded and `owner` owns it, even if the lease has expired."""
     row = connection.execute(_OWNER, (run_id,)).fetchone()
     return row is not None and row[0] == owner
 

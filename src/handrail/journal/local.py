@@ -39,7 +39,7 @@ _inside: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("steps in progress
 
 
 class LocalSteps:
-    """Steps that each succeed at most once in this process."""
+    """Steps that each succeed at most once in this process, until their values are dropped."""
 
     def __init__(self) -> None:
         self._steps: dict[str, asyncio.Future[Any]] = {}
@@ -115,7 +115,7 @@ class LocalSteps:
 
 
 class _Retry(Exception):
-    """Raised in a task that waits for a concurrent step which failed, so that the task runs its own function."""
+    """Raised in a task that waits for a concurrent step which failed or was cancelled, so that the task runs its own function."""
 
 
 class _Pending:
@@ -149,10 +149,10 @@ class LocalQuestions:
     """Questions asked in this process, and the rules by which an answer counts.
 
     - The first answer wins. Repeating it is harmless; a different one is refused.
-    - An answer must carry the question's digest, come from somebody who was asked, be in time, and pass the
-      asker's check.
+    - An answer must carry the question's digest, be in time, and pass the asker's check. It must come from the person
+      who was asked or, if quorums decide the question, have the votes that decide it.
     - A question without an answer ends as declined, timed out or cancelled, never with a made-up answer. It is
-      cancelled if the environment can't be reached.
+      cancelled if the environment fails.
     - If a call runs again and asks the same question, it gets the same answer. A question that timed out,
       was cancelled, or whose answer contained a secret, is asked again.
     - Only the asker gets the secrets in an answer. Whatever is kept, recorded or shown is masked.
@@ -186,7 +186,7 @@ class LocalQuestions:
     ) -> Answer:
         """Ask a question, wait until it is over, and return its answer. The outcome of the answer says how it ended.
 
-        Raises `AnswerRefused` if a different question with the same id was asked before.
+        Raises `AnswerRefused` if a different question with the same id was asked before and is still kept.
         """
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -276,16 +276,16 @@ class LocalQuestions:
                 self._close(pending, "cancelled")
 
     def is_known(self, question_id: str) -> bool:
-        """Return whether a question is waiting here for its answer, or was answered or declined here."""
+        """Return whether a question waits for its answer in this process, or was answered or declined in it."""
         pending = self._questions.get(question_id)
         return pending is not None and (
             pending.answer is None or pending.answer.outcome not in ("timed out", "cancelled")
         )
 
     def deliver(self, answer: Answer) -> None:
-        """Wake the asker with an answer that was recorded elsewhere. Raises `AnswerRefused` if the answer is invalid.
+        """Wake the asker with an answer that another process recorded. Raises `AnswerRefused` if the answer is invalid.
 
-        Does nothing if no asker waits for it here, or if its secrets are masked.
+        Does nothing if no asker in this process waits for the answer, or if its secrets are masked.
         """
         pending = self._questions.get(answer.question_id)
         if pending is not None and pending.answer is None and not answer.seal:
@@ -316,7 +316,7 @@ class LocalQuestions:
         return seal(pending.question, answer, pending.mask, self._key)
 
     def _settle(self, pending: _Pending, answer: Answer, recorded: bool = False) -> bool:
-        """Set the question's answer, unless it has one, and return whether it was set. Every question ends here.
+        """Set the question's answer, unless it has one, and return whether it was set. Every question ends in this method.
 
         The answer is recorded first, unless it is `recorded` already.
         """

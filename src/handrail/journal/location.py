@@ -49,7 +49,7 @@ def default_journal(project: Path) -> Path:
 
 
 def state_folder() -> Path:
-    """Return the folder that holds the journals of all projects. Raises `JournalError` if there is no home folder."""
+    """Return the folder that holds the default journals of all projects. Raises `JournalError` if there is no home folder."""
     given = os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(given):  # the XDG specification says to ignore relative paths
         return Path(given) / "handrail"
@@ -267,7 +267,7 @@ def check_out_of_reach(journal: str, folder: str) -> None:
 
 
 def has_journal(place: str, journal: str) -> bool:
-    """Return whether a place is a journal or its key, or is a folder that contains one. Symbolic links are resolved.
+    """Return whether a place is one of a journal's files, or a folder that contains one. Symbolic links are resolved.
 
     Files below `.handrail` in the folder don't count: Handrail neither copies nor shows that name.
     """

@@ -36,7 +36,7 @@ log = logging.getLogger("handrail.questions")
 class SqliteQuestions:
     """Questions in a database.
 
-    `watch` is the number of seconds between checks for answers from other processes; None means never.
+    `watch` is the number of seconds between checks for answers from other processes; None means no regular checks.
     """
 
     def __init__(self, database: Database, clock: Clock, key: bytes, watch: float | None) -> None:
@@ -82,9 +82,10 @@ class SqliteQuestions:
         return answer
 
     def _find(self, connection: Connection, question: Question) -> tuple[bool, QuestionRecord | None]:
-        """Return whether the question's run is recorded, and the recorded question; None if it was not asked before.
+        """Return whether the question's run is recorded, and the recorded question.
 
-        Raises `JournalAltered` if the run's records were altered.
+        The question is None if it was not asked before, or was withdrawn. Otherwise this raises `JournalAltered` if the run's
+        records were altered.
         """
         query = (
             "SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?), EXISTS (SELECT 1 FROM questions WHERE id = ?)"
@@ -129,8 +130,9 @@ class SqliteQuestions:
     def answer(self, answer: Answer, /) -> None:
         """Accept an answer, even if another process asked the question, or if its run has not been resumed yet.
 
-        Raises `AnswerRefused` if there is no such question, if the answer is not valid, if the question has a
-        different answer already, or if the answer may contain a secret and nothing in this process waits for it.
+        Raises `AnswerRefused` if there is no such question, if the answer is not valid, or if the question has a different
+        answer already. An answer that may contain a secret is also refused if nothing in this process waits for it, unless it
+        repeats the recorded answer.
         """
         if self._local.is_known(answer.question_id):
             self._local.answer(answer)

@@ -57,7 +57,7 @@ class SqliteQueue:
         self._observer: sqlite3.Connection | None = None
         """A second connection, whose change counter shows the changes of all others; None until it is needed."""
         self._reported: set[str] = set()
-        """The altered runs that have already been logged."""
+        """The texts of the alterations that have already been logged."""
 
     async def submit(
         self,
@@ -152,7 +152,10 @@ class SqliteQueue:
         run_id: str = "",
         limit: int = _ALL,
     ) -> tuple[list[StoredRun], bool]:
-        """Read the first `limit` runs that are due. Returns those that may be claimed, and whether all due runs were read."""
+        """Read the first `limit` runs that are due, or only the run `run_id`, if it is due.
+
+        Returns those that this process may claim, and whether there are no more to read.
+        """
         found: list[StoredRun] = []
         held = self._database.leases.held(connection, now)
         due = f"{_DUE} AND {self._database.leases.free}"
@@ -277,7 +280,7 @@ class SqliteQueue:
 
 
 _LONG_GONE = 3600.0
-"""Seconds after which a worker that was not announced again is deleted."""
+"""Seconds after the end of its last announcement after which a worker is deleted, when another one is announced."""
 
 
 def make_due(connection: Connection, chains: Chains, run_id: str, at: float) -> None:

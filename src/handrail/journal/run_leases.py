@@ -1,4 +1,4 @@
-"""Run leases in a journal's database: how they are acquired, one run of a session at a time."""
+"""Run leases in a journal's database: how they are acquired. Workers have at most one run of a session at a time."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class StoredRun(NamedTuple):
 
     @property
     def decoded(self) -> RunRecord:
-        """The record with which the run began."""
+        """The record with which the run began or, until it begins, was submitted."""
         return msgspec.msgpack.decode(self.record, type=RunRecord)
 
     def shown(self, questions: int, held: bool) -> RunRow:
@@ -118,7 +118,7 @@ def find_run(connection: Connection, chains: Chains, run_id: str) -> StoredRun:
 def find_owned(
     connection: Connection, chains: Chains, owner: str, run_ids: Collection[str]
 ) -> dict[str, StoredRun | HandrailError]:
-    """Return the rows of the runs that `owner` holds, and for every other run the reason that it has no usable row.
+    """Return the row of each run that `owner` owns. For any other run, return the error: it is busy, unknown or altered.
 
     The rows are locked until the end of the transaction.
     """
@@ -157,9 +157,10 @@ def check_run(chains: Chains, values: Sequence[Any], run_id: str | None = None) 
 
 
 def rescue_runs(connection: Connection, chains: Chains) -> Iterator[StoredRun | JournalAltered]:
-    """Yield every run that can still be read from a damaged journal, and an error for every run that can't.
+    """Yield every run that can still be read from a damaged journal, and an error for each altered run that is still noticed.
 
-    Indexes are not used. The table is read from both ends, because SQLite can't read past a damaged page.
+    The table of runs is read without its indexes, and from both ends, because SQLite can't read past a damaged page. The
+    chains show runs that the table no longer has.
     """
     found: dict[str, None] = {}
     for order in ("", " DESC"):

@@ -97,8 +97,9 @@ Schema = Mapping[str, tuple[str, str, str | None]]
 def is_blank(path: str) -> bool:
     """Return whether a file is empty, so that a journal may be created in it; False for a journal or an unreadable file.
 
-    Raises `JournalError` for any other file, such as the database of another program. SQLite is not asked before the file is known to be a
-    journal, because it would apply and delete the files beside the database, and create others.
+    Raises `JournalError` for any other file, such as the database of another program. Until the file is known to be a journal,
+    SQLite opens it only in a mode in which it ignores the files beside it. In any other mode, SQLite would apply and delete
+    those files, and create others.
     """
     try:
         with open(path, "rb") as file:
@@ -218,7 +219,7 @@ def are_intact(connection: sqlite3.Connection, *tables: str) -> bool:
 
 
 def find_damage(connection: sqlite3.Connection) -> list[str]:
-    """Return what SQLite finds wrong with the structure of the whole file, in its own words."""
+    """Return what SQLite finds wrong with the structure of the whole file, in its own words: at most 20 problems."""
     try:
         found = [str(problem) for (problem,) in connection.execute("PRAGMA integrity_check(20)")]
     except (sqlite3.Error, UnicodeError) as error:

@@ -63,7 +63,8 @@ def forget_in_session(
 def check_session(connection: Connection, chains: Chains, session_id: str) -> list[str]:
     """Return the ids of a session's runs, in the order in which they began. The runs themselves are not verified.
 
-    Raises `JournalAltered` unless the session has exactly the runs and decisions that began in it and were not forgotten.
+    Raises `JournalAltered` unless the session has exactly the runs that began in it and were not forgotten, and all the
+    decisions that began in it.
     """
     chain = session_chain(session_id)
     with reading(chains, chain, 1):
@@ -109,7 +110,7 @@ def session_alterations(
 def read_decisions(connection: Connection, chains: Chains, session_id: str, principal: str) -> list[Record]:
     """Return a principal's decisions in a session.
 
-    Raises `JournalAltered` if they were altered, or if the session's chain does not record how they began.
+    Raises `JournalAltered` if they or the session's chain were altered, or if that chain does not record how they began.
     """
     records = chains.read(connection, decision_chain(session_id, principal))
     if records:

@@ -1,4 +1,4 @@
-"""Tickets in a journal's database: each is issued by the owner of a run and redeemed once by another process."""
+"""Tickets in a journal's database: the owner of a run issues them, and another process may redeem them."""
 
 from __future__ import annotations
 

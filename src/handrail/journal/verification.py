@@ -97,7 +97,7 @@ class RunRecords:
 
     @property
     def steps(self) -> dict[str, bytes | None]:
-        """The values of the run's steps; None for a step that was reserved but never settled."""
+        """The encoded values of the run's steps, by key; None for a step that was reserved but never settled."""
         return steps_in(self.own)
 
     @property
@@ -193,7 +193,10 @@ def add_outside(
 
 
 def steps_in(records: list[Record]) -> dict[str, bytes | None]:
-    """Return the values of the steps in a chain; None for a step that was reserved but never settled."""
+    """Return the encoded values of the steps in a chain, by key; None for a step that was reserved but never settled.
+
+    Steps that were cleared are left out.
+    """
     found: dict[str, bytes | None] = {}
     for each in records:
         if each.kind == STEP:
@@ -347,7 +350,7 @@ def _check_tickets(connection: Connection, chains: Chains, run_id: str, records:
 def verify_session(connection: Connection, chains: Chains, run_id: str) -> RunRecords:
     """Verify a run and everything that it builds on: the other runs of its session, and its principal's decisions there.
 
-    Returns the run's own records. Raises the first `JournalAltered`.
+    Returns the run's records. If the run is not recorded, only these are verified. Raises the first `JournalAltered`.
     """
     records = verified(connection, chains, run_id)
     try:

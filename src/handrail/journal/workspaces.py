@@ -1,7 +1,7 @@
 """Workspaces in a journal's database: which files each has, and which run has it.
 
 The rows of a workspace's files are replaced when they change. Each has a MAC, and the workspace's own row has the sum of
-these MACs, so a row that was changed, added or removed by something other than Handrail is noticed.
+these MACs. So reading all rows shows whether something other than Handrail has changed, added or removed one.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ def _head_values(row: WorkspaceRow) -> tuple[Any, ...]:
 
 
 def _replace(connection: Connection, chains: Chains, row: WorkspaceRow, **changes: Any) -> WorkspaceRow:
-    """Replace a workspace's row. Two transactions that replace the same row conflict, and one is repeated."""
+    """Replace a workspace's row. In PostgreSQL, two transactions that replace the same row conflict, and one is repeated."""
     new = msgspec.structs.replace(row, **changes)
     values = _head_values(new)
     query = "UPDATE workspaces SET version = ?, run_id = ?, owner = ?, seal = ?, mac = ? WHERE name = ?"

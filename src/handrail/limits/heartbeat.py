@@ -57,7 +57,10 @@ class Heartbeat:
         self._over = False
 
     def beat(self) -> None:
-        """Record a beat from the handler itself and extend the lease. Raises whatever the lease raises."""
+        """Record a beat from the handler itself and extend the lease, if there is one. Raises whatever the lease raises.
+
+        Does nothing once the handler has ended.
+        """
         if not self._over:
             self.beats_itself = True
             if self.heard is not None:

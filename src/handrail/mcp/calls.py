@@ -96,7 +96,7 @@ class Calls:
         They are kept until the client calls again, at most `MAX_WAITING` of them.
         """
         self.environment: Callable[[LiveCall, bool], Environment | None] = _client_of
-        """Returns the environment of a call, given whether the client can ask its user."""
+        """Returns the environment of a call, or None if nobody can be asked. The second argument says whether the client can ask its user."""
 
     async def begin(
         self,
@@ -110,7 +110,7 @@ class Calls:
     ) -> LiveCall:
         """Start a call. With `asks`, the client's user can be asked. With `opens`, they can be asked for secrets too, on a page.
 
-        Raises `TooManyCalls` if the principal is at the limit, and `ToolValidationError` if the arguments can't be recorded.
+        Raises `TooManyCalls` at the limit, `ToolValidationError` if the arguments can't be recorded, and `load`'s error if a section can't connect.
         """
         prompt = await self.tools.load()
         if sum(each.principal == principal for each in self._live.values()) >= self.most:
@@ -250,7 +250,7 @@ class Calls:
                     del self._left[next(iter(self._left))]
 
     async def stop(self) -> None:
-        """Park every recorded call that has started, by force if it is not waiting, and cancel the others. Waits at most `STOP_SECONDS`."""
+        """Remove every call from memory, as `LiveCall.leave` does. Waits at most `STOP_SECONDS`."""
         calls = list(self._live.values())
         for call in calls:
             call.leave()
@@ -273,7 +273,7 @@ class LiveCall:
         self.environment = calls.environment(self, asks)
         self.report: Report | None = None
         self.questions: dict[str, Question] = {}
-        """The open questions, by id."""
+        """The open questions that were put to the client, by id."""
         self.problems: dict[str, str] = {}
         """Why the last answer to a question was refused, by the question's id."""
         self.parking: Parking | None = None
@@ -315,7 +315,7 @@ class LiveCall:
         except PromptEvaluationError as error:
             if self._result is None:
                 return ToolResult.error(f"{self.name} did not finish: {error}")
-        if self._result is None:  # it is in the record, because an earlier process executed the call
+        if self._result is None:  # the call ended and was recorded before its run was resumed
             row, message = await self._calls.row(self.run_id, self.principal)
             return await self._calls.result(row, message)
         return self._result
@@ -327,7 +327,7 @@ class LiveCall:
         for answer in self._answers.values():
             answer.cancel()
         if not task.cancelled():
-            task.exception()  # marks it as retrieved; the tasks that wait for the call raise it
+            task.exception()  # marks the exception as retrieved; the tasks that wait for the call raise it
         self._started.set()
         self._changed.set()
 
@@ -336,7 +336,7 @@ class LiveCall:
         await self._started.wait()
 
     async def wait(self) -> bool:
-        """Wait until the call has ended or waits for answers, and return whether it has ended."""
+        """Wait until the call has ended, was parked or waits for answers. Returns False only if it waits for answers."""
         while not self.task.done():
             if self.rests:
                 await asyncio.sleep(_SETTLE)
@@ -353,7 +353,7 @@ class LiveCall:
     def leave(self) -> None:
         """Remove the call from memory: park its run, by force if it is not waiting for answers.
 
-        A run that is not recorded, or has not started yet, is cancelled.
+        A run that is not recorded, has not started yet, or has no environment because the client can't ask is cancelled.
         """
         if self.parking is None:
             self.task.cancel()
@@ -396,7 +396,7 @@ class LiveCall:
         self._changed.set()
 
     async def closed(self, ids: Set[str], seconds: float | None = None) -> None:
-        """Wait until these questions are closed or the call has ended, at most `seconds`; None waits without limit."""
+        """Wait until these questions are closed, or the call has ended or was parked. `seconds` limits the wait; None means no limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.task.done() and not ids.isdisjoint(self.questions):
@@ -471,7 +471,7 @@ class LiveCall:
 async def _report(report: Report, done: float, total: float | None, message: str) -> None:
     try:
         await report(done, total, message)
-    except Exception:  # the client has gone: it gets no further progress
+    except Exception:  # the client may have gone, which must not fail the call
         log.debug("progress could not be sent", exc_info=True)
 
 

@@ -30,7 +30,8 @@ _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
     """Return a section for each server in an `mcp.json` file. `options` are passed on to `McpTools`.
 
-    A server marked as disabled is left out. If several servers remain, the tools of each have a prefix made from its name.
+    A server marked as disabled is left out. If several servers remain, the tools of each have a prefix made from its name,
+    unless `options` has a `prefix`.
     Raises `DefinitionError` if the file can't be read or is invalid, or if it uses an environment variable that is not set
     and has no default.
     """
@@ -136,7 +137,7 @@ class _Filler:
         return {str(key): self.text(str(value)) for key, value in cast("dict[str, Any]", given).items()}
 
     def text(self, text: str) -> str:
-        """Replace the variables in a text. Raises `DefinitionError` if one is not set."""
+        """Replace the variables in a text. Raises `DefinitionError` if one is not set and has no default."""
         return _VARIABLE.sub(self._value, text)
 
     def _value(self, match: re.Match[str]) -> str:

@@ -54,18 +54,18 @@ _CLOSED = ("Connection closed", "SSE stream")
 
 _UNREADABLE = "Failed to parse "
 _UNREAD = (_UNREADABLE, "Unexpected content type", "Server returned an error response", "HTTP status 5")
-"""Beginnings of the errors that replace an answer that can't be read, or that comes from a proxy in front of the server.
+"""Beginnings of the errors for an answer that can't be read, or that has an error status, perhaps from a proxy in front of the server.
 
-The server may have received the request before the proxy failed, or before its answer was found to be invalid.
+The server may have handled the request nevertheless.
 """
 
 
 class ServerUnavailable(HandrailError, ConnectionError):
-    """Raised if an MCP server can't be reached or used. The request was not sent."""
+    """Raised if an MCP server can't be reached or used. It has not handled the request."""
 
 
 class ServerLost(HandrailError, ConnectionError):
-    """Raised if an MCP server disconnects, or sends an invalid answer, during a request."""
+    """Raised if it is unknown whether an MCP server handled a request: it disconnected, failed, or sent an invalid answer."""
 
 
 class Owner(Protocol):
@@ -114,12 +114,12 @@ class Connection:
         self._refreshing: asyncio.Task[None] | None = None
         self._reopening: asyncio.Task[None] | None = None
         self._reopened = 0
-        """How many times the connection was opened again since a request was last answered."""
+        """Number of attempts to open a lost connection again since a request was last answered."""
         self._limits: dict[asyncio.Timeout, float] = {}
         """The time limits that are running for the server, each with its number of seconds."""
         self._calls = 0
         self._is_doubtful = False
-        """Whether a call was not answered in time, so the server may be hanging."""
+        """Whether a request was cancelled before it was answered, so the server may be hanging."""
         self.opened = 0
         """How many times the connection was opened."""
 
@@ -130,8 +130,8 @@ class Connection:
     async def client(self) -> Client:
         """Return the client. Opens the connection if it is not open, and lists the tools again if they have changed.
 
-        Raises `ServerUnavailable` if the connection can't be opened, and the request's own error if the tools can't be
-        listed.
+        Raises `ServerUnavailable` if the connection can't be opened or the list of tools is too long, and the request's own
+        error if the tools can't be listed.
         """
         client = self._client
         if client is None:
@@ -269,7 +269,7 @@ class Connection:
     def _lost(self, why: str, end: asyncio.Event | None) -> None:
         """Note that the server is gone. Does nothing if `end` belongs to an earlier connection.
 
-        If the connection was open, a new one is opened soon, so that the model's next request has the current tools.
+        If the connection was open, `_reopen` is started, so that the model's next request has the current tools.
         """
         if end is not self._end:
             return  # an earlier connection, which was lost before
@@ -368,7 +368,7 @@ class Connection:
         self._of.listed(found)
 
     async def _probe(self, client: Client) -> None:
-        """List the tools of a server that did not answer the last call. If that fails too, the connection is lost."""
+        """List the tools of a server that did not answer an earlier request. If that fails too, the connection is lost."""
         self._is_doubtful = False
         try:
             async with self._within(PROBE_TIMEOUT):
@@ -382,10 +382,10 @@ class Connection:
     async def request(self, send: Callable[[Client], Awaitable[Any]]) -> Any:
         """Send a request. Opens the connection first if it is not open.
 
-        A request that the server did not take, because it was restarted or the tool has changed, is sent once more.
+        A request that the server did not take, because the server was restarted or the tool has changed, is sent once more.
 
-        Raises `ServerUnavailable` if nothing was sent, `ServerLost` if it is unknown whether the server handled the
-        request, and `MCPError` if the server refused it.
+        Raises `ServerUnavailable` if the server did not take the request, `ServerLost` if it is unknown whether the server
+        handled the request, and `MCPError` if the server refused it.
         """
         try:
             return await self._request(send)

@@ -61,7 +61,7 @@ async def ask(server: str, context: ToolContext | None, params: Any) -> ElicitRe
 
 
 def _field(field: Any) -> Any:
-    """Return a form's field without the keywords that only the server checks, such as the format of an address.
+    """Return a form's field without `format`, which only the server checks, and without the titles in `enumNames`.
 
     Choices with titles become an `enum` of their values.
     """

@@ -39,8 +39,8 @@ def address_of(question: Question, url: str) -> wire.ElicitRequestURLParams:
 def form_of(question: Question, problem: str = "") -> wire.ElicitRequestFormParams:
     """Return a question as a form. `problem` says why the previous answer to it was refused.
 
-    The message shows the same rows as every other environment, so for an approval it shows the call's arguments and, if it
-    has already run in its fork, its diff. Raises `ValueError` if the question asks for a secret.
+    The message shows the question's rows. For an approval, these are the call's arguments, and the diff of a call that has
+    already run in its fork follows them. Raises `ValueError` if the question asks for a secret.
     """
     if question.secret:
         raise ValueError(
@@ -172,7 +172,7 @@ def _field(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 def _expanded(value: Any, definitions: Mapping[str, Any], depth: int = 0) -> Any:
     """Return a schema with its references replaced, as plain dicts and lists.
 
-    References that are nested too deeply are left as they are.
+    References that are unknown or nested too deeply are left as they are.
     """
     if isinstance(value, Mapping):
         named = cast("Mapping[str, Any]", value)

@@ -136,8 +136,8 @@ def _capabilities(rules: CapabilityRules, quorum: Quorum | None) -> ToolPolicy:
 class SharedRate(CheckOnly):
     """Allows a principal at most `most` calls in `per_seconds` seconds, or in total if `per_seconds` is None.
 
-    A gateway's calls are separate runs, so they are counted here and not in a session. The count starts again when the
-    gateway restarts.
+    Only calls of the tools named in `tools` count; None means all tools. A gateway's calls are separate runs with separate
+    sessions, so the policy itself counts them. The count starts again when the gateway restarts.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Gateway(ToolServer):
 class _Approvers(Environment):
     """The environment of a call through a gateway.
 
-    Approvers decide on the call, and the client's user answers all other questions.
+    Approvers decide on the call. The client's user answers all other questions; if the client can't show them, they are declined.
     """
 
     run_mode: RunMode = "user"

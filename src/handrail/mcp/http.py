@@ -42,8 +42,8 @@ class HttpServer:
     """Serves a `ToolServer` at `/mcp` to clients of every protocol version, and at `/` the page for answers with secrets.
 
     Requests are authenticated by access tokens of `issuer`, by `authenticate`, by the users in `people`, or by `token`.
-    Without any of these, every request is refused. With an `issuer` there is no page, because a browser has no
-    access token. `hosts` are additional host names that the server answers to, and `origins` are additional origins whose
+    Without any of these, every request but those for the page itself is refused. With an `issuer` there is no page, because a
+    browser has no access token. `hosts` are additional host names that the server answers to, and `origins` are additional origins whose
     pages may use it. Raises `DefinitionError` if both `issuer` and `authenticate` are given, if `token` is too short or is
     given together with either of them or with users, or if the access log can't be opened.
     """
@@ -128,7 +128,7 @@ class HttpServer:
         await started.wait()
 
     async def stop(self) -> None:
-        """Accept no new work, and park every call, or cancel it if it is not recorded. Calling it again has no further effect."""
+        """Accept no new work, and park or cancel every call, as `LiveCall.leave` does. Calling this again has no further effect."""
         if not self._is_stopping.is_set():
             await self.served.calls.stop()
             self._is_stopping.set()

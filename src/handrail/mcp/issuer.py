@@ -81,8 +81,8 @@ class Issuer:
     async def authenticate(self, request: Request) -> str:
         """Return the principal who sent a request.
 
-        Raises `RequestRefused` if the token is missing, is not valid here or lacks a scope, if its subject can't be a
-        principal, or if the issuer's keys can't be read.
+        Raises `RequestRefused` if the token is missing, is invalid or lacks a scope, if its subject can't be a principal, or
+        if the issuer's keys can't be read.
         """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
@@ -101,9 +101,9 @@ class Issuer:
         return found.subject
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the claims of a token, or None if it is not valid here.
+        """Return the claims of a token; None unless it is signed by the issuer, is for this audience and has not expired.
 
-        Raises `RequestRefused` if the issuer's keys can't be read.
+        The scopes are not checked. Raises `RequestRefused` if the issuer's keys can't be read.
         """
         try:
             named = jwt.get_unverified_header(token)
@@ -165,7 +165,8 @@ class Issuer:
     async def _read_metadata(self, http: httpx2.AsyncClient) -> dict[str, Any]:
         """Return the issuer's metadata, from OAuth's address (RFC 8414) or from that of OpenID Connect.
 
-        Raises `ValueError` if it names a different issuer, and the client's error if it can't be read.
+        Raises `ValueError` if it is not JSON or names a different issuer, `LookupError` or `TypeError` if it has an unexpected
+        shape, and the client's error if the request fails.
         """
         where = urlsplit(self.address)
         oauth = where._replace(path=f"/.well-known/oauth-authorization-server{where.path}").geturl()
@@ -196,7 +197,7 @@ def _is_safe(address: str) -> bool:
 
 
 def _scopes_in(claim: object) -> list[str]:
-    """Return the scopes in a claim, which is a text with spaces, or a list."""
+    """Return the scopes in a claim, which is a text with spaces, or a list. Any other claim has none."""
     if isinstance(claim, str):
         return claim.split()
     return (

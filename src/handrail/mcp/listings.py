@@ -34,7 +34,9 @@ class Listings:
         self._warned: set[str] = set()
 
     def screen(self, message: object) -> None:
-        """Remove the tools that are not valid from a response that lists tools. A warning names each, and what is wrong with it.
+        """Remove the tools that are not valid from a response that lists tools.
+
+        The log names the first `_MAX_WARNINGS` of them, with what is wrong.
 
         A list that is not valid for other reasons is left as it is, and so are all other messages.
         """
@@ -62,7 +64,7 @@ class Listings:
         result["tools"] = kept
 
     def _problem_of(self, result: Mapping[str, Any]) -> str:
-        """Return what is wrong with a list of tools; "" if it is valid."""
+        """Return the first problem of a list of tools; "" if it is valid."""
         try:
             if ("tools/list", self._version) in SERVER_RESULTS:
                 validate_server_result("tools/list", self._version, result)

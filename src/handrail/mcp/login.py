@@ -45,10 +45,11 @@ class LoginNeeded(HandrailError, ConnectionError):
 class Login:
     """How to log in to a server by OAuth.
 
-    The tokens are kept in a file that only its owner can read, in `folder` or, if that is None, in Handrail's state folder.
-    After the login the browser is sent to
-    `redirect`, where this program listens for it; if the browser is on a different machine, the person copies the address
-    from it. A client that was registered by hand has a `client_id`, and perhaps a `client_secret`.
+    The tokens are kept in a file that only its owner can read, in `folder` or, if that is None, in the folder `mcp` of
+    Handrail's state folder. After the login the browser is sent to `redirect`, where this program listens for it. If it can't
+    listen there, or the browser is on a different machine, the person copies the address from the browser.
+
+    A client that was registered by hand has a `client_id`, and perhaps a `client_secret`.
     """
 
     folder: Path | None = None
@@ -65,7 +66,7 @@ class Login:
     def provider(self, url: str, ask: AskLogin) -> OAuthClientProvider:
         """Return the SDK's authentication for the server at this address.
 
-        Raises `DefinitionError` if the SDK refuses this `Login`.
+        Raises pydantic's `ValidationError` if `redirect` is not an address, and `DefinitionError` if the SDK refuses `metadata_url`.
         """
         about = OAuthClientMetadata(
             client_name="Handrail",
@@ -123,7 +124,7 @@ def _code_in(address: str) -> AuthorizationCodeResult:
 async def _listening(redirect: str, state: str) -> AsyncGenerator[asyncio.Future[str], None]:
     """Listen for the browser at a loopback address. Yields a future of the address that it requests.
 
-    Any page in a browser can send a request here, so only a request with the `state` of this login counts. If the port is
+    Any page in a browser can send a request to that address, so only a request with the `state` of this login counts. If the port is
     taken, or the address is not loopback, nothing listens, and the person copies the address.
     """
     came_back: asyncio.Future[str] = asyncio.get_running_loop().create_future()

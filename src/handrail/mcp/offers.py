@@ -35,9 +35,9 @@ _ARGUMENTS = "arguments"
 
 
 class SectionPrompts:
-    """The titled sections of a prompt as MCP prompts.
+    """The titled sections of a prompt that have a text or attachments, as MCP prompts. Live sections are left out.
 
-    The arguments of each are the fields of the params that the section's text uses, or all fields if code may read them.
+    The arguments of each are the fields of the params that `_narrowed` leaves.
     """
 
     def __init__(self, sections: Sequence[Section[Any]]) -> None:
@@ -71,8 +71,9 @@ class SectionPrompts:
     ) -> wire.GetPromptResult | wire.InputRequiredResult:
         """Return a section's text, with its placeholders filled in, and its attachments.
 
-        If required arguments are missing, a client that can show forms is asked for them. Raises `MCPError` if there is no
-        such prompt, or if the arguments are missing or invalid, or the client's user did not give them.
+        If required arguments are missing, a client with protocol version 2026-07-28 that can show forms is asked for them.
+        Raises `MCPError` if there is no such prompt, if the arguments are missing or invalid, or if the client's user did not
+        give them.
         """
         prompt = self._prompts.get(params.name)
         if prompt is None:
@@ -102,7 +103,7 @@ class SectionPrompts:
         )
 
     async def complete(self, request: Any, params: wire.CompleteRequestParams) -> wire.CompleteResult:
-        """Return the values of an argument that begin with what was typed, if its type lists them.
+        """Return the values of a prompt's argument that begin with what was typed, at most `MAX_VALUES`, if its type lists them.
 
         Raises `MCPError` if there is no such prompt.
         """
@@ -129,10 +130,10 @@ def _problems(error: ValidationError) -> str:
 
 
 def _narrowed(section: Section[Any]) -> Section[Any]:
-    """Return a section whose params have only the fields that its text uses, so that clients need not send the others.
+    """Return a section whose params have only the fields that its text and summary use. Clients need not send the others.
 
-    All sections of a prompt have the same params. A section keeps all fields if it has children, or if code may read its
-    params: a condition, a validator, or a class of its own.
+    All sections of a prompt have the same params. A section keeps all fields if it has children, if its params are a pydantic
+    dataclass, or if code may read its params: a condition, a validator, or a class of its own.
     """
     kind = section.params_type
     made_of: Any = type(section)
@@ -159,7 +160,7 @@ def _narrowed(section: Section[Any]) -> Section[Any]:
 
 
 def _reads_params(*, params: Any) -> bool:
-    """Enable a section whose params have fields that only their own validators read. A prompt refuses fields that nothing uses."""
+    """Enable a section, and count as a use of all its params. A prompt refuses fields that nothing uses, but validators may read them."""
     return True
 
 
@@ -247,7 +248,7 @@ def _argument(name: str, needed: bool) -> wire.PromptArgument:
 
 
 def _is_regular(files: Any, path: str) -> bool:
-    """Return whether a path is a file that can be read. False if it was deleted meanwhile."""
+    """Return whether a path is a regular file. False if it was deleted meanwhile, or nothing can be learned about it."""
     try:
         info = files.stat(path)
     except (FileError, OSError):
@@ -295,7 +296,7 @@ class FileResources:
         return wire.ListResourceTemplatesResult(resource_templates=[made])
 
     async def read(self, request: Any, params: wire.ReadResourceRequestParams) -> wire.ReadResourceResult:
-        """Return a file's content, as text if it is UTF-8. Raises `MCPError` if it can't be read."""
+        """Return a file's content, as text if it is UTF-8. Raises `MCPError` if it can't be read or is larger than `MAX_BYTES`."""
         uri = str(params.uri)
         files = self._files(self._principal_of(request))
         is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS

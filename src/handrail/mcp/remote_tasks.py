@@ -108,9 +108,11 @@ class RemoteTask:
         """Wait until the task is over, and return its result. The timeouts of the call do not count meanwhile.
 
         The task's status messages become the call's progress, and its requests for input are answered. If the call is
-        cancelled, or the input can't be given, the task is cancelled too, unless the run goes on later or in a different
-        process. Raises `ServerLost` if the server can't be reached any more, and `MCPError` if the task failed or was
-        cancelled, if its input can't be given, or if the server does not know the task.
+        cancelled, the input can't be given, or the server refuses a request, the task is cancelled too, unless the run goes
+        on later or in a different process.
+
+        Raises `ServerLost` if the server can't be reached any more. Raises `MCPError` if the task failed, was cancelled or
+        has no valid result, if its input can't be given, or if the server refuses a request.
         """
         with paused_timeouts(context):
             while True:
@@ -157,8 +159,9 @@ class RemoteTask:
     async def _answer_all(self, asked: Mapping[str, Any], context: ToolContext) -> bool:
         """Answer the requests for input that are new. Returns whether the server has taken new answers.
 
-        Answers that did not reach the server are sent again with the next ones, without asking again. Raises `MCPError`
-        if the task asks too often, or if a request is invalid.
+        Answers that did not reach the server are sent again the next time, if the task still asks for them; the person is not
+        asked again. Raises `MCPError` if the task asks too often, if a request is invalid or can't be answered, or if the
+        server refuses the answers.
         """
         for key, each in asked.items():
             if self._answered.get(key) != each:

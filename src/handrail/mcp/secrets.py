@@ -43,7 +43,7 @@ class Secrets:
 
     @classmethod
     def of(cls, env: Mapping[str, str], headers: Mapping[str, str], more: Iterable[str] = ()) -> Secrets:
-        """Return the secrets among these settings: variables by their names, and all headers but the common public ones."""
+        """Return the secrets of a server: variables by their names, all headers but the common public ones, and the values in `more`."""
         named = [value for name, value in env.items() if is_secret_name(name)]
         sent = [value for name, value in headers.items() if name.lower() not in _PUBLIC_HEADERS]
         return cls([*named, *sent, *more])

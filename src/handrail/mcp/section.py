@@ -47,8 +47,9 @@ class McpTools(LiveSection):
     runs on the same event loop. Its tools go through the gate like any others. Every tool is `irreversible`, unless `effects` has
     an effect for it under the name that the server uses, or `trust_annotations` is set and the server says that the tool is
     read-only or idempotent. `prefix` is put before each name. `timeout` limits one call, in seconds. If the server can't be
-    reached, a run fails, or begins without the tools if `required` is false. Raises `DefinitionError` unless exactly one of `command`, `url` and
-    `server` is given, or if it, the prefix or an effect is invalid.
+    reached, a run fails, or begins without the tools if `required` is false. If it needs a login, a run begins with one tool,
+    which asks the person to log in. Raises `DefinitionError` unless exactly one of `command`, `url` and `server` is given, or
+    if that argument, the prefix or an effect is invalid.
     """
 
     def __init__(
@@ -282,7 +283,7 @@ class _Server:
     async def _answer_of(self, tool: McpTool, arguments: dict[str, Any], context: ToolContext) -> Any:
         """Call the tool and return its answer. If the call becomes a task, wait for the task's result.
 
-        A call that started a task in an earlier process is not made again. The same task is followed instead.
+        If the call started a task before its run was resumed, it is not made again: the same task is followed.
         """
         task = find_started(context)
         if task is None:
@@ -365,8 +366,8 @@ class _Server:
         """Ask a question from a server with an older protocol version.
 
         Such a server does not say which call the question belongs to. So the question is asked on behalf of the oldest call
-        in progress. If the calls have different principals, nobody is asked, because one principal could see and answer
-        another's question.
+        in progress. Nobody is asked if no call is in progress, or if the calls have different principals, because one principal
+        could see and answer another's question.
         """
         principals = {each.session.principal for each in self.calls}
         context = self.calls[0] if len(principals) == 1 else None
@@ -380,5 +381,5 @@ def _result_of(answer: CallToolResult, secrets: Secrets) -> ToolResult[Any]:
     if answer.is_error:
         return ToolResult.error(text or "The tool failed and gave no reason.", attachments=files)
     value = secrets.hide_in(answer.structured_content)
-    # A server repeats its structured value as text, for clients that read only text.
+    # A server should repeat its structured value as text, for clients that read only text.
     return ToolResult.ok(value, text, exclude_value_from_context=bool(text), attachments=files)

@@ -116,7 +116,7 @@ class ToolServer:
     async def serve_stdio(self) -> None:
         """Serve one client over standard input and output, until the input ends.
 
-        Calls in progress are then parked, or cancelled if they are not recorded.
+        Calls in progress are then parked or cancelled, as `LiveCall.leave` does.
         """
         try:
             async with stdio_server() as (read, write):
@@ -175,7 +175,9 @@ class ToolServer:
     async def continue_call(
         self, request: Any, run_id: str, principal: str, responses: Mapping[str, Any] = _NONE
     ) -> LiveCall | ToolResult[Any]:
-        """Return a call that waits, resumed with these responses if needed, or its result if it is over.
+        """Return a call to which the client comes back, or the recorded result of a call that is over.
+
+        If this process does not have the call in memory, the responses are recorded and the call is resumed.
 
         Raises `MCPError` if there is no such call, or if a different process executes it.
         """
@@ -242,7 +244,7 @@ class ToolServer:
         """Wait for a call, and return its result, or its questions for a client that calls again with the answers.
 
         A client with an older protocol version is asked meanwhile. `opened` are the ids of questions whose page the person
-        has just opened. Their answers are awaited first. If this request ends early, the call is cancelled.
+        has just opened. Their answers are awaited first, for at most `OPEN_SECONDS`. If this request ends early, the call is cancelled.
         """
         is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
         try:

@@ -2,7 +2,7 @@
 
 A call that takes longer than `TASK_AFTER` seconds becomes a task: the client gets its id, and requests its state,
 answers its questions and cancels it by that id. The journal has the call, so a task survives the server. If the process
-that executed a task has ended, the next request for it resumes the call.
+that executed a task has ended, the next request for its state resumes the call, unless the call waits for an answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TASK_REQUIRED = "mcp.task.required"
 TASK_AFTER = 1.0
 """Seconds after which a call of any other tool becomes a task."""
 TASK_SECONDS = 30 * 24 * 3600
-"""The lifetime of a task in seconds. Clients receive it with the task."""
+"""The lifetime of a task that clients are told, in seconds."""
 _POLL_MS = 500
 
 
@@ -74,7 +74,8 @@ class Tasks:
     async def consider(self, request: Any, call: LiveCall, tool: Tool[Any, Any]) -> dict[str, Any] | None:
         """Return a call as a new task.
 
-        Returns None if the client does not support tasks, or if the call ended or asked a question first.
+        Returns None if the client does not support tasks, or if the call ended first. Also returns None if the call asked a
+        question first, unless the tool has the capability `TASK` or `TASK_REQUIRED`.
         """
         if not has_tasks(request):
             return None
@@ -204,7 +205,7 @@ class Tasks:
 
 
 def has_tasks(request: Any) -> bool:
-    """Return whether the client has declared the extension for this request."""
+    """Return whether the client supports tasks: it uses protocol version 2026-07-28, and declared the extension for this request."""
     capabilities = request.session.client_capabilities
     declared = None if capabilities is None else capabilities.extensions
     return request.protocol_version in MODERN_PROTOCOL_VERSIONS and bool(declared) and EXTENSION in declared

@@ -94,7 +94,10 @@ class _Wire(httpx2.AsyncBaseTransport):
         self._inner = httpx2.AsyncHTTPTransport(verify=_trusted())
         self._lost = lost
         self._explains = explains
-        """Whether a response with an error status is replaced by an explanation. A login needs the original."""
+        """Whether a response with an error status is replaced by an explanation, unless it is JSON or `_PASSED` has its status.
+
+        A login needs the original.
+        """
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers["Accept-Encoding"] = "identity"  # a small compressed body can be large when decoded

@@ -75,7 +75,7 @@ class AnthropicModel:
     are kept and sent back as the API requires. `options` are further fields of the request, such as
     `{"thinking": {"type": "enabled", "budget_tokens": 2048}}`. `takes` says which attachments the model takes, if
     that is not known from its name. After `silence` seconds without data, a request fails. Raises `DefinitionError` if
-    no such provider has this API, if the address or a header is invalid, or if a key is passed as `api_key`.
+    the provider is unknown or has a different API, if the address or a header is invalid, or if a key is passed as `api_key`.
     """
 
     def __init__(
@@ -226,7 +226,8 @@ def _between(wire: str, before: Message, after: Message) -> bytes:
     """Return the separator between two messages.
 
     A call of the provider's own tool that was interrupted has its result in the next answer, if the provider continues
-    it. Otherwise an error is sent as its result, because the API refuses a call without one.
+    it. If `after` is neither such an answer nor a `ToolMessage`, an error is sent as the result of the call, because the API
+    refuses a call without one.
     """
     if isinstance(after, ToolMessage) or not isinstance(before, AssistantMessage):
         return b","
@@ -240,7 +241,7 @@ def _between(wire: str, before: Message, after: Message) -> bytes:
 
 
 def _kept_blocks(message: Message, wire: str) -> list[Any]:
-    """Return the kept blocks of an answer over this wire; [] if none is a call or a result of the provider's own tools."""
+    """Return the kept blocks of a message; [] unless it is an answer over this wire with calls or results of the provider's own tools."""
     kept = message.kept if isinstance(message, AssistantMessage) else None
     return decode(kept.data) if kept is not None and kept.wire == wire and b"_tool_" in kept.data else []
 
@@ -353,7 +354,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _kept(wire: str, blocks: list[Any], reason: StopReason) -> Kept | None:
-    """Return the blocks of an answer to be sent back; None if they are at most one text followed by calls."""
+    """Return the blocks of an answer to be sent back; None if they are at most one text followed by calls, without further fields."""
     if all(map(_is_plain, blocks)) and [block["type"] for block in blocks[1:]].count("text") == 0:
         return None
     cut = reason in ("length", "refused")

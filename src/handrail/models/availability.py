@@ -34,7 +34,7 @@ class Availability(msgspec.Struct, frozen=True):
 async def survey() -> list[Availability]:
     """Return the availability of every provider, with those that are ready first.
 
-    Only self-hosted servers, and servers that replace a provider's own, are contacted.
+    The last item stands for all providers of the bridge. Only self-hosted servers, and servers that replace a provider's own, are contacted.
     """
     found = await asyncio.gather(*(_look(name, row) for name, row in PROVIDERS.items()))
     return [*sorted(found, key=lambda each: each.state != "ready"), _bridge()]

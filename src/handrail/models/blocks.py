@@ -1,7 +1,7 @@
 """Blocks of an answer in the form in which the provider sent them.
 
 An answer consists of blocks: text, thinking, calls, calls of the provider's own tools and their results, and other
-kinds. Providers require many of them back, unchanged and in the same order. So every block is kept, and only the calls
+kinds. Providers require many of them back, unchanged and in the same order. So the blocks are kept, and only the calls
 are replaced, because Handrail may have corrected their names, ids and arguments. Arguments are not kept with the blocks,
 because they may contain secrets.
 """

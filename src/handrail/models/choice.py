@@ -41,7 +41,7 @@ class ModelChoice(Protocol):
     def candidates(self, request: ModelRequest, /) -> tuple[Candidate, ...]:
         """Return the models to try for this request, in order. There is at least one.
 
-        Raises `DefinitionError` if a model can't be found.
+        Raises `DefinitionError` if a model can't be found or chosen.
         """
         ...
 
@@ -50,7 +50,7 @@ def first_that_works(*models: Model | str, on_refusal: bool = False) -> Model:
     """Return a model that stands for the first of these models that answers.
 
     The next model is tried if a model's key is missing or refused, if its provider demands payment, or if the
-    provider does not have the model. It is also tried, after one quick retry, if a model can't be reached, fails or
+    provider does not have the model. It is also tried, after at most one quick retry, if a model can't be reached, fails or
     has reached its rate limit. With `on_refusal`, it is also tried if a model refuses to answer. A request that is
     wrong, such as one that is too long, fails at once. Once part of an answer has been streamed, no other model
     continues it.
@@ -174,7 +174,7 @@ def falls_over(error: ModelError) -> bool:
 async def _stream(candidates: tuple[Candidate, ...], request: ModelRequest) -> AsyncGenerator[ModelPart]:
     """Stream the answer of the first candidate that answers. Raises the `ModelError` of the last one that was tried.
 
-    A refusal is passed over if the candidate has `on_refusal` and is not the last. Runs do not use this function:
+    A refusal is passed over if the candidate has `on_refusal`, is not the last, and has streamed nothing yet. Runs do not use this function:
     they send requests to the candidates themselves.
     """
     for number, candidate in enumerate(candidates):

@@ -53,7 +53,7 @@ _EMPTY = "(nothing)"
 _BEGINNING = b'{"role":"user","parts":[{"text":"(nothing)"}]}'
 """The message sent before a conversation that does not begin with a user's message. The API requires one."""
 _FOREIGN = "skip_thought_signature_validator"
-"""The signature that Google documents for calls that a Gemini model did not make itself, or made without thinking."""
+"""The signature that Google documents for calls without one, which another provider's model or an older Gemini model made."""
 _OLDER = re.compile(r"(?:models/)?gemini-(?:1|2)\b")
 """Matches the models before Gemini 3. They refuse a JSON Schema for the answer while they have tools."""
 _STOPS: dict[str, StopReason] = {
@@ -163,9 +163,9 @@ class GeminiModel:
         return body_of(more, **written)
 
     def _combine(self, fields: dict[str, Any], functions: int) -> None:
-        """Ask for the calls of Gemini's own tools as parts. The API requires this if the request also has functions.
+        """Ask a Gemini 3 model for the calls of its own tools as parts. The API requires this if the request also has functions.
 
-        Raises `ModelRequestRefused` for a model before Gemini 3 if there are functions, because it can't have both.
+        Raises `ModelRequestRefused` for an older model if there are functions, because such a model can't have both.
         """
         if not _OLDER.match(self._name):
             fields["toolConfig"] = {**fields.get("toolConfig", {}), "includeServerSideToolInvocations": True}
@@ -349,7 +349,7 @@ class _Pieces:
         self._searched: dict[str, None] = {}
         """The provider's web search queries, in order."""
         self._told = 0
-        """Number of these queries that have been reported."""
+        """Number of queries in `_searched` that have been reported."""
         self._parts: list[dict[str, Any]] = []
         """The parts of the answer so far, as they must be sent back."""
         self._calls = 0

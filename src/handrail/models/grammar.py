@@ -48,14 +48,17 @@ _MOST_UNREADABLE = 20_000
 
 
 def name_for_wire(name: str) -> str:
-    """Return the name of a call as at most 64 letters, digits, `_` and `-`. Other characters become `_`."""
+    """Return the name of a call as 1 to 64 letters, digits, `_` and `-`. Runs of other characters become `_` or, at the ends, are removed."""
     if _NAME.fullmatch(name):
         return name
     return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME].strip("_") or _UNNAMED
 
 
 def id_for_wire(id: str, accepted: re.Pattern[str]) -> str:
-    """Return an id unchanged if it matches the API's pattern, otherwise a digest of it. Mistral always gets a digest."""
+    """Return an id unchanged if it matches the API's pattern and does not look like a digest, otherwise its digest.
+
+    Mistral always gets a digest.
+    """
     if accepted is MISTRAL_ID:
         return base64.b32encode(_digest(id)).decode()[
             :9
@@ -85,7 +88,7 @@ def is_object(arguments: str) -> bool:
 
 
 def object_text(arguments: str) -> str:
-    """Return a call's arguments as the JSON text of an object. Anything else that the model sent is wrapped in one."""
+    """Return a call's arguments as the JSON text of an object; `{}` if there are none. Text that `is_object` refuses is wrapped in one."""
     if not arguments:
         return "{}"
     if is_object(arguments):

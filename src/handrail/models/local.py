@@ -127,7 +127,7 @@ class LocalModel:
             await answer.aclose()
 
     def complete(self, text: str, *, choices: Sequence[str]) -> Operation[str]:
-        """Return the choice that is the most likely continuation of the text.
+        """Return the choice with which the model continues the text.
 
         The model classifies best by example: give it a few lines that each end in a label, then the new case, ending
         where its label belongs:

@@ -1,4 +1,4 @@
-"""OpenAI's responses API, `POST /responses`. Requests tell the provider to store nothing."""
+"""OpenAI's responses API, `POST /responses`. Requests tell the provider to store nothing, unless the model's `options` say otherwise."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # Provider data is untyped until it is validated.
@@ -207,7 +207,7 @@ def _reason(answer: Any, items: list[Any]) -> StopReason:
 
 
 def _kept(wire: str, items: list[Any]) -> Kept | None:
-    """Return the items of a response to be sent back; None if they are at most one text followed by calls.
+    """Return the items of a response to be sent back; None if they are at most one text followed by calls, without further fields.
 
     Reasoning can be sent back only if it is encrypted, because the provider stores nothing. If some reasoning can't be
     sent back, the other items are sent without their ids.

@@ -202,7 +202,7 @@ class CallResources:
     """One call's view of the resources.
 
     Resources with the scope `run` are shared with other calls. If such a resource is forkable, the call gets its
-    own fork of it. All other resources belong to the call alone.
+    own fork of it. What the call requests with the scope `call` or `fresh` belongs to the call alone.
     """
 
     __slots__ = ("_around", "_call", "_given", "_owner", "_run")
@@ -223,8 +223,9 @@ class CallResources:
     def get(self, protocol: type[T], /) -> T:
         """Return the resource bound to `protocol`, creating it if necessary.
 
-        Raises `ResourceError` if nothing is bound to it, or if its provider is async and `open` has not created the
-        resource yet. Raises `ContextExpired` after the call.
+        Raises `ResourceError` if the resource can't be provided, for example because nothing is bound to `protocol`, or
+        because its provider is async and `open` must create it. Raises `ContextExpired` after the call. An error that
+        the provider raises is passed on.
         """
         self._owner.check()
         found: Any = self.get_for(protocol, "fresh", ())
@@ -308,7 +309,7 @@ class CallResources:
     def _there(self, protocol: type, within: Scope) -> Any:
         """Return the resource if it already exists, or `_NOTHING`.
 
-        Raises `ResourceError` if nothing is bound to the protocol, or if the resource may not be requested here.
+        Raises `ResourceError` if nothing is bound to the protocol, or if this requester or this thread may not use the resource.
         """
         ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         if ready is not None:

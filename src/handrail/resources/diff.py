@@ -50,7 +50,7 @@ def _is_said_inside(path: str, node: Node, base: Node, facts_of: FactsOf) -> boo
     """Return whether a folder's own entry can be omitted, because changes inside the folder imply it.
 
     The entry is needed if the folder's mode, owner, group or attributes change, or if a new folder has attributes or
-    a mode that grants more than 0755.
+    mode bits beyond 0755.
     """
     if node.data is not None or base.data is not None:
         return False

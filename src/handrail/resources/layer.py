@@ -71,7 +71,7 @@ Over = Mapping[str, Mapping[str, tuple[Node, Node]]]
 
 
 class Listing(NamedTuple):
-    """A folder's members in a layer, the stamp of the last change to their names, and the listing of the layer below."""
+    """A folder's members in a layer, the stamp of the last change to their names, and the listing of the layer below, if any."""
 
     members: dict[str, Node]
     stamp: int

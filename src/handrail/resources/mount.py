@@ -83,7 +83,7 @@ def strip_marks(path: str | Path) -> None:
 def mask_reserved(mask: Path, root: Path) -> None:
     """Fill a layer that hides the reserved names in a root, at any depth.
 
-    `.handrail` in the root is hidden even if it is created later. Any other reserved folder is hidden if it exists now,
+    `.handrail` in the root is hidden even if it is created later. Any other reserved name is hidden if it exists now,
     with everything that is created in it later.
     """
     now = os.lstat(mask).st_ctime_ns

@@ -111,7 +111,7 @@ class Overlay(Layer):
     def _reaches(self, folder: str) -> bool:
         """Return whether the parent's files in a folder are visible here.
 
-        They are hidden if this fork removed the folder or a folder above it.
+        They are hidden if the fork removed the folder or one above it, or has read that it does not exist.
         """
         node = None
         while folder and node is None:
@@ -123,7 +123,7 @@ class Overlay(Layer):
         return TOP if not node.is_folder and name in self._kept_in(folder) else node
 
     def _kept_in(self, folder: str) -> Iterable[str]:
-        """Return the subfolders that contain a change or a read. They stay visible here even if someone else deletes them."""
+        """Return the subfolders that contain a change or a read. They stay visible in this fork even if others delete them."""
         if self._kept is None:
             self._kept = {}
             for path in self._over or ():

@@ -26,7 +26,7 @@ class ReservedNames:
     def __init__(self, root: Path) -> None:
         self._root = str(root)
         self._known: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {}
-        """The ctime of each folder, its subfolders, and the reserved names in it."""
+        """The ctime of each folder (0 if it was too recent to be relied on), its subfolders, and the reserved names in it."""
 
     def find(self, now: int) -> list[str]:
         """Return the path of each reserved name. `now` is the disk's time in nanoseconds.
@@ -67,5 +67,5 @@ def _read(at: str, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @lru_cache(maxsize=16)
 def reserved_names(root: Path) -> ReservedNames:
-    """Return the `ReservedNames` of a root. A later command in this process gets the same one."""
+    """Return the `ReservedNames` of a root. The 16 most recently used are cached, so that later commands reuse what was read."""
     return ReservedNames(root)

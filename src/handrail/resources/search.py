@@ -40,7 +40,7 @@ def find(pattern: str, look: Look, members: Members) -> tuple[str, ...]:
 
     A glob that ends in `/` matches folders, which are returned with a trailing `/`. `*`, `?` and `[...]` match within
     one name. `**` matches any number of folders; at the end of a glob it matches every file at any depth. A name
-    without wildcards is looked up, so its folder does not count as listed. Raises `PathRefused` if the glob is invalid.
+    without wildcards is looked up, which does not count as listing its folder. Raises `PathRefused` if the glob is invalid.
     """
     segments, folders = _segments(pattern)
     listed: dict[str, Mapping[str, bool]] = {}

@@ -44,7 +44,7 @@ _RUN_BY = {
         "*.pth",
         "pyvenv.cfg",
         "_distutils_hack/*",
-    ),  # the first two also as packages and as other kinds of files
+    ),  # the first two count with any suffix, and as packages
     "Handrail": ("tools.py",),
     "an editor": (
         *(".vscode/*", ".idea/*", ".devcontainer/*", ".devcontainer.json", ".dir-locals.el", ".exrc"),
@@ -129,7 +129,7 @@ def run_by(path: str, *, is_link: bool = False) -> str:
     if any(name.partition(".")[0] in _PYTHON for name in names):
         return "Python"
     if names[-1] == "head" and not any(name.endswith(".git") for name in names):
-        return "git"  # it can make its folder a repository, with hooks and a config
+        return "git"  # a file named HEAD can make its folder a repository, with hooks and a config
     last = len(names) if is_link else len(names) - 1
     found = [at for at, name in enumerate(names[:last]) if name in _BELOW or name.endswith(".git")]
     for at in found[:_MANY]:

@@ -41,7 +41,7 @@ JsonSchema = dict[str, Any]
 Validate = Callable[..., Any]
 
 _MANY_ERRORS = 1_000
-"""If an input has more errors than this, only the first in each list are described, because descriptions take time."""
+"""If an input has more errors than this, only the first error in each list is described, because descriptions take time."""
 _MASKED = "is masked: secrets are not stored, so the value is unknown. Send it again"
 
 
@@ -83,7 +83,7 @@ class Schema(Generic[T]):
         self.json_schema: JsonSchema = read_only(_json_schema_of(self._adapter, annotation))
         self._may_hold_floats = any(_holds_floats(part) for part in _schemas_in(self.json_schema))
         self.quick: Validate | None = None if self._may_hold_floats else self._validate
-        """Validator that parses JSON in one step; None if the type can hold floats, which must also be finite."""
+        """Validator that parses JSON in one step; None if further checks are needed, as for floats, which must be finite."""
         self.secret = holds_secrets(self._adapter.core_schema, self.json_schema)
         """Whether values of the type can contain a secret."""
 
@@ -166,7 +166,10 @@ class Schema(Generic[T]):
             raise _unwritable(error) from None
 
     def dump(self, value: T) -> bytes:
-        """Return a value of the type as JSON text with its secrets masked. Without secrets, the text can be parsed again."""
+        """Return a value of the type as JSON text with its secrets masked.
+
+        Without secrets and custom serializers, the text can be parsed again.
+        """
         written = self._serializer.to_json(value, by_alias=True, round_trip=True)
         if not self.secret:
             return written
@@ -189,7 +192,10 @@ class Schema(Generic[T]):
             return WITHHELD
 
     def hide(self, value: object) -> Any:
-        """Return a value as plain JSON with its secrets masked, or withheld entirely if it does not match the type."""
+        """Return a value as plain JSON with its secrets masked, or withheld entirely if it does not match the type.
+
+        Raises `ToolValidationError` if the value can't be written as JSON.
+        """
         return pydantic_core.from_json(self.mask(self.clear(value)))
 
     def __repr__(self) -> str:
@@ -351,7 +357,7 @@ def _indescribable(annotation: Any, error: Exception) -> DefinitionError:
 
 
 class _Closed(GenerateJsonSchema):
-    """Generates JSON Schema in which objects with known fields allow no others, and titles are omitted."""
+    """Generates JSON Schema in which objects with known fields allow no others, and generated titles are omitted."""
 
     ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {  # pyright: ignore[reportIncompatibleVariableOverride]  # pydantic leaves ClassVar out
         "skipped-choice",

@@ -44,7 +44,7 @@ _ANYTHING: Mapping[str, Any] = {}
 
 
 def find_mistakes(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
-    """Return the mistakes in a value. With `secret`, no part of the value is repeated.
+    """Return the first mistakes in a value, up to a limit. With `secret`, no part of the value is repeated.
 
     The schema must have passed `check_schema`. If checking takes too many steps or levels, the only mistake says so.
     """

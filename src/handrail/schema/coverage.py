@@ -22,9 +22,10 @@ _MISSING = object()
 
 
 def first_hidden(value: object, shown: object, where: str = "", *, masked: bool = False) -> str | None:
-    """Return the location of the first part of a value that its JSON does not show as it is; None if there is none.
+    """Return the location of the first part of a value that its JSON does not show as it is; None if it shows everything.
 
-    With `masked`, secrets in the JSON are masked, and a mask counts as showing any value.
+    The location of the value itself is "". A pydantic secret counts as shown, because it is masked on purpose. With `masked`,
+    any mask in the JSON counts as showing the value.
     """
     if masked and shown == MASK:
         return None

@@ -1,7 +1,7 @@
 """Foreign schemas: a check of JSON Schemas that come from outside, such as those of a client's own tools.
 
-Code that later walks the schema relies on this check: the keywords have the right shapes, and the schema is neither
-large nor deeply nested. The schema may still refer to itself, so code that follows references must count its steps.
+Code that later walks the schema relies on this check: keywords that contain schemas or lists have the right shapes, and the
+schema is neither large nor deeply nested. The schema may still refer to itself, so code that follows references must count its steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from handrail.schema.problems import cut
 from handrail.schema.references import LISTS_OF_SCHEMAS, SCHEMAS, SCHEMAS_BY_NAME
 
 MAX_PARTS = 10_000
-"""Maximum number of values in a schema: objects, lists, strings and numbers."""
+"""Maximum number of values in a schema, counting the schema itself and everything in its objects and lists."""
 MAX_DEPTH = 64
 """Maximum depth of a schema."""
 
@@ -25,7 +25,7 @@ _LISTS = frozenset(["enum", "required", "examples"])
 
 
 def check_foreign(schema: object, owner: str) -> None:
-    """Raise `DefinitionError` unless the value is a JSON Schema within the limits. Messages name its `owner`."""
+    """Raise `DefinitionError` unless the value has the shape of a JSON Schema, within the limits. Messages name its `owner`."""
     _check_size(schema, owner)
     left: list[tuple[Any, _Place | None]] = [(schema, None)]
     while left:

@@ -2,7 +2,7 @@
 
 A process that accepts an answer for another process has only the schema. So does one that checks calls to a client's own
 tool. The schema may come from outside, so the work is bounded. Each part of the schema is compared with each part of the value at
-most once; otherwise, unions that refer to themselves would double the work at each level. The number of comparisons and
+most once; otherwise, unions that refer to themselves would double the work at each level. The number of steps and
 the number of mistakes are limited. Messages quote only the beginning of a value.
 """
 
@@ -17,7 +17,7 @@ from handrail.schema.problems import cut, location_of
 from handrail.schema.references import target_of
 
 MAX_STEPS = 100_000
-"""Maximum number of comparisons of a part of a value with a part of its schema."""
+"""Maximum number of steps in one check: comparisons, references, choices, required names and mistakes."""
 _MAX_DEPTH = 100
 """Maximum depth of a comparison, through the value and through references and unions of the schema."""
 _MAX_SHOWN = 50
@@ -70,7 +70,7 @@ class Misfit(NamedTuple):
 def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
     """Return the definite mistakes in a value: wrong types, missing and unknown fields, invalid choices.
 
-    Everything else is checked by the process that has the Python type. With `secret`, no part of the value is
+    Everything else is left to the process that has the Python type or runs the tool. With `secret`, no part of the value is
     repeated. If checking takes too many steps or levels, the only mistake says so.
     """
     return found_by(Comparison(schema), value, secret=secret)
@@ -90,7 +90,7 @@ class _TooCostlyError(Exception):
 
 
 class Spot:
-    """The path of a part of the value. There is only one object for each path, so that it can be a key."""
+    """The path of a part of the value. `inside` returns the same object for the same path, so that a spot can be a key."""
 
     __slots__ = ("_inner", "_outer", "_step")
 
@@ -121,7 +121,7 @@ class Mistake(NamedTuple):
     spot: Spot
     wanted: Callable[[], str]
     given: tuple[object, ...] = ()
-    """The value, if the message quotes it."""
+    """The value in a tuple, if the message quotes it; otherwise empty."""
 
     def told(self) -> Misfit:
         wanted = self.wanted()
@@ -130,12 +130,12 @@ class Mistake(NamedTuple):
 
 
 class Comparison:
-    """Compares one value with a schema. `steps` counts the comparisons of their parts."""
+    """Compares one value with a schema. `steps` counts the work, which `MAX_STEPS` limits."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self.root = schema
         self._known: dict[tuple[int, Spot], list[Mistake]] = {}
-        """The mistakes found for each part of the schema at each place; empty while they are being compared."""
+        """The mistakes found for each part of the schema at each spot; empty while the two are being compared."""
         self._targets: dict[int, Any] = {}
         """The target of each reference, by the id of the schema that contains the reference."""
         self._depth = 0
@@ -153,7 +153,7 @@ class Comparison:
         if known is not None:
             return known
         self.count(1)
-        self._known[which] = []  # a schema that refers to itself here finds no further mistakes
+        self._known[which] = []  # a schema that refers to itself at the same spot finds no further mistakes
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise _TooCostlyError

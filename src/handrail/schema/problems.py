@@ -247,7 +247,7 @@ def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
     parts = schemas_at(schema, location[:-1])
     named = [tags[form] for part in parts if form in (tags := _tags(part))] or [f"#/$defs/{form}"]
     form_parts = [part for name in named for part in forms_of({"$ref": name}, schema)]
-    # The form is of a union at the location itself or further up. In the second case it does not have the key.
+    # `form` names a member of a union at this location or further up. A member further up does not describe the key's object.
     here = [part for part in form_parts if part in parts] or parts or form_parts
     properties = [part["properties"] for part in here if "properties" in part]
     known = sorted({name for names in properties if key not in names for name in names})
@@ -311,7 +311,7 @@ def _asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any], seen: se
 
 
 def schemas_at(schema: Mapping[str, Any], location: Location) -> list[Mapping[str, Any]]:
-    """Return the schemas that may describe the value at a location. There are several for a union."""
+    """Return the schemas that may describe the value at a location. There may be several, as for a union, or none."""
     here = forms_of(schema, schema)
     for part in location:
         here = inside(here, part, schema)
@@ -330,17 +330,17 @@ def inside(
         else:
             fields = form.get("properties", {})
             inner += [fields[part]] if part in fields else [form.get(word) for word in _OTHER_FIELDS]
-            inner += form.get("patternProperties", {}).values()  # a pattern from outside is not tried
+            inner += form.get("patternProperties", {}).values()  # each pattern may match, and none is run
     return _forms(inner, root)
 
 
 def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the alternatives that a schema describes, with its references and unions resolved."""
+    """Return the schemas that may apply where this one does: itself and those in its references, unions and conditions."""
     return _forms([part], root)
 
 
 def _forms(parts: Sequence[Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the alternatives with references and unions resolved. Each schema is visited once, so cycles end."""
+    """Return the schemas that may apply where one of `parts` does, as `forms_of` does. Each is visited once, so cycles end."""
     seen: set[int] = set()
     forms: list[Mapping[str, Any]] = []
     left = list(reversed(parts))

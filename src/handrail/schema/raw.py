@@ -30,7 +30,7 @@ class Check(Protocol):
 class RawSchema(Schema[dict[str, Any]]):
     """The JSON Schema of an object, given as plain data. `check` finds the mistakes in a value.
 
-    By default it finds only definite mistakes, because something else, such as the server that has the tool, checks the rest.
+    By default, `check` finds only definite mistakes. The code that runs the tool, such as a server, checks the rest.
     """
 
     __slots__ = ("_check", "_plain")

@@ -30,8 +30,8 @@ _ANYTHING: Mapping[str, Any] = {}
 def target_of(reference: str, root: Mapping[str, Any], missing: Any = _ANYTHING) -> Any:
     """Return the schema that a reference points to (RFC 6901).
 
-    Returns `missing`, by default a schema that matches anything, if the reference leaves the document, or points to something
-    that is not a schema.
+    Returns `missing`, by default a schema that matches anything, if the reference leaves the document, or points to nothing
+    or to something that is not a schema.
     """
     start, *path = unquote(reference).split("/")
     target: Any = root if start == "#" else None
@@ -58,7 +58,7 @@ def _name_of(step: str) -> str:
 
 
 def walk(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield a schema and all schemas inside it, each with its reference, such as `#/properties/name`."""
+    """Yield a schema and all schemas inside it except `true` and `false`, each with its reference, such as `#/properties/name`."""
     left: list[tuple[str, Any]] = [("#", schema)]
     while left:
         place, part = left.pop()

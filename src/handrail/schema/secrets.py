@@ -1,6 +1,6 @@
 """Secrets in values: find them by type, mask them, and recognise masks.
 
-A secret is recognised by pydantic's serializer for `SecretStr` and by `writeOnly` in the JSON Schema. Either
+A secret is recognised by pydantic's serializer for secret types and by `writeOnly` in the JSON Schema. Either
 is enough, so that neither a custom serializer nor a custom JSON Schema exposes a secret.
 """
 
@@ -19,7 +19,7 @@ from handrail.schema.problems import Location, forms_of, inside, location_of
 MASK = str(SecretStr("any"))
 """The text that replaces a secret in everything that is shown or recorded."""
 WITHHELD = pydantic_core.to_json({MASK: "not shown: it may contain a secret"}).decode()
-"""The JSON text that replaces arguments if any part of them may be secret."""
+"""The JSON text that replaces a value that does not match its type, because any part of it may be secret."""
 
 
 @lru_cache(maxsize=1)
@@ -59,7 +59,8 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 def masked(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
     """Return plain JSON with a mask in place of each value that the JSON Schema marks `writeOnly`.
 
-    None and empty text are not masked. `root` is the complete schema, if `schema` is a part of one.
+    A key is masked if `propertyNames` is `writeOnly`. Not masked are None, empty text, and a value that is not text where the
+    schema requires text. `root` is the complete schema, if `schema` is a part of one.
     """
     root = schema if root is None else root
     return _masked(value, forms_of(schema, root), root)
@@ -102,7 +103,7 @@ def is_masked(value: Any) -> bool:
 
 
 def masks_in(value: Any, location: Location = ()) -> Iterator[str]:
-    """Yield the location of each mask in plain JSON. The location of the value itself is ""."""
+    """Yield the location of each mask in plain JSON, or of the object, if a key is masked. The location of the value itself is ""."""
     if isinstance(value, str):
         if value == MASK:
             yield location_of(location)

@@ -33,11 +33,13 @@ class Dispatcher:
     """Delivers events to subscribers immediately, on the publisher's thread, in the order of subscription.
 
     An error in a subscriber is logged and stops neither the others nor the run. A subscription to a
-    type also receives events of its subclasses; one to `object` receives everything. A subscription to the type of an
-    event that a tool emits receives that event; one to `Emitted` or `object` receives the `Emitted` around it. If the
-    subscribers change while an event is being published, the change takes effect with the next event.
+    type also receives events of its subclasses. If the subscribers change while an event is being published, the change takes
+    effect with the next event.
 
-    A subscriber that blocks is named in a warning, once for each type of event. The time that it takes from the event
+    An event that a tool emits is published inside an `Emitted`. Subscribers to `Emitted` or a base class of it, such as
+    `object`, receive the `Emitted`. After them, subscribers to the event's own type receive the event itself.
+
+    A subscriber that blocks is named in a warning, once for each type of event. The time for which it blocks the event
     loop is charged neither to the timeout nor to the duration of any call.
     """
 
@@ -46,15 +48,16 @@ class Dispatcher:
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._listeners: list[_Subscription] = []
         self.matching: dict[type, tuple[Listener, ...]] = {}
-        """The listeners for each type that has been published or queried. Cleared when subscribers change."""
+        """The listeners for each type that was published or queried since the subscribers last changed."""
         self._lock = threading.Lock()
         self._warned: set[tuple[int, type]] = set()
         self.monotonic = clock.monotonic
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
-        """Call `listener` with every event of this type. Returns a function that unsubscribes it.
+        """Call `listener` with every event of this type from now on. Returns a function that unsubscribes it.
 
-        Raises `EventRefused` if `kind` is not a type, or if the listener is not a plain function.
+        Raises `EventRefused` if `kind` is not a type that `isinstance` accepts, or if `listener` is an async function or
+        not callable.
         """
         _check_subscription(kind, listener)
         subscription = _Subscription(kind, listener)
@@ -70,7 +73,7 @@ class Dispatcher:
         return unsubscribe
 
     def publish(self, event: object, /) -> None:
-        """Publish an event to its subscribers. Raises `EventRefused` for a class, or a plain value such as a dict."""
+        """Publish an event to its subscribers. Raises `EventRefused` for a class, or a value of a built-in type."""
         try:
             listeners = self.matching[type(event)]
         except KeyError:
@@ -87,9 +90,12 @@ class Dispatcher:
                 self.subscriber_blocked(listener, event, before, after)
 
     def subscriber_blocked(self, listener: Listener, event: object, before: float, after: float) -> None:
-        """Warn about a slow subscriber, once for each type of event, and note the time that this thread's event loop lost."""
+        """Warn about a slow subscriber, once for each type of event.
+
+        If an event loop with the same clock runs in this thread, also note the time that the loop lost.
+        """
         if listener == self._unwrap:
-            return  # it measures its own subscribers
+            return  # `_unwrap` measures each subscriber that it calls
         loop = _get_running_loop()
         if loop is not None and abs(loop.time() - after) < _SAME_CLOCK:
             timers_of(loop).lost.add(before, after)
@@ -105,7 +111,10 @@ class Dispatcher:
             )
 
     def listens_for(self, kind: type) -> bool:
-        """Return whether this type has a subscriber, so that creating an event is worthwhile."""
+        """Return whether an event of this type could reach a subscriber, so that creating the event is worthwhile.
+
+        For `Emitted`, any subscription counts, because the type of the event inside is not known yet.
+        """
         listeners = self.matching.get(kind)
         return bool(self._match(kind) if listeners is None else listeners)
 
@@ -118,7 +127,7 @@ class Dispatcher:
         return found
 
     def _unwrap(self, emitted: Emitted) -> None:
-        """Deliver a tool's event to the subscribers of its own type, which do not receive the `Emitted` around it."""
+        """Deliver a tool's event to the subscribers to its type, except those that receive the `Emitted` around it."""
         event = emitted.event
         with self._lock:
             listeners = [

@@ -1,8 +1,8 @@
 """Copies of items that a handler could change in place.
 
-Items are frozen, but a frozen item may hold a list. If a handler changed that list, the change would remain even if the
-call failed. So a call reads copies of such items. Whether the items of a type are copied is decided once, by the type's
-annotations. Facts are never copied.
+A frozen item may hold a list, and a plain class is not frozen at all. If a handler changed such an item in place, the
+change would remain even if the call failed. So a call reads copies. Whether the items of a type are copied is decided once,
+from the type and its annotations. Facts, and items that can't be copied, are shared.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def readable(kind: type[T], slice_: Slice[T]) -> Slice[T]:
 
 
 def _is_immutable(annotation: Any, seen: dict[Any, bool]) -> bool:
-    """Return whether values of this type can't be changed. A type that refers to itself is judged by its other fields."""
+    """Return whether a type's annotations show that its values can't be changed.
+
+    A type that refers to itself is judged by its other fields.
+    """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _is_immutable(arguments[0], seen)
@@ -102,7 +105,7 @@ def _has_immutable_fields(kind: type, seen: dict[Any, bool]) -> bool:
     try:
         hints = get_type_hints(kind, include_extras=True)
     except Exception:
-        return False  # a name that is not defined here: copying is safe
+        return False  # an annotation can't be resolved: copying is safe
     private = cast("dict[str, Any]", getattr(kind, "__private_attributes__", {}))
     return not private and all(
         _is_immutable(hint, seen)

@@ -21,9 +21,10 @@ T = TypeVar("T")
 class SessionFork(msgspec.Struct, eq=False):
     """A working copy of a session, until it is committed or dropped.
 
-    Reads see the state at the time of the fork plus the fork's own events. `commit` raises `Conflict` if a slice that
-    the fork has read was changed, and otherwise replays the fork's events onto the newest state. Once committed
-    or dropped, the fork raises `ContextExpired` for reads and events from every thread.
+    Reads see the parent's state when the fork was made or last refreshed, plus the fork's own events. Logs are an exception:
+    the whole session shares them. `commit` raises `Conflict` if others have changed a state slice that the fork has read.
+    Otherwise it replays the fork's events onto the newest state. Once committed or dropped, the fork raises `ContextExpired`
+    for reads and events from every thread, except in `before`.
     """
 
     root: Session
@@ -64,14 +65,17 @@ class SessionFork(msgspec.Struct, eq=False):
         return found
 
     def before(self, kind: type[T], /) -> Slice[T]:
-        """Return a slice as it was when this fork was made. This does not count as a read."""
+        """Return a slice as it was when this fork was made or last refreshed. A log is returned as it is now.
+
+        This does not count as a read, and works on a closed fork too.
+        """
         return self.root.slice_in(self._base, kind)
 
     def dispatch(self, event: object, /) -> None:
         """Reduce an event into this fork's state. Logs are shared by the whole session, and are written immediately.
 
-        Raises `ContextExpired` if the fork is closed, `ReducerError` if a reducer fails, and `EventRefused` if this is not
-        an event.
+        Raises `ContextExpired` if the fork is closed, `ReducerError` if a reducer fails, and `EventRefused` if the event is
+        not valid.
         """
         root = self.root
         route = root.route_of(event)
@@ -96,7 +100,7 @@ class SessionFork(msgspec.Struct, eq=False):
         return SessionFork(self.root, self, owner, state, state)
 
     def commit(self) -> None:
-        """Commit everything into the parent. If this raises, the parent is unchanged.
+        """Commit everything into the parent. If this raises, the parent's state is unchanged.
 
         Raises `Conflict` and drops the fork if a slice that was read has changed. Raises `ContextExpired` if this fork or
         its parent is closed, and `ReducerError` if a reducer fails.
@@ -132,7 +136,7 @@ class SessionFork(msgspec.Struct, eq=False):
         return ()
 
     def read_places(self) -> list[str]:
-        """Return the names of the slices that were read in this fork."""
+        """Return the names of the slices that this fork or a fork of it has read."""
         return [f"slice {kind.__qualname__}" for kind in self._reads]
 
     def written_places(self) -> list[str]:
@@ -168,9 +172,9 @@ class SessionFork(msgspec.Struct, eq=False):
     def apply(self) -> None:
         """Make the prepared state the parent's state.
 
-        Raises `ContextExpired` if nothing is prepared or the parent is closed. Otherwise it fails only if a change
-        that bypassed the gate touched one of the same slices since `prepare`, and a reducer rejects the merged state.
-        If it raises, nothing has changed.
+        Raises `ContextExpired` if nothing is prepared or the parent is closed. If the parent's state has changed since
+        `prepare`, events may be reduced again. Then this raises `ReducerError` if a reducer fails. If it raises, nothing
+        has changed.
         """
         lock = self.root.lock
         lock.acquire()
@@ -190,7 +194,7 @@ class SessionFork(msgspec.Struct, eq=False):
             lock.release()
 
     def publish(self) -> None:
-        """Publish this fork's state events, once they are part of the root. Logged events were already published."""
+        """Publish this fork's state events, if `apply` has added them to the root. Logged events were already published."""
         if self._to_publish:
             self._to_publish = False
             root = self.root
@@ -199,7 +203,7 @@ class SessionFork(msgspec.Struct, eq=False):
                     root.dispatcher.publish(event)
 
     def drop(self) -> None:
-        """Discard the changes. Reads made in this fork still count as reads of the outer fork."""
+        """Discard the changes. Reads made in this fork still count as reads of the outer fork, if there is one."""
         with self.root.lock:
             self.closed = True
             self._merged = None
@@ -230,7 +234,7 @@ class SessionFork(msgspec.Struct, eq=False):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A session's state at one point in time, which can be restored into the same session."""
+    """A session's state at one point in time, without logs. It can be restored into the same session."""
 
     session_id: str
     state: Any

@@ -1,8 +1,8 @@
 """`Items` and `Table`: immutable collections that share structure.
 
-Adding an item returns a new collection at the same small cost for ten items or a million, even if a
-hundred forks each add to the same base. The collections are tries of 32-way tuples, in which only the path to
-the new item is copied.
+Adding an item returns a new collection at nearly the same small cost for ten items or a million, even if a
+hundred forks each add to the same base. The collections are tries with at most 32 branches at each node. Only the nodes
+on the path to the new item are copied.
 
 `Log` is a read-only view of a plain log slice.
 """
@@ -32,7 +32,7 @@ class Readable(Generic[T]):
     __slots__ = ()
 
     def all(self) -> tuple[T, ...]:
-        """Return every item, oldest first; in a keyed slice, in the order in which keys were first seen."""
+        """Return every item in the order of appending; in a keyed slice, in the order in which the keys were first added."""
         return tuple(self)
 
     def where(self, predicate: Callable[[T], bool], /) -> tuple[T, ...]:
@@ -84,7 +84,7 @@ class Items(Readable[T]):
         return made
 
     def replace(self, items: Iterable[T]) -> Items[T]:
-        """Return a new collection with these items instead."""
+        """Return a new collection of only these items."""
         return Items(items)
 
     def latest(self) -> T | None:
@@ -122,8 +122,8 @@ def _pushed(node: tuple[Any, ...], shift: int, index: int, block: tuple[Any, ...
         return node + (block,)  # noqa: RUF005  # twice as fast as (*node, block)
     slot = (index >> shift) & _MASK
     if slot < len(node):
-        return node[:slot] + (_pushed(node[slot], shift - _BITS, index, block),)  # noqa: RUF005  # the same
-    return node + (_pushed((), shift - _BITS, index, block),)  # noqa: RUF005  # the same
+        return node[:slot] + (_pushed(node[slot], shift - _BITS, index, block),)  # noqa: RUF005  # faster, too
+    return node + (_pushed((), shift - _BITS, index, block),)  # noqa: RUF005  # faster, too
 
 
 def _leaves(node: tuple[Any, ...], shift: int) -> Iterator[Any]:
@@ -136,9 +136,9 @@ def _leaves(node: tuple[Any, ...], shift: int) -> Iterator[Any]:
 
 
 class Table(Readable[T]):
-    """An immutable table of items by key. An item with a known key replaces the old one.
+    """An immutable table of items by key. An item with a known key replaces the old one, and takes its place in the order.
 
-    `key` returns an item's key. Iteration follows the order in which keys were first seen.
+    `key` returns an item's key. Iteration follows the order in which the keys were first added.
     """
 
     __slots__ = ("_key", "_order", "_root", "_size")
@@ -161,7 +161,7 @@ class Table(Readable[T]):
         return made
 
     def replace(self, items: Iterable[T]) -> Table[T]:
-        """Return a table with the same key function and these items instead."""
+        """Return a new table of only these items, with the same key function."""
         made = Table(self._key)
         for item in items:
             made = made.append(item)
@@ -229,10 +229,10 @@ def _put(node: _Node, shift: int, code: int, key: Hashable, item: Any) -> _Node:
 
 
 class Log(Readable[T]):
-    """The items of a log at the time it was read, oldest first.
+    """A view of a log with the items that it had when the view was created, oldest first.
 
-    Later items are not included: like every slice, it never changes. It shares the session's own list,
-    which only grows, so the cost of reading does not depend on the log's length.
+    Later items are not included: like every slice, the view never changes. It shares the session's own list,
+    which only grows, so the cost of creating a view does not depend on the log's length.
     """
 
     __slots__ = ("_items", "_size")

@@ -1,4 +1,4 @@
-"""Sessions as versioned JSON. Every type must be known when a session is loaded."""
+"""Sessions as versioned JSON. A session can be loaded only if the types of all its slices are known."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Version(msgspec.Struct):
 def save(session: Session) -> bytes:
     """Return the session as JSON, including its slices and logs. A pydantic secret is saved as asterisks.
 
-    Raises `SessionError` if it can't be saved.
+    Raises `SessionError` if an item or the config can't be saved, or if two types have the same name.
     """
     with session.lock:
         kept: dict[type, Any] = {**session.state, **session.logs()}
@@ -83,10 +83,10 @@ def load(
     slices: Mapping[type, SliceRules] | None = None,
     new_id: NewId = random_id,
 ) -> Session:
-    """Load a saved session. `types` are the types of its slices, except Handrail's own.
+    """Load a saved session. `types` are the types of its slices. Handrail's own types, and those in `slices`, can be left out.
 
-    Raises `SessionError` if a type is missing, or its items or rules do not match those that were saved, or if the data is
-    damaged or has a different version.
+    Raises `SessionError` if the data is damaged or has a different version, or if a type is unknown. Raises it also if an
+    item no longer matches its type, or if a slice was saved as another kind, or with a key and now has none, or without one.
     """
     saved = _read(data)
     known = {_name(kind): kind for kind in (*_own_among(saved.slices), *types, *(slices or {}))}
@@ -113,7 +113,10 @@ def load(
 
 
 _local: WeakValueDictionary[str, type] = WeakValueDictionary()
-"""Types defined inside functions, which no other process can find. They are for tests and throwaway runs."""
+"""Types defined inside functions, whose items this process has encoded. No other process can find them.
+
+They are for tests and throwaway runs.
+"""
 
 
 class _Item(msgspec.Struct, frozen=True):
@@ -131,9 +134,9 @@ def encode_item(item: object, session: str) -> bytes:
 
 
 def decode_item(data: bytes, session: str) -> Any:
-    """Decode an item. Its type is looked up in the modules that this program has imported.
+    """Decode an item that `encode_item` encoded. Its type is looked up in the imported modules, then in `_local`.
 
-    Raises `SessionError` if the type is not there, or the item does not match it.
+    Raises `SessionError` if the type is not found, or the item does not match it.
     """
     found = msgspec.json.decode(data, type=_Item)
     kind = _imported(found.type)
@@ -161,7 +164,7 @@ def _imported(name: str) -> type | None:
 
 
 def check_serialisable(event: object) -> None:
-    """Raise `EventRefused` for an event that can't be saved as JSON, or is not the same after loading."""
+    """Raise `EventRefused` for an event that can't be saved as JSON, or that no longer equals itself after loading."""
     try:
         again = _decoded(type(event), _encoded(event, "?"), "?")
     except SessionError as error:
@@ -193,7 +196,7 @@ def under_id(data: bytes, id: str) -> bytes:
 def said_in(data: bytes, kind: type[T]) -> list[T]:
     """Return the items of one slice in a saved session; an empty list if the session has no such slice.
 
-    Raises `SessionError` if the data is damaged, or an item does not match its type.
+    Raises `SessionError` if the data is damaged or has a different version, or if an item does not match its type.
     """
     found = _read(data)
     slice_ = found.slices.get(_name(kind))

@@ -47,7 +47,7 @@ log = logging.getLogger("handrail.session")
 class Session:
     """Typed state, divided into slices. A call works on a fork of it.
 
-    - `session[Plan].latest()`, `.all()` and `.where(...)` read a slice; what they return never changes.
+    - `session[Plan].latest()`, `.all()` and `.where(...)` read a slice. Later events do not change a slice that was read.
     - `session.dispatch(event)` reduces an event into every slice that handles it, or into none.
     - The cost of a fork or a snapshot does not depend on the amount of state.
     - Concurrent dispatches, from tasks and threads, lose no updates.
@@ -118,7 +118,7 @@ class Session:
     def dispatch(self, event: object, /) -> None:
         """Reduce an event into its slices and publish it. If a reducer raises, nothing is changed or published.
 
-        Raises `ReducerError` if a reducer fails, and `EventRefused` if this is not an event.
+        Raises `ReducerError` if a reducer fails, and `EventRefused` if the event is not valid.
         """
         route = self.route_of(event)
         lock = self.lock
@@ -132,7 +132,8 @@ class Session:
     def record(self, fact: object) -> None:
         """Log a fact and publish it.
 
-        If a reducer raises, its error is logged. The fact is then kept only in logs without reducers, and still published.
+        If a reducer raises, its error is logged. The fact is then kept only in logs without reducers and keys, and is still
+        published.
         """
         kind = type(fact)
         try:
@@ -229,9 +230,10 @@ class Session:
         return self._rules.get(slice_) or rules_of(slice_)
 
     def check_each(self, check: Callable[[object], None]) -> None:
-        """Call `check` with the first event of every type, before the event is reduced.
+        """Call `check` with a dispatched event of each type, before the first one of the type is reduced.
 
-        `check` raises to refuse the event.
+        `check` raises to refuse the event. If rules or checks are added later, each type is checked once more. Facts passed to
+        `record` and `keep` are not checked.
         """
         with self.lock:
             if check not in self._checks:
@@ -243,9 +245,9 @@ class Session:
         return self.route_of(event).targets
 
     def route_of(self, event: object) -> Route:
-        """Return the route of an event, computed once for each type.
+        """Return the route of an event. It is computed once for each type, and again after rules or checks were added.
 
-        Raises `EventRefused` if it is not a valid event.
+        When the route is computed, the event is checked. Raises `EventRefused` if it is not valid.
         """
         try:
             return self._routes[type(event)]
@@ -265,7 +267,8 @@ class Session:
     def take(self, state: State, event: object, route: Route) -> State:
         """Reduce an event into its logs, and return the state with the event reduced into its other slices.
 
-        The caller must hold the lock. Raises `ReducerError` and changes nothing if a reducer fails.
+        The caller must hold the lock. Raises `ReducerError` if a reducer fails, and `DefinitionError` if a reducer calls this.
+        If it raises, nothing has changed.
         """
         slice_ = route.appends_to
         if slice_ is not None and not self._reducing:
@@ -283,7 +286,7 @@ class Session:
     def reduce(self, state: State, event: object, targets: Sequence[Target]) -> State:
         """Reduce an event into these slices, and return the new slices. The caller must hold the lock.
 
-        Raises `ReducerError` if a reducer fails, and `DefinitionError` if a reducer dispatches an event.
+        Raises `ReducerError` if a reducer fails, and `DefinitionError` if a reducer calls this, by dispatching an event.
         """
         self._refuse_in_reducer()
         self._reducing = True
@@ -298,7 +301,7 @@ class Session:
             return {**{kind: Log(items) for kind, items in self._logs.items()}, **self._reduced_logs}
 
     def load_slice(self, kind: type, items: Iterable[Any]) -> None:
-        """Put items into a slice without calling its reducers. This is used for loading."""
+        """Replace the items of a slice, without calling its reducers. This is used for loading."""
         rules = self.rules_for(kind)
         with self.lock:
             if rules.is_plain_log:
@@ -334,9 +337,9 @@ class Session:
         return targets
 
     def _recorder_of(self, fact: object) -> Callable[[Any], None]:
-        """Return the function that logs facts of this type.
+        """Return the function that logs facts of this fact's type.
 
-        It appends to a list, unless a reducer also handles them.
+        The function appends to a list if such facts go only into their own log, and that log has neither a key nor reducers.
         """
         check_event(fact)
         kind = type(fact)

@@ -29,9 +29,9 @@ class SliceRules:
 
     kind: SliceKind = "state"
     key: Callable[[Any], Hashable] | None = None
-    """A function that returns an item's key. An item replaces an earlier one with the same key.
+    """A function that returns an item's key. An appended item replaces an earlier one with the same key.
 
-    Without such a function, no item replaces another.
+    Without such a function, appending an item replaces nothing.
     """
     reducers: Mapping[type, Reducer] = field(default_factory=dict[type, Reducer])
     """The slice's reducers, by event type.
@@ -110,7 +110,7 @@ def slices_marked_for(event: type) -> list[type]:
 def rules_of(type_: type) -> SliceRules:
     """Return the declared rules of a type. By default, Handrail's facts are logs and everything else is state.
 
-    Raises `DefinitionError` if `@kept` decorated a class that another decorator then replaced.
+    Raises `DefinitionError` if `@kept(reducers=...)` decorated a class that another decorator then replaced.
     """
     own = type_.__dict__.get(_RULES)
     if isinstance(own, SliceRules):
@@ -149,7 +149,7 @@ class Target:
     def reduce(self, contents: Contents | None, event: object) -> Contents:
         """Return the slice with the event reduced into it.
 
-        Raises `ReducerError` if the reducer raises or does not return a slice.
+        Raises `ReducerError` if the reducer raises or does not return a slice of the same class.
         """
         try:
             before = self.rules.empty() if contents is None else contents
@@ -176,7 +176,7 @@ class Route:
         self.plain_logs = tuple(target.slice for target in self.logs if target.is_plain_log)
         self.reduced_logs = tuple(target for target in self.logs if not target.is_plain_log)
         self.appends_to = self._only_appends_to()
-        """The only target, if it is a state slice without a key to which events are simply appended; otherwise None."""
+        """The slice of the only target, if it is state without a key and events are simply appended to it; otherwise None."""
 
     def _only_appends_to(self) -> type | None:
         if len(self.targets) != 1:

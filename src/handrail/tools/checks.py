@@ -82,14 +82,14 @@ def check(tool: Tool[Any, Any]) -> None:
 
 
 def check_words(tool: Tool[Any, Any]) -> None:
-    """Check the texts that a model reads, after only those were changed. Raises `ToolDefinitionError` if one is invalid."""
+    """Check the description and examples again, after they or the type of the result were changed. Raises `ToolDefinitionError` if invalid."""
     check = _Check(tool)
     check.description()
     check.examples()
 
 
 class _Check:
-    """Checks one new tool, and fills in its derived fields. `all` checks every rule."""
+    """Checks one tool, and fills in its derived fields. `all` checks every rule."""
 
     def __init__(self, tool: Tool[Any, Any]) -> None:
         self.tool = tool

@@ -42,7 +42,7 @@ class Handler(Protocol[Params_contra, ResultT]):
 
 
 class ToolOptions(TypedDict, total=False):
-    """Options of `@tool` and `Handoff`, apart from a tool's texts.
+    """Options that `@tool` and `Handoff` share, apart from the name and the description.
 
     They are fields of `Tool`, with the same defaults.
     """
@@ -204,7 +204,7 @@ class Tool(Generic[ParamsT, ResultT]):
 
     @property
     def result_schema(self) -> Schema[ResultT] | None:
-        """The schema of a result's value; None if its type was not declared."""
+        """The schema of a result's value; None if the value may have any type."""
         return self._result_schema
 
     @property

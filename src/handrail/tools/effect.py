@@ -27,7 +27,7 @@ class EffectRules(msgspec.Struct, frozen=True):
     previewed: bool
     """Whether the call can run before it is approved, so that a person can decide by its diff."""
     policy: UnderPolicy
-    """The decision of a `CapabilityPolicy` that has no verdict for the call."""
+    """The decision of a `CapabilityPolicy` that has no verdict for the call, unless the tool delegates."""
 
 
 EFFECTS: dict[Effect, EffectRules] = {

@@ -108,7 +108,7 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     """Create a tool from a plain function, sync or async.
 
     By default, the tool has the function's name, and the first paragraph of the docstring is its description. The
-    parameter annotated `ToolContext` is injected and never shown to the model. A plain return value
+    parameter annotated `ToolContext`, or a subclass of it, is injected and never shown to the model. A plain return value
     becomes `ToolResult.ok(value)`. Raises `ToolDefinitionError` if the definition is invalid.
     """
     check_arguments("@tool", ("name", "description", *ToolOptions.__annotations__), options)

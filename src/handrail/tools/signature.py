@@ -119,7 +119,7 @@ def context_type_of(annotation: Any) -> type[ToolContext] | None:
 
 
 def needs_of(context_type: type[ToolContext]) -> frozenset[Need]:
-    """Return what the environment must provide for a handler that takes this type of context."""
+    """Return what a run must provide for a handler that takes this type of context."""
     kinds: dict[Need, type] = {"user": UserContext, "model": AgentContext, "worker": WorkerContext}
     return frozenset(need for need, kind in kinds.items() if issubclass(context_type, kind))
 

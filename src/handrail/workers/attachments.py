@@ -46,7 +46,7 @@ Input = Annotated[str, Field(description="The worker's task. It sees nothing els
 
 @dataclass(frozen=True)
 class WorkerCall:
-    # Parameters of a worker that takes no attachments. They are parsed anyway, so that the error can say that it takes none.
+    # For a worker that takes no attachments. They are parsed nevertheless, so that the error can say that it takes none.
     input: Input
     attachments: SkipJsonSchema[list[FileOrPath]] = field(default_factory=list["str | FileArgument"])
 
@@ -60,7 +60,11 @@ class WorkerCallWithFiles:
 
 
 def as_argument(given: Any) -> Any:
-    """Convert a path, or an attachment, to an argument of a call. Raises `DefinitionError` for any other value."""
+    """Convert an attachment to an argument of a call.
+
+    The attachment is the path of one of the run's files (`str`), a path on disk (`Path`), which is read now, or an
+    `Attachment`. Raises `DefinitionError` for any other value, and if the file on disk can't be read.
+    """
     if isinstance(given, str):
         return given
     file = Attachment(given) if isinstance(given, Path) else given
@@ -76,7 +80,8 @@ def accept(
 ) -> tuple[Attachment, ...]:
     """Return the attachments. Files that are named by path are read from the run's filesystem, which `files` returns.
 
-    Raises `ToolValidationError` if the worker's rule does not allow them, or if one is given twice or can't be read.
+    Raises `ToolValidationError` if the worker's rule does not allow them, if one has an invalid name or can't be read,
+    or if two have the same name.
     """
     if not given:
         return ()

@@ -28,7 +28,7 @@ def _key(made: Any) -> tuple[str, str]:
 
 @kept(key=_key)
 class WorkerCreated(msgspec.Struct, frozen=True):
-    """A worker that another worker created. Its text is kept only in the session's state.
+    """A worker that another worker created. Its text is kept in the session's state, not in a file.
 
     If the call that created the worker is rolled back, this record is removed again.
     """
@@ -151,9 +151,11 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
 
 
 def check_rights(maker: Worker, front: FrontMatter) -> None:
-    """Raise `ToolValidationError` if a created worker has a right that its creator lacks.
+    """Raise `ToolValidationError` if a worker that `maker` created, with this front matter, is not allowed.
 
-    This is checked both when a worker is created and when it is used.
+    It may have at most the creator's tools, workers and limits, and must have the same policies. Its model and its
+    settings, if given, must be the creator's, or the model that the creation defaults name. It may not create workers,
+    be locked, or commit each call. This is checked both for a new worker and for one from a session's state.
     """
     own = {_called(entry): entry for entry in maker.front.tools}
     more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]

@@ -42,7 +42,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Part(BaseModel):
-    """Base class of the mappings in the front matter. Unknown keys are refused."""
+    """Base class of the mappings in the front matter. Unknown keys in a file are refused."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -146,7 +146,7 @@ class CreationDefaults(Part):
 
 
 def _joined_names(model: object) -> object:
-    """Join a list of model names with commas. Any other value is returned unchanged, for the validation to refuse."""
+    """Join a list of model names with commas. Any other value is returned unchanged, and validated as it is."""
     if not isinstance(model, list):
         return model
     names = cast("list[object]", model)
@@ -255,7 +255,7 @@ class Text(msgspec.Struct, frozen=True):
     """The line number of each value, by its place, such as `limits.requests`."""
 
     def line_of(self, where: str) -> int:
-        """Return the line number of a place in the front matter, or of the nearest place that contains it."""
+        """Return the line number of a place in the front matter, or of the nearest place that contains it; 1 if there is none."""
         return _line_of(where, self.lines)
 
 
@@ -264,7 +264,7 @@ def has_front_matter(text: str) -> bool:
 
 
 def read_text(path: Path, find: Finder) -> str | None:
-    """Read a file. If it can't be read, reports the reason to `find` and returns None."""
+    """Read a file. If it can't be read, is too large or is not UTF-8, reports this to `find` and returns None."""
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
@@ -282,9 +282,10 @@ def read_text(path: Path, find: Finder) -> str | None:
 
 
 def parse_file(text: str, find: Finder) -> Text | None:
-    """Parse front matter and body, and report every problem to `find`.
+    """Parse front matter and body, and report the problems in the front matter to `find`.
 
-    Invalid settings are left out. Returns None if the front matter is missing, is too long, or can't be parsed.
+    Invalid settings are left out. Returns None if the front matter is missing, not closed, too long or not a mapping, if
+    its YAML has a problem, or if it has too many invalid settings.
     """
     lines = [line.rstrip("\r") for line in text.removeprefix("\ufeff").split("\n")]
     if not _FENCE.match(lines[0]):

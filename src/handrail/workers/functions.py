@@ -32,7 +32,7 @@ class Definition(msgspec.Struct, frozen=True):
     value: Any
     line: int
     earlier: tuple[int, ...] = ()
-    """The lines of the definitions with the same name that this one replaces."""
+    """The lines of the other definitions of the same name."""
 
 
 class Functions:
@@ -49,7 +49,7 @@ class Functions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that a worker's file can list."""
+        """The names of the functions and tools that a worker's file can list."""
         return tuple(self._definitions())
 
     def problems(self) -> Finder:

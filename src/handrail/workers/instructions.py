@@ -1,9 +1,9 @@
 """`Instructions`: a worker's Jinja template, rendered in a sandbox that limits its work.
 
-A model may write a template, so little is allowed: text, values, `if`, short `for` loops, and some filters.
-Only `range` can be called, and only for a loop to iterate over. Nothing can be calculated, assigned, defined, included
-or imported. Lists contain only constants, so that they can't multiply the work. Loops, `in`, and filters that process
-text are metered.
+A model may write a template, so little is allowed: text, values, `if`, short `for` loops, some filters and some tests.
+Only `range` can be called, and only for a loop to iterate over. Values can be compared and negated, but there is no
+other arithmetic. Nothing can be assigned, defined, included or imported. Lists contain only constants, so that they
+can't multiply the work. Loops, `in`, and filters that process text are metered.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MOST_OUTPUT = 200_000
 MOST_ROUNDS = 10_000
 """Maximum number of loop iterations in one rendering."""
 MOST_WORK = 20_000_000
-"""Maximum number of characters that loops, `in` and text filters may process in one rendering."""
+"""Maximum work of loops, `in` and text filters in one rendering, counted in characters."""
 MOST_WORDS = 10_000
-"""Maximum number of names, values and operators in a template's braces. Text outside the braces is not counted."""
+"""Maximum number of tokens in a template, such as names, operators and braces. Text outside braces is not counted."""
 _DEEPEST_LOOPS = 3
 _METER = "a meter"
 """The meter's name in the template's context. Templates can't use it, because it is not a valid identifier."""
 _A_STEP = 10
-"""Number of characters of work that one iteration of a loop counts as, for each node in the loop's body."""
+"""The work of one loop iteration, in characters, for each node inside the loop."""
 
 ALLOWED = frozenset(
     [
@@ -154,7 +154,7 @@ class Instructions:
 
 
 def _is_large(source: str) -> bool:
-    """Return whether a template has more than `MOST_WORDS` words in braces, reading no further than necessary."""
+    """Return whether a template has more than `MOST_WORDS` tokens, reading no further than necessary."""
     words = (1 for _, kind, _ in _environment().lex(source) if kind not in ("data", "whitespace"))
     return sum(islice(words, MOST_WORDS + 1)) > MOST_WORDS
 

@@ -191,7 +191,7 @@ class _Builder:
         for number, (name, each) in enumerate(named.items()):
             kind = self.type_of(each, f"{where}.properties.{name}")
             said = cast("Mapping[str, Any]", each).get("description") if isinstance(each, Mapping) else None
-            # The field is optional, but the model's schema must not show a default.
+            # An optional field needs a default. A `default_factory` is not shown in the schema that models see.
             default: Any = {} if name in required else {"default_factory": lambda: None}
             fields[f"field_{number}"] = (kind, Field(alias=name, description=said, **default))
         made: Any = create_model("Answer", __base__=base, **fields)

@@ -42,7 +42,7 @@ class WorkerArguments(TypedDict, total=False):
     """Arguments for running or resuming a worker, in addition to those of the adapter."""
 
     model: Model | str | None
-    """The model for workers whose files name none. Such a worker needs this, an entry in `models`, or an `adapter`."""
+    """The model for this worker if neither `models` nor its file names one. None stands for the model of `adapter`."""
     models: Mapping[str, Model | str] | None
     """Models by worker name. They take precedence over those in the files."""
     adapter: Adapter | None
@@ -62,7 +62,7 @@ class WorkerRunArguments(WorkerArguments, RunArguments, total=False):
 
 
 FILE_SUFFIXES = (".md", ".py")
-"""The suffixes of workers' files and of modules. `handrail new` refuses to create a folder with one."""
+"""The suffixes of workers' files and of modules. `handrail new` refuses to create a folder whose name ends in one."""
 
 
 @checked_arguments
@@ -70,8 +70,8 @@ class WorkerRegistry:
     """The workers in a folder: each `*.md` is one, and the `tools.py` beside them contains their functions.
 
     Hidden files are ignored, and so is a README without front matter. The folder is read once, on first use.
-    `check()` returns every problem in it. A worker with a problem can't be used, but the others can. Raises
-    `WorkerError` if there is no such folder.
+    `check()` returns every problem in it. A worker with a problem can't be used, but the others can. If the only problem
+    is an unknown model, the worker can run on another model. Raises `WorkerError` if there is no such folder.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class WorkerRegistry:
     def of_file(cls, path: str | Path) -> tuple[WorkerRegistry, Worker]:
         """Return the registry of a file's folder, and the worker in the file.
 
-        Raises `WorkerError` if there is no such file, or if the worker has a problem.
+        Raises `WorkerError` if there is no such file, if its name does not end in `.md`, or if the worker has a problem.
         """
         registry, draft = cls._draft_at(path)
         return registry, registry._worker_of(draft)
 
     @classmethod
     def check_file(cls, path: str | Path) -> list[WorkerProblem]:
-        """Return every problem in a worker's file and, if the worker uses it, in the `tools.py` beside the file.
+        """Return every problem in a worker's file, and in the `tools.py` beside it if the worker has a problem or named tools.
 
         Raises `WorkerError` if there is no such file, or if its name does not end in `.md`.
         """
@@ -221,14 +221,14 @@ class WorkerRegistry:
 
     @property
     def locked(self) -> frozenset[str]:
-        """The names that no created worker may take: those of locked workers and of files that can't be read or parsed."""
+        """The names that no created worker may take: those of locked workers and of files that can't be read or are invalid."""
         return frozenset(
             draft.name for draft in self._drafts if draft.text is None or draft.text.front.locked
         )
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """The workers without problems, by name."""
+        """The workers without problems, by name. An unknown model, or a `tools.py` that can't be loaded, does not count."""
         return {worker.name: worker for worker in self._workers.values()}
 
     def __getitem__(self, name: str) -> Worker:
@@ -321,7 +321,7 @@ class WorkerRegistry:
         """Return the worker with this name that `maker` created in this session.
 
         Returns None if there is none, if the name is locked, or if `maker` may not create workers. Raises
-        `ToolValidationError` if the worker is no longer allowed.
+        `ToolValidationError` if the worker is no longer valid or allowed.
         """
         if not maker.create or name in self.locked:
             return None
@@ -331,7 +331,7 @@ class WorkerRegistry:
     def from_text(self, maker: Worker, name: str, text: str) -> Worker:
         """Return the worker that is described by text that `maker` wrote.
 
-        Raises `ToolValidationError` if the text has problems, or if the worker would have a right that `maker` lacks.
+        Raises `ToolValidationError` if the text has problems, or if `check_rights` does not allow the worker.
         """
         key = (maker.name, name, text)
         made = self._made.get(key)
@@ -359,7 +359,7 @@ class WorkerRegistry:
     # Runs.
 
     def all_on(self, model: Model | str | None) -> dict[str, Model | str]:
-        """Return a `models=` mapping that runs every worker on one model. For None it is empty, so the files decide."""
+        """Return a `models=` mapping that runs every worker in the folder on one model. For None, the mapping is empty."""
         return {} if model is None else dict.fromkeys(self.names, model)
 
     def run(
@@ -370,13 +370,13 @@ class WorkerRegistry:
     ) -> Operation[PromptResponse[Any]]:
         """Run a worker until it ends.
 
-        `model` runs the workers whose files name no model. `models` has models by worker name, which take precedence
-        over the files. An attachment is a path on disk (`Path`), the path of one of the run's files (`str`), or an
+        `model` runs this worker if its file names no model. `models` has models by worker name, which take precedence
+        over the files. A called worker without a model runs on its caller's. An attachment is a path on disk (`Path`), the path of one of the run's files (`str`), or an
         `Attachment`. `message_callback` receives every message of this worker and of the workers that it calls. With a
         `journal` the run is recorded, and `resume` can continue it in another process.
 
         Raises `WorkerError` at once if the worker does not exist, has a problem, has no model, or may not be given one
-        of the attachments.
+        of the attachments. Raises `DefinitionError` at once if a model is unknown, or if a `Path` can't be read.
         """
         check_names("run", WorkerRunArguments, arguments)
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)

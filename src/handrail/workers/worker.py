@@ -65,13 +65,16 @@ class WorkerFolder(Protocol):
     def view(self, names: Sequence[str], /) -> RegistryView: ...
     def tool(self, name: str, /) -> Tool[Any, Any]: ...
     def created(self, maker: Worker, name: str, session: SessionView, /) -> Worker | None:
-        """Return the worker with this name that `maker` created in this session, or None if there is none."""
+        """Return the worker with this name that `maker` created in this session, or None if there is none to use.
+
+        Raises `ToolValidationError` if the worker is no longer valid or allowed.
+        """
         ...
 
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
         """Return the worker that is described by text that `maker` wrote.
 
-        Raises `ToolValidationError` if the text has problems, or if the worker would have a right that `maker` lacks.
+        Raises `ToolValidationError` if the text has problems, or if the worker is not allowed.
         """
         ...
 
@@ -93,11 +96,12 @@ class InstructionsSection(MarkdownSection[Rendered]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Worker:
-    """An agent kept in a file, as an immutable value. The registry reads the file once."""
+    """An agent kept in a file or, if a model created it, in a session. The value is immutable; a file is read once."""
 
     name: str
     description: str
     path: Path
+    """The worker's file. A created worker has none: its path is only `NAME.md`."""
     model: str | None
     """The model's name, `provider:name` or `module:name`, or several names with commas; None to use the caller's model."""
     limits: Limits
@@ -248,7 +252,10 @@ class Draft:
         return tuple(name for name in names if name != self.name) if given == "*" else tuple(given)
 
     def equip(self, functions: Functions) -> None:
-        """Look up the draft's tools and sections, and report those that are missing, invalid or listed twice."""
+        """Look up the draft's tools and sections, and report those that are unknown, invalid, ambiguous or listed twice.
+
+        If `tools.py` can't be loaded, unknown names are not reported.
+        """
         if self.text is None:
             return
         front = self.text.front
@@ -316,7 +323,8 @@ class Draft:
     def unknown_models(self) -> list[WorkerProblem]:
         """Return a problem for each model in the file whose name is malformed, or names no known provider or module.
 
-        Only a check reports these problems, because the worker can still run on another model that its caller names.
+        They are kept apart from the draft's other problems. If a provider or module is unknown, the worker can still run
+        on another model that its caller names.
         """
         if self.text is None:
             return []

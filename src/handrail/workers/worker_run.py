@@ -135,7 +135,7 @@ class WorkerRun:
 
 
 def worker_tool(worker: Worker, find: Callable[[], Worker]) -> AgentTool:
-    """Create a tool that calls a worker. `find` returns the worker to run when the tool is called."""
+    """Create a tool with the name and settings of `worker`. At each call, `find` returns the worker to run."""
     return tool_for(worker.name, worker.description, worker.attachments, worker.effect, find)
 
 
@@ -161,7 +161,8 @@ def tool_for(
 async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
     """Run a worker inside a call that the gate has allowed.
 
-    Raises `NotSupported` if no gate made the context, and `ToolValidationError` if an attachment is not allowed.
+    Raises `NotSupported` if no gate made the context, `ToolValidationError` if an attachment is not allowed,
+    `DefinitionError` if the worker's model is unknown, and `WorkerError` if its instructions can't be rendered.
     """
     call = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in this call's frame
     if not isinstance(call, Attempt):
@@ -196,8 +197,8 @@ async def _attachments(
 ) -> tuple[Attachment, ...]:
     """Return the files that a call gives to a worker. Raises `ToolValidationError` if one is not allowed.
 
-    Files that are named by path may change later. So their bytes are recorded, and a call that is run again after a
-    restart uses the recorded bytes.
+    Files that are named by path may change later. A recorded run therefore records their bytes, and a call that is run
+    again after a restart uses the recorded bytes.
     """
     log, place = call.frame.log, call.place
     recorded = log.find("attachments", place, list[Attachment])

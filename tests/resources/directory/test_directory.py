@@ -106,7 +106,7 @@ def test_a_write_looks_a_file_up_once(folders: Folders, monkeypatch: pytest.Monk
 
 
 def test_modes_and_times_keep(folders: Folders):
-    """Rewritten files keep their modes, and moved files and folders also keep their times."""
+    """Rewritten and moved files and folders keep their modes, and a file in a moved folder also keeps its time."""
     files = folders({"run.sh": "a", "secret": "b", "shut/x": "c"})
     for name, mode in (("run.sh", 0o755), ("secret", 0o600), ("shut", 0o700), ("shut/x", 0o640)):
         (files.root / name).chmod(mode)

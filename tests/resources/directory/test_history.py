@@ -46,7 +46,7 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("case", CALLS)
 def test_the_name_of_a_kept_commit_says_what_it_holds(folders: Folders, case: str):
-    """The bytes in a kept commit's name are those of its files, however they were determined."""
+    """A kept commit's name states the bytes of its files with one name and of those with several, in every kind of commit."""
     files = folders({"a": "old a", "d/b": "old b" * 1000, "linked": "twice"})
     os.link(files.root / "linked", files.root / "other")
     with (files.root / "sparse").open("wb") as file:

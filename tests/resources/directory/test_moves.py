@@ -85,7 +85,7 @@ MOVES: list[Callable[[Path], Path]] = [nothing, with_the_folder_around_it, renam
 @once
 @pytest.mark.parametrize("move", MOVES)
 def test_a_moved_project_recovers_its_commit_at_its_new_place(crashes: Crashes, move: Callable[[Path], Path]):
-    """Wherever a commit was killed and wherever the project was moved, recovery completes it if it was recorded, and reverts it otherwise."""
+    """Wherever a commit was killed and wherever the project was moved, recovery completes a recorded commit and reverts any other."""
     crashes.fresh()
     before = snapshot(crashes.base / "root")
     assert crashes.run(seed=5) == 0
@@ -165,9 +165,9 @@ ABSENCES = [taken_away, replaced, replaced_beside_its_staging, without_staging]
 def test_a_commit_whose_folder_is_missing_stays_unapplied_until_it_is_there_again(
     crashes: Crashes, absence: Callable[[Path], Callable[[], None]]
 ):
-    """While the folder or its staged files are missing, a recorded commit is reported as unapplied, and no file is changed.
+    """While the folder or its staged files are missing, no file is changed, and a recorded commit is reported as unapplied.
 
-    Once they are back, recovery completes the commit.
+    A commit whose files were all in place may be missing from the report. Once everything is back, recovery completes the commit.
     """
     crashes.fresh()
     before = snapshot(crashes.base / "root")
@@ -259,7 +259,7 @@ def test_a_given_staging_folder_of_a_different_folder_is_refused(tmp_path: Path)
 
 
 def test_a_staging_folder_that_others_can_change_is_refused(tmp_path: Path):
-    """Nothing is staged in a folder that another user may have prepared."""
+    """Nothing is staged in a folder that other users can change."""
     fill(tmp_path / "root", {"a": "1"})
     (tmp_path / ".root.handrail").mkdir()
     (tmp_path / ".root.handrail").chmod(0o777)

@@ -43,7 +43,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def run(fork: DirectoryFork, backend: str, code: str, **options: Any) -> str:
-    """Run Python code as a command on a fork."""
+    """Run Python code as a command on a fork, and return its output."""
     ran = asyncio.run(anything(backend).run_on(fork, [PYTHON, "-c", f"import os\n{code}"], **options))
     assert ran.ok, ran.output
     return ran.output
@@ -102,7 +102,7 @@ def test_a_path_that_is_accepted_is_the_spelling_of_its_name(path: str):
     ],
 )
 def test_other_escapes_are_refused(folders: Folders, path: str, said: str):
-    """An unnecessary or invalid escape is refused with an error that says how to write the path."""
+    """An unnecessary or invalid escape is refused. The error says how to write the path, or what it must not contain."""
     files = folders({})
     with pytest.raises(PathRefused) as refused:
         files.write(path, "")

@@ -22,7 +22,7 @@ from support.filesystems import fill
 
 @pytest.mark.parametrize("kind", ["replaced", "moved"])
 def test_a_folder_that_is_replaced_while_it_is_open_is_noticed(tmp_path: Path, kind: str):
-    """If the open folder is moved or replaced, reads still see it, and commits, commands and undo are refused."""
+    """If the open folder is moved or replaced, reads still see the original, and commits, commands and undo are refused."""
     root = tmp_path / "root"
     fill(root, {"a": "old"})
     files = DirectoryFilesystem(root)

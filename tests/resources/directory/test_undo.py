@@ -17,7 +17,7 @@ FILES = {"a": "old a", "b": "old b", "gone": "old gone", "from": "moved", "tree/
 
 
 def change(fork: Any) -> None:
-    """Change files in every way that a commit has a step for."""
+    """Rewrite, create, delete and move files, delete a folder and create one."""
     fork.write("a", "new a")
     fork.write("b", "new b")
     fork.write("made/deep", "new")
@@ -32,7 +32,7 @@ class Dead(BaseException):
 
 
 class Faulty(Disk):
-    """A disk whose operation number `at` fails. If `on` is true, all later ones fail too."""
+    """A disk whose operation number `at` fails, unless `at` is 0. If `on` is true, all later operations fail too."""
 
     def __init__(self) -> None:
         self.at, self.on, self.passed = 0, False, 0

@@ -368,7 +368,7 @@ def outside() -> Iterator[Path]:
 
 @pytest.mark.usefixtures("walls")
 def test_nothing_of_the_host_is_seen(folder: Folder, backend: str, outside: Path):
-    """A command sees no host files except the system's programs: no home, no logs and no data."""
+    """A command sees no home, logs or data of the host. Its root has only system folders, its own folder and the interpreter's."""
     places = [
         place
         for place in ("/home", "/srv", "/mnt", "/media", "/opt", "/var/lib", "/var/log", "/sys")
@@ -469,7 +469,7 @@ def test_a_hidden_program_says_what_to_expose(
     ],
 )
 def test_what_can_not_be_exposed_is_refused(given: Any, said: str):
-    """A relative or missing path, or one that commands have their own version of, is refused when the shell is created."""
+    """A string in place of a list is refused, and so is a path that is relative, missing, or private to each command."""
     with pytest.raises(DefinitionError, match=said):
         anything(expose=given)
 
@@ -560,7 +560,7 @@ ESCAPES = {
 @pytest.mark.usefixtures("walls")
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_there_is_no_way_out(folder: Folder, escape: str):
-    """No script in `ESCAPES` succeeds, and the names in /etc and /mnt do not change."""
+    """No script in `ESCAPES` succeeds, and the names in /etc and /mnt and the content of /etc/hostname do not change."""
     text = ESCAPES[escape]
     before = {place: sorted(os.listdir(place)) for place in ("/etc", "/mnt")}
     hostname = Path("/etc/hostname").read_bytes()

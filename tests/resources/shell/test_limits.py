@@ -95,7 +95,7 @@ def means(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("means")
 @pytest.mark.parametrize("what", GREEDY)
 def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
-    """A command that exceeds a limit is killed, and its result names the limit. No process or file is left."""
+    """A command that exceeds a limit is killed, and its result names the limit. None of its processes, files or cgroups is left."""
     limit, code = GREEDY[what]
     folder = Folder(tmp_path)
     files = DirectoryFilesystem(folder.root)

@@ -412,7 +412,7 @@ def test_both_back_ends_catch_the_same(rounds: list[Any], tmp_path_factory: pyte
 
 
 def test_a_hard_link_lasts_from_one_command_to_the_next(tmp_path: Path):
-    """After a hard link is made in one command, a later command that writes one name changes both, on both backends."""
+    """If one command makes a hard link and the next one writes to one of its names, both backends show the same folder."""
     check_both_back_ends([[("hard", "d/a", "a")], [("write", "a", "a")]], tmp_path)
 
 
@@ -488,7 +488,7 @@ def test_without_namespaces_nothing_runs(folder: Folder, monkeypatch: pytest.Mon
 
 
 def test_without_namespaces_and_told_so_it_runs_on_a_copy(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """With `contained=False`, a command runs on a copy where namespaces can't be created, and the result says so."""
+    """Where namespaces can't be created, a command with `contained=False` runs on a copy, and the result says so."""
     support_is(monkeypatch, Support("none", False, ("namespaces of its own: no",)))
     shell = anything(contained=False)
     finished = folder.sh(shell, "rm kept.txt; echo x > x; echo $HOME $TMPDIR; exit 4")

@@ -66,7 +66,7 @@ class Tree:
 
 
 class Order(BaseModel):
-    """A model with a field of every kind."""
+    """A model with many kinds of fields."""
 
     item: Annotated[str, Field(min_length=3)]
     count: Annotated[int, Field(ge=1, le=9)] = 1

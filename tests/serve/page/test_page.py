@@ -665,7 +665,7 @@ def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen
 
 
 def to_the_top(page: Page) -> None:
-    """Move the focus to where it is on a page that has just been opened."""
+    """Move the focus to the beginning of the page, so that the Tab key reaches its first control."""
     page.evaluate(
         "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')"
     )

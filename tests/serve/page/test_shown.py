@@ -1,4 +1,4 @@
-"""Tests that people approve exactly what they see. The page, the terminal and AG-UI show the same rows and digest."""
+"""Tests that people approve exactly what they see. The page, the terminal and AG-UI show the same rows, and the digest of the question."""
 
 from __future__ import annotations
 

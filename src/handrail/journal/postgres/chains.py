@@ -5,7 +5,8 @@ are still those that this process knows, and adds the record only if it replaced
 over changes the owner there, so whichever of the two statements comes first, the other one notices.
 
 Many processes add records at the same time, so no counter gives their order. A record's number is the database's time
-in microseconds, increased if needed so that it is higher than that of the record before it in its chain.
+in microseconds. If needed, it is increased, so that it is higher than that of the record before it in its chain, and than
+those of the records that this process has added or read.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class PostgresChains(Chains):
     def begin_fenced(self, record: FencedRecord) -> tuple[Any, ...] | None:
         """Return the values of the statement that adds a record, which is about to be sent.
 
-        Returns None unless the run has one of the record's owners and this process knows the head of its chain.
+        Returns None unless this process knows the head of the run's chain, and that head has one of the record's owners.
         """
         chain = record.chain
         head = self._known.get(chain)

@@ -48,8 +48,8 @@ class PostgresDatabase(Database):
     """Runs jobs on a PostgreSQL database, one after another, each in its own transaction or as a single statement.
 
     A transaction sees one state of the database. If it conflicts with another process's transaction, it is run again.
-    If the connection is lost while this process's lease lasts, the job is run again on a new connection, unless it was
-    already committed.
+    If the connection is lost while this process's lease lasts, the job is run again on a new connection, unless its
+    transaction was already committed. A job that is a single statement is run again in any case.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class PostgresDatabase(Database):
     def _prepare(self, connection: PostgresConnection, new_id: str) -> None:
         """Create the tables in an empty schema, or check existing ones, and find the journal's id and key.
 
-        Raises `JournalError` if the tables are not a journal's, or if the journal was created with a different key.
+        Raises `JournalError` if `create_tables` or `find_key` raises it, or if the journal was created with a different key.
         """
         connection.raw.execute("BEGIN")
         try:
@@ -235,7 +235,7 @@ class PostgresDatabase(Database):
         )
 
     def _measure(self, connection: PostgresConnection) -> None:
-        """Measure the database's clock against this process's monotonic clock, and keep the best of a few tries."""
+        """Measure the database's clock against this process's monotonic clock. Keeps the best measurement so far."""
         for _ in range(_SAMPLES):
             before = SYSTEM_CLOCK.monotonic() * 1e6
             (there,) = connection.execute(_NOW).fetchone()
@@ -304,7 +304,7 @@ class PostgresDatabase(Database):
             time.sleep(0.02)
 
     def _reconnect(self, connection: PostgresConnection, lost: psycopg.Error) -> None:
-        """Replace a lost connection. Tries as long as this process's lease lasts, and then raises `lost`."""
+        """Replace a lost connection. Tries once, and again as long as this process's lease lasts, and then raises `lost`."""
         until = SYSTEM_CLOCK.monotonic() + min(self._own_leases.left(), self._lease)
         pause = 0.02
         while True:

@@ -158,7 +158,7 @@ class PostgresQuestions(SqliteQuestions):
     notices: Notices
 
     def listen(self, notices: Notices) -> None:
-        """Look for answers whenever a notice about a question comes."""
+        """Look for answers whenever a notice about a question comes, or notices were missed."""
         self.notices = notices
         notices.subscribe(self._noticed)
 

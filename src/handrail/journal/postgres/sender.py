@@ -54,9 +54,9 @@ class Addition(NamedTuple):
 class Sender:
     """Sends records from an event loop, one after another, on the connection of the journal's thread.
 
-    The thread and the loop never use the connection at the same time. The loop uses it with `lock` held, and only while
-    the thread has no job, which `is_idle` returns. The thread calls `finish` before each job. `wake` gives the thread an
-    empty job. `run` runs a job in the thread.
+    The thread and the loop never use the connection at the same time. The loop uses it with `lock` held, and only if
+    `is_idle` says that the thread has no job. The thread calls `finish` before each job. `wake` gives the thread an empty
+    job. `run` runs a job, and is called in the thread.
     """
 
     def __init__(
@@ -199,13 +199,13 @@ class Sender:
             each.job.finish()
 
     def close(self) -> None:
-        """Finish everything, and stop to watch the connection."""
+        """Finish everything that was begun, and stop watching the connection."""
         self.finish()
         with self._lock:
             self._unwatch()
 
     def _wait(self) -> int | None:
-        """Wait for the answer to the statement that was sent, and return what `_changed` returns."""
+        """Wait for the answer to the statement that was sent, and return what `_changed` returns; None if the connection is lost."""
         pgconn = self._connection.raw.pgconn
         try:
             while not self._has_answer():

@@ -481,7 +481,7 @@ class Area:
         return tuple(sorted(step.path for step in steps))
 
     def _is_unchanged(self, step: Step) -> bool:
-        """Return whether the step's path still holds what the step expects to displace."""
+        """Return whether the step's path still holds what the step expects to displace; for a *change*, whether the path exists."""
         found = self.jail.look(step.path)
         if found is None:
             return step.do == "put" and not step.before

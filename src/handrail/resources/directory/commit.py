@@ -62,7 +62,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     tree: str = ""
     """For a displaced folder, a digest of everything in it; otherwise ""."""
     folder: bool = False
-    """Whether the new content is a folder. If a folder is already at the path, the step does nothing."""
+    """Whether the new content is a folder. If such a step displaces nothing and a folder is at the path already, it does nothing."""
     facts: Facts | None = None
     """For *change*, the new mode, owner, group and attributes of the folder; otherwise None."""
     old_facts: Facts | None = None
@@ -199,7 +199,7 @@ class Commit:
         return ""
 
     def _count(self, step: Step, displaced: os.stat_result | None) -> None:
-        """Add what a step displaced to `sizes`. After a folder, whose content is not counted here, `sizes` is None."""
+        """Add what a step displaced to `sizes`. If that is a folder or unknown, `sizes` becomes None, because its bytes are not known."""
         if displaced is None or step.tree:
             self.sizes = None
         elif self.sizes is not None:
@@ -324,7 +324,7 @@ class Commit:
     def _take_back(self, folders: Folders) -> list[str]:
         """Revert the steps that were done. Returns the paths that could not be restored.
 
-        What someone has changed since is left alone, and is not returned.
+        What someone has changed since is left alone, and is not returned. Nor is a folder whose facts could not be restored.
         """
         stuck: list[str] = []
         self.sizes = None

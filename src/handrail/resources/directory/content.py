@@ -87,7 +87,7 @@ class OnDisk:
 
 
 class Held:
-    """The content of a file that a call wrote, and the facts of the file that it replaces, if any."""
+    """The content of a file that a call wrote, and the facts that the file gets, or None for those of a new file."""
 
     __slots__ = ("data", "facts")
 

@@ -49,7 +49,7 @@ _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 class DirectoryFork(Linked, FileFork):
     """A fork of a real folder. Its writes are kept in memory and in the staging folder until it commits.
 
-    Small files that it has read are kept in memory. All other reads go to the disk. A commit checks that nobody else
+    Small files that it has read are kept in memory, up to a limit. All other reads go to the disk. A commit checks that nobody else
     wrote the same paths and then renames the writes into place. Until then the folder is unchanged. Besides the
     operations of `Filesystem`, the fork provides layers for a command's overlay (`layers`) and takes over what the
     command wrote (`absorb`).
@@ -140,7 +140,7 @@ class DirectoryFork(Linked, FileFork):
         return Node(tick, Held(change.data, facts), now)
 
     def _bytes_of(self, data: Any) -> bytes:
-        """Return a file's content; for a link, the path that it leads to; for a pipe or a socket, nothing."""
+        """Return a file's content; for a link, the path that it leads to; for a pipe, a socket or a device, nothing."""
         if isinstance(data, Special):
             return b""
         return os.fsencode(data.target) if isinstance(data, Link) else super()._bytes_of(data)
@@ -207,7 +207,8 @@ class DirectoryFork(Linked, FileFork):
 
         A commit to the folder can still fail. Then everything is restored, or the error names the paths that could not be
         restored. Raises `Conflict` if someone has changed a file since `prepare`, and `FileError` if another program is
-        writing to a file or the disk reports an error. With `synced`, a commit to the folder survives a power cut.
+        writing to a file or the disk reports an error. Raises `ContextError` unless the fork is prepared. With `synced`, a
+        commit to the folder survives a power cut.
         """
         if self._line:
             self._apply_inside()

@@ -96,7 +96,7 @@ class Disk:
             os.close(fd)
 
     def special(self, path: Path, status: os.stat_result) -> None:
-        """Create a pipe or a socket with this status. Nobody listens to the socket."""
+        """Create a pipe or a socket with the mode and owner in `status`, without set-ID bits. Nobody listens to the socket."""
         os.mknod(path, stat.S_IFMT(status.st_mode) | 0o600)
         with contextlib.suppress(PermissionError):  # only root can change the owner
             os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)

@@ -113,7 +113,7 @@ class History:
         return new
 
     def find(self, call: str) -> Iterable[Kept]:
-        """Return the kept commits of a call, newest first."""
+        """Return the commits of a call in the history, newest first, including those whose files were removed."""
         self._list()
         return [kept for kept in reversed(self._kept) if kept.call == call]
 

@@ -255,7 +255,7 @@ class Jail:
             os.close(fd)
 
     def folder(self, path: str, flags: int = os.O_PATH) -> int:
-        """Open a folder and return its descriptor. Raises `OSError` if there is no such folder."""
+        """Open a folder and return its descriptor. Raises `OSError` if there is no such folder, or if it can't be opened."""
         if RESERVED in path and reserved_in(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return open_beneath(self.fd, path, flags | os.O_DIRECTORY)

@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, frozen=True):
     opaque: bool = False
     """For a folder, whether it hides the layers below."""
     copied: bool = False
-    """Whether the path was copied up from a lower layer."""
+    """Whether the path was copied up from a lower layer; False for a folder."""
     facts: Facts | None = None
     """For a folder, its mode, owner, group and attributes; otherwise None."""
 

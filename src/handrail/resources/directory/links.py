@@ -3,8 +3,8 @@
 The kernel never follows a link. A path that crosses a link is resolved here, one name at a time, as the fork sees
 it. A link's target must be inside the root, and following a link counts as reading it.
 
-If ripgrep is installed, a search uses it to find the files that contain a text. Its output only narrows down the
-files to read. Handrail's own code always finds the matches, so results do not depend on ripgrep.
+If ripgrep is installed, a search of many files for a plain text uses it to find the files that contain the text. Its
+output only narrows down the files to read. Handrail's own code always finds the matches, so results do not depend on ripgrep.
 """
 
 from __future__ import annotations

@@ -57,7 +57,10 @@ class FolderStatus(NamedTuple):
     """When it was created, in nanoseconds since 1970, or 0 if the disk does not say."""
     owner: int
     mount: int
-    """The mount that it was opened through. Files can't be renamed from one mount to another, even on the same disk."""
+    """The mount that it was opened through, or its device if the kernel does not say.
+
+    Files can't be renamed from one mount to another, even on the same disk.
+    """
 
 
 # --- statx, which Python does not offer ---------------------------------------------------------------

@@ -31,8 +31,8 @@ _SET_SIGNAL = 10
 def unwritten(folder: int, name: str, found: os.stat_result) -> Generator[Callable[[], bool]]:
     """Check that no program has a file open for writing, and yield a function that returns whether this is still so.
 
-    `found` is the file's status. Raises `Busy` if a program has the file open for writing. Files that this process can't
-    open, pipes and other special files, and files on a disk without leases are not checked.
+    `found` is the file's status. Raises `Busy` if a program has the file open for writing. Not checked are files that this
+    process can't open or lease, such as those of other users, files on a disk without leases, and pipes and other special files.
     """
     fd = -1
     try:
@@ -50,10 +50,13 @@ def unwritten(folder: int, name: str, found: os.stat_result) -> Generator[Callab
 
 
 def _has_no_writer(fd: int) -> bool:
-    """Return whether nobody has a file open for writing. The kernel grants a lease only for such a file."""
+    """Return False if somebody has a file open for writing, and True if nobody has or the kernel can't tell.
+
+    The kernel grants a lease only for a file that nobody has open for writing.
+    """
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
-        return error.errno != errno.EAGAIN  # any other error means that this disk has no leases
+        return error.errno != errno.EAGAIN  # any other error means that this process can't get a lease at all
     return True

@@ -42,7 +42,7 @@ def call_filter(*, unix: bool) -> bytes | None:
     The filter refuses kinds of sockets that reach past a network namespace, such as to hardware or to the host of a
     virtual machine. It refuses `io_uring`, which can open any socket without the filtered calls, and calls for keys,
     tracing and kernel programs, which affect the whole machine. Programs for a different architecture can make no
-    system calls. Without `unix`, a command can use unix sockets only as pairs that are connected to each other.
+    system calls. Without `unix`, a command can use unix sockets only as connected pairs, and not for datagrams.
     """
     known = _MACHINES.get(os.uname().machine)
     if known is None:

@@ -45,7 +45,8 @@ class CommandLimits:
     """Limits for a command together with everything it starts. A command that exceeds a limit is ended.
 
     The defaults are meant for builds. If Handrail may create cgroups, the kernel enforces the memory and process limits.
-    In any sandbox, total usage is checked ten times a second. Without a sandbox, these limits do not apply.
+    In any sandbox, total usage is checked ten times a second, and the disk less often if there are many files. Without a
+    sandbox, these limits do not apply.
     """
 
     memory: int | None = None
@@ -55,7 +56,10 @@ class CommandLimits:
     disk: int | None = None
     """Maximum bytes written to the folder. None means half of the free disk space, at most 8 GiB."""
     files: int = 1_000_000
-    """Maximum number of files and folders written to the folder, and in each private folder such as `/tmp`."""
+    """Maximum number of files and folders in the upper layer, or in the copy if the command runs on a copy.
+
+    A private folder such as `/tmp` may hold as many, but never fewer than 1024, and at most one for each KiB of `memory`.
+    """
     processes: int = 1024
     """Maximum number of processes and threads at a time."""
 
@@ -77,7 +81,7 @@ class CommandLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """The result of a command. Everything the command started has ended, and its writes are in the upper layer."""
+    """The result of a command. Everything the command started has ended, and its writes to the folder are in the upper layer."""
 
     argv: tuple[str, ...]
     exit_code: int | None = 0

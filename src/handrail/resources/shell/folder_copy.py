@@ -167,8 +167,8 @@ class Copy:
     def _turn_inward(self, path: str) -> bool:
         """Change a link if it leads out of the copy. Returns whether it was changed.
 
-        A link to a path in the folder then leads to that path in the copy, a link to a file elsewhere becomes a copy of
-        that file, and any other link is omitted.
+        A link to a path in the folder then leads to that path in the copy, a link to a readable file elsewhere becomes a copy
+        of that file, and any other link is omitted.
         """
         at, leads = f"{self._target}/{path}", ""
         if path not in self._before or not stat.S_ISLNK(self._before[path][0]):

@@ -63,7 +63,7 @@ class Request(NamedTuple):
     cwd: str
     view: View
     lowers: list[str]
-    """The read-only layers, topmost first. For a copy, only the folder to show at `root`."""
+    """The read-only layers, topmost first. If the command runs on a copy, only the copy."""
     upper: str
     work: str
     network: bool
@@ -93,7 +93,7 @@ class Reply(NamedTuple):
     mounted: str = ""
     """The type of filesystem mounted at `root` when the sandbox was set up."""
     limit: str = ""
-    """The limit for which the command was ended: memory, cpu, disk or processes."""
+    """The limit for which the command was ended: memory, cpu, disk or processes. Also memory if the kernel killed a process for it."""
     used: str = ""
     """The value of that limit, such as `512 MiB of memory`, or "" if the kernel enforced the limit."""
     near: str = ""

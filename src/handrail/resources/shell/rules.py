@@ -217,7 +217,7 @@ class _Argument:
 
 
 class Rules:
-    """The rules of one shell. Raises `RuleError` if one of them is not an `Allow`."""
+    """The rules of one shell. Raises `RuleError` if it is given a single rule or a string, or if a rule is not an `Allow`."""
 
     __slots__ = ("_rules",)
 

@@ -1,7 +1,7 @@
 """A command's sandbox: namespaces, a new root, limits, capabilities and a seccomp filter.
 
 The first process in the namespaces sets it up. The privileges that could change the sandbox are dropped before the
-command starts, and the command can't create further namespaces.
+command starts. In a user namespace, the command can't create further user namespaces, if the kernel lets `limit` forbid them.
 """
 
 from __future__ import annotations

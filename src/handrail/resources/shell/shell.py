@@ -44,9 +44,9 @@ class Shell:
     what this does not cover.
 
     - `backend`: `overlay` mounts an overlay, which costs the same for a folder of any size. `copy` works on a copy
-      of the folder. `auto` uses an overlay if the kernel allows one, and a copy otherwise.
+      of the folder. `auto` uses an overlay if one can be mounted, and a copy otherwise.
     - `contained`: if true, commands are refused on a kernel without namespaces. If false, they run there on a copy
-      without a sandbox, and the result says so.
+      without a sandbox, so that only the rules restrict them. The result says so.
     """
 
     def __init__(
@@ -103,10 +103,15 @@ class Shell:
     ) -> CommandResult:
         """Run a command in the folder, or in `cwd` below it, and wait until everything it started has ended.
 
-        If a command fails or times out, the `CommandResult` says so. Raises `CommandRefused` if no rule allows the
-        command, `CommandMissing` if there is no such program, `ShellUnavailable` if it can't be sandboxed here, and
-        `FileError` if it can't run in `cwd`. In these cases the command has not run. Raises `ShellError` if it can't be
-        started, or if it is unknown how it ended. Raises `FileError` if its changes to a copy of the folder can't be read.
+        If a command fails or times out, the `CommandResult` says so. In these cases the command has not run:
+
+        - `CommandRefused`: it is malformed, no rule allows it, or no command may run on this folder.
+        - `CommandMissing`: there is no such program, or it can't be executed.
+        - `ShellUnavailable`: the required sandbox or backend does not work on this machine.
+        - `FileError`: the command can't run in `cwd`, or a folder of `layers` does not exist.
+
+        Raises `ShellError` if the command can't be started, or if it is unknown how it ended. Raises `FileError` also if its
+        changes to a copy of the folder can't be read.
 
         Commands on the same upper layer run one at a time, and waiting for a turn does not count towards the timeout. On
         cancellation, `run` ends the command before it raises, and the caller must discard the upper layer.
@@ -154,7 +159,7 @@ class Shell:
 
     @property
     def exposed(self) -> tuple[str, ...]:
-        """The paths on this machine that commands see read-only, besides the system's and their folder."""
+        """The paths in `expose`, made absolute. Commands see them read-only."""
         return self._settings.exposed
 
     @property

@@ -33,7 +33,10 @@ class ShellError(StateError, RuntimeError):
 
 
 class CommandRefused(ShellError, PermissionError):
-    """Raised if a command is malformed or if no rule allows it. In the second case, the message lists the allowed commands."""
+    """Raised if a command is malformed, if no rule allows it, or if no command may run on the folder, such as `/`.
+
+    `allowed` lists the allowed commands if no rule allows this one, and is empty otherwise.
+    """
 
     def __init__(self, command: str, problem: str, allowed: Sequence[str] = ()) -> None:
         super().__init__(command, problem)

@@ -35,7 +35,7 @@ class Support:
     overlay: bool
     """Whether an overlay mount can capture writes. If not, commands work on a copy."""
     missing: tuple[str, ...] = ()
-    """Descriptions of the features that do not work here, including those that have a fallback."""
+    """Descriptions of the features that do not work on this machine, including those that have a fallback."""
 
     @property
     def contained(self) -> bool:

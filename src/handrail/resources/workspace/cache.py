@@ -34,7 +34,7 @@ _LENGTH = 4
 
 
 class Entry(msgspec.Struct, array_like=True):
-    """The recorded state of a path, and the version of the local file when it was last seen in that state."""
+    """The recorded state of a path, and the version of the local file when it was last seen in that state, or "" if unknown."""
 
     state: WorkspaceFile
     version: str = ""
@@ -178,7 +178,7 @@ class WorkspaceCache:
     # --- repair -------------------------------------------------------------------------------------
 
     def settle(self, wanted: Mapping[str, WorkspaceFile]) -> dict[str, WorkspaceFile]:
-        """Remove the paths that are not wanted, and create the folders. Returns the files and links to be written.
+        """Remove the paths that are not wanted or are of the wrong kind, and create the folders. Returns the files and links to be written.
 
         A missing file whose content another file already has is copied from that file, and is not returned.
         """

@@ -156,7 +156,8 @@ class WorkspaceFork(DirectoryFork):
     def _lasting(self, path: str, node: Node) -> str:
         """Return the recorded state of the file or folder at a path, because its status on disk differs from host to host.
 
-        Returns "" for a node that a fork created, and for an ignored path, which stays on its host.
+        Returns "" for a node that a fork created, and for an ignored path, which stays on its host. Returns the status on disk
+        for an older state than the recorded one.
         """
         status = super()._lasting(path, node)
         cache = self._workspace.cache

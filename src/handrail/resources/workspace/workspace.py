@@ -119,7 +119,7 @@ class Workspace:
 
 
 async def bring(cache: WorkspaceCache, workspaces: Workspaces, row: WorkspaceRow) -> None:
-    """Make this host's copy equal to the recorded version. Only files that are missing or differ are fetched."""
+    """Make this host's copy equal to the recorded version, except for ignored paths. Only missing or different files are fetched."""
     await run_in_thread(lambda: cache.load(row.id))
     if cache.version > row.version:
         cache.version, cache.entries = 0, {}
