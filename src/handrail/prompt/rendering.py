@@ -171,7 +171,7 @@ class RenderedPrompt(Generic[OutputT]):
 
     text: str
     tools: tuple[AnyTool, ...]
-    """The tools of the prompt and of the enabled sections that are shown in full, in declaration order."""
+    """The tools of the prompt and of the enabled sections that are shown in full, in declaration order, except `provider_tools`."""
     output_schema: Schema[OutputT] | None
     deadline: Deadline | None
     policies: tuple[ScopedPolicy, ...]
