@@ -22,7 +22,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds that an async close may take. A call that was cancelled also waits for the close."""
+"""Maximum seconds that an async close may take. A call that was cancelled before its resources are closed also waits for them."""
 
 
 class Kept:

@@ -112,7 +112,7 @@ class Ground(Shared):
 
 
 class Linked(Layer):
-    """The operations of a filesystem with links. Each resolves the links in its paths first."""
+    """The operations of a filesystem with links. Each resolves the links in its paths first, but `delete` and `move` act on a link itself."""
 
     __slots__ = ()
 
