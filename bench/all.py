@@ -14,7 +14,7 @@ PARTS = ("imports.py", "run.py", "directory.py", "journal.py", "attachments.py",
 
 
 def run(part: str) -> list[str]:
-    """Run one benchmark, print its output, and return the lines of the limits that it missed."""
+    """Run one benchmark, print its output, and return a line for each limit that it missed, or for its failure."""
     print(f"== {part}", flush=True)
     missed: list[str] = []
     with subprocess.Popen([sys.executable, HERE / part], stdout=subprocess.PIPE, text=True) as process:

@@ -3,8 +3,8 @@
     python bench/attachments.py [TURNS [MEGABYTES]]
 
 Each wire does two runs, one with ten pictures and one without, and their turns alternate with a bare POST of the same
-bytes. That is the minimum cost of a turn, since every request has the whole conversation. The server is in a process of
-its own.
+number of bytes. The POST is the minimum cost of a turn with the pictures, since every request has the whole conversation.
+The server is in a process of its own.
 """
 
 from __future__ import annotations

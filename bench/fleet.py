@@ -214,7 +214,7 @@ async def failover(url: str) -> None:
 
 
 async def cancel(url: str, prefix: Sequence[str] = (), outside: str = "") -> None:
-    """Print how long it takes until a handler's signal fires after a process has cancelled its run."""
+    """Print how long it takes until a handler's signal fires after this process has cancelled the handler's run."""
     async with fleet(url, "cancel") as made:
         if outside:
             made.environment["HANDRAIL_JOURNAL"] = made.url.replace(url, outside)
@@ -263,7 +263,7 @@ async def answer(url: str) -> None:
 
 
 async def parked(url: str) -> None:
-    """Print what many parked runs cost, and how long it takes until a tenth of them, answered at once, are done."""
+    """Print what many parked runs cost, and how long it takes to answer a tenth of them and until these are done."""
     async with fleet(url, "parked") as made:
         ids = await made.submit("choose", PARKED)
         began = time.time()

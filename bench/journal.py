@@ -4,7 +4,7 @@
 
 In SQLite the bare statement is an insert of one row of the same size in its own transaction, in a file opened in the
 same way. In PostgreSQL it is the fenced statement that adds a record, with the same bytes and a connection opened in
-the same way. It is the minimum cost of any record with that durability. The sides take turns. The cheapest turn counts
+the same way. A bare statement is the minimum cost of any record with that durability. The sides take turns. The cheapest turn counts
 for CPU time, and the median for elapsed time.
 """
 
@@ -102,7 +102,7 @@ class Side:
 
 
 def calls(journal: Any, then: Callable[[], object] = lambda: None) -> Side:
-    """Calls through a gate, each of which is followed by `then`."""
+    """Return a side that makes calls through a gate, each of which is followed by `then`."""
     gate = open_gate([add], journal=journal)
 
     async def work(count: int) -> None:
@@ -223,7 +223,7 @@ MAC_LIMIT = 6.0
 
 
 class Unchained(Chains):
-    """Chains that write the same rows without a MAC or a head, for comparison."""
+    """Chains that write rows of the same size with a constant in place of the MAC and without a head, for comparison."""
 
     def append_record(self, connection: Connection, record: NewRecord) -> int:
         self.number = number = getattr(self, "number", 0) + 1
@@ -268,7 +268,7 @@ def chains(folder: Path, count: int) -> None:
 
 
 class Steps:
-    """A model that requests one call after another. It keeps no requests, so that only the run is measured."""
+    """A model that requests one call after another, the last of which asks a question. It keeps no requests, so only the run is measured."""
 
     name = "bench:steps"
     traits = Traits(price=Price(Decimal(0), Decimal(0)))

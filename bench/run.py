@@ -70,7 +70,7 @@ class Allows:
 
 
 def listen(event: Fact) -> None:
-    """Receive every event and ignore it."""
+    """Receive a fact and ignore it."""
 
 
 # --- the two sides -------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ async def writing_floor() -> float:
 
 
 def a_gate(body: Any = handler, *, timeout: float | None = None, items: int = 0, files: int = 0) -> Gate:
-    """Return a gate with a policy, a subscriber to every event, and this many session items and files."""
+    """Return a gate with a policy, a subscriber to every fact, and this many session items and files."""
     session = Session()
     for number in range(items):
         session.dispatch(Seen(str(number)))
@@ -219,7 +219,7 @@ async def forks() -> None:
         return timed
 
     def appending(items: int, siblings: int) -> Timed:
-        """Measure forks that append 32 items each, so that the last block of 32 is measured at every fill level."""
+        """Return a function that measures forks which append 32 items each, so that the last block of 32 is measured at every fill level."""
         session = filled(items)
 
         async def timed() -> float:

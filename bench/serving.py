@@ -4,7 +4,7 @@
 
 The server is a separate process on loopback, and the clients are in this process. Each run has two turns of tool
 calls and a streamed answer, from a scripted model, and is recorded in a journal. The benchmark ends by itself.
-The exit status is 1 if a run did not complete, or if idle viewers cost more than 1 % of a core.
+The exit status is 1 if one of the RUNS concurrent runs did not complete, or if idle viewers cost more than 1 % of a core.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ SCRIPT = ScriptedModel(
 
 
 def fixer(test: list[str], ask: bool) -> Prompt[None]:
-    """Create the agent's prompt, with file tools, two commands, and the condition for stopping."""
+    """Create the agent's prompt, with file tools, the test command, `make`, and the condition for stopping."""
     shell = Shell([Allow(*test), Allow("make", ...)])
     return Prompt(
         "fixer",

@@ -189,7 +189,7 @@ def mcp() -> str:
 
 
 def postgres() -> str:
-    """Check that PostgreSQL is asked for a connection. No server listens here, so it is refused."""
+    """Check that a connection to PostgreSQL is tried. No server listens on the chosen port, so the connection is refused."""
     from handrail import PostgresJournal
     from handrail.errors import JournalError
 

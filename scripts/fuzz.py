@@ -40,7 +40,7 @@ def main(names: list[str]) -> int:
 
 
 def run(name: str) -> bool:
-    """Fuzz one target in its own process. Returns whether it found nothing."""
+    """Fuzz one target in its own process. Returns False if that finds something or fails."""
     found, corpus = ROOT / "build/fuzz", ROOT / "build/fuzz/corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
     runs = max(1, int(EXECUTIONS[name] * float(os.environ.get("HANDRAIL_FUZZ", "1"))))

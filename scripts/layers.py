@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-# Top-level modules and packages, by layer. A lower layer never imports a higher one.
+# Top-level modules and packages, by layer. A lower layer never imports a higher one, except under TYPE_CHECKING.
 LAYERS = {
     name: layer
     for layer, names in {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 FILE_NOTE, FILE_LIMIT = 400, 500
 FUNCTION_NOTE, FUNCTION_LIMIT = 60, 80
-# errors.py contains all exception classes, so that people find them in one place.
+# errors.py contains all exception classes that cross layers, so that people find them in one place.
 OWN_LIMITS = {"errors.py": 800}
 
 

@@ -6,8 +6,8 @@
 The wheel is built from the sdist, so this shows that the sdist is complete too. The wheel is installed without extras
 into a clean environment of each supported Python found here. On the Python that runs this script, each extra is also
 installed alone, into an environment of its own. With --lean there is only one environment, on the Python that runs this
-script. It is tested first without extras, then with all of them except `local`, which the ordinary tests cover. It is
-installed from .components/wheels, which keeps what the last such run downloaded.
+script. The wheel is tested there first without extras, then with all of them except `local`, which the ordinary tests
+cover. Its requirements are installed from .components/wheels, which keeps what the last such run downloaded.
 scripts/wheel prepares the inputs of this script and runs it.
 """
 
@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "handrail"
 VENDOR = "handrail/serve/page/vendor"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq"]
-# Run in a clean environment. It fails if `import handrail` loads any other installed package.
+# Run in a clean environment. It fails if `import handrail` loads another installed package or finds Handrail elsewhere, or
+# if a public name can't be imported.
 PROBE = """
 import sys
 before = set(sys.modules)
@@ -55,7 +56,7 @@ def project() -> dict[str, object]:
 
 
 def look(wheel: Path) -> Iterator[str]:
-    """Yield the problems of a wheel: missing files, superfluous files, and a page that would not work."""
+    """Yield the problems of a wheel: missing and superfluous files, a missing licence, and a page whose libraries are missing or changed."""
     with zipfile.ZipFile(wheel) as opened:
         names = {name for name in opened.namelist() if not name.endswith("/")}
         metadata = {name for name in names if PurePosixPath(name).parts[0].endswith(".dist-info")}
@@ -98,7 +99,7 @@ def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
 
 
 def look_at_digests(found: dict[str, str]) -> Iterator[str]:
-    """Yield a problem for each file of the page's libraries whose digest is not the one in package.sha256."""
+    """Yield a problem for each file of the page's libraries, except `stamp`, whose digest is not the one in package.sha256."""
     lines = (ROOT / "package.sha256").read_text().splitlines()
     wanted = {f"{VENDOR}/{name}": digest for digest, name in (line.split() for line in lines)}
     for name, digest in sorted(found.items()):
@@ -204,7 +205,7 @@ def fetch_once(wheel: Path, extras: list[str]) -> Path:
 
 
 def clean(python: object, folder: Path, *install: object) -> Path:
-    """Create an environment with only these packages, and return its Python. Raises `Wrong` if that fails."""
+    """Create an environment, install into it what these arguments of pip name, and return its Python. Raises `Wrong` if that fails."""
     run([python, "-m", "venv", "--without-pip", folder])
     made = folder / "bin" / "python"
     run([*PIP, "--python", made, "install", "--no-compile", *install])

@@ -3,7 +3,8 @@
     python peer_NAME.py SCENARIO [--variant http --base-url URL] [--calls N] [--runs N] [--repeat N]
 
 In process, the framework's model is a stub that uses the framework's own extension point. Over HTTP, the framework uses
-its own client. Every run is checked for its calls, arguments, turns and answer.
+its own client. Every run is checked for its number of calls, the sum of their indices and its answer. The number of turns
+is checked too, except in warm-up runs outside `tool_loop`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class WrongWork(Exception):
 
 
 def check_run(script: Script, context: Context, answer: object) -> None:
-    """Raise `WrongWork` unless every call was made once with its arguments, and the answer is right."""
+    """Raise `WrongWork` unless the number of calls, the sum of their indices and the end of the answer are right."""
     wanted = (script.calls, script.calls * (script.calls - 1) // 2)
     if (context.calls, context.total) != wanted:
         raise WrongWork(f"calls and the sum of their indices: {(context.calls, context.total)}, not {wanted}")
@@ -75,7 +76,7 @@ def check_run(script: Script, context: Context, answer: object) -> None:
 
 
 def turns_made(peer: Peer) -> int:
-    """Return the number of model turns so far. In process they are counted here, over HTTP by the server."""
+    """Return the number of model turns so far. In process, `Script` counts them; over HTTP, the server counts its requests."""
     if not peer.http:
         return Script.made
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -123,7 +124,7 @@ async def tool_loop(peer: Peer, options: argparse.Namespace) -> dict[str, float]
 
 
 async def growth(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
-    """Measure the CPU time of one turn of a long run, when the conversation has each number of messages in POINTS."""
+    """Measure the CPU time of one turn of a long run, at each number of messages in POINTS that its conversation reaches."""
     short = Script(20, final_tool=peer.final_tool)
     await timed(peer, short, peer.build(short))
     script = Script(options.calls, final_tool=peer.final_tool)
@@ -180,7 +181,7 @@ SCENARIOS: dict[str, tuple[Scenario, int, int]] = {
 
 
 def calibration() -> float:
-    """Return the CPU milliseconds of a fixed piece of code. If results differ, the machine's speed has changed."""
+    """Return the CPU milliseconds of a fixed piece of code, the best of three. If results differ, the machine's speed has changed."""
     best = float("inf")
     for _ in range(3):
         began = time.process_time()

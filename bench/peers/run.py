@@ -63,7 +63,7 @@ def environment() -> dict[str, str]:
 
 
 def jobs(peers: list[str], rounds: int) -> Iterator[Job]:
-    """Yield all jobs. Each round starts with a different peer."""
+    """Yield all jobs. In each round, every scenario starts with the next peer."""
     for number in range(rounds):
         turned = peers[number % len(peers) :] + peers[: number % len(peers)]
         for variant, scenario in SCENARIOS:

@@ -4,7 +4,7 @@
 
 The request's `model` names the script. The number of `@r` marks in the body is the number of results that the model has
 seen. If a framework loses or repeats a result, it gets the wrong turn, and its run fails the checks. GET /stats returns
-the number of requests served. The server uses only the standard library.
+the number of other requests so far. The server uses only the standard library.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def model() -> ScriptedModel:
 
 
 def main() -> None:
-    """Run all three acts with a model, then with only a person, and then the client act alone."""
+    """Call the handoff with a model, then with only a person, which fails, and then run the client act alone."""
     for environment in (AgentEnvironment(model()), Person()):
         gate = open_gate([deep_analysis], environment=environment)
         print(gate.invoke("deep_analysis", {"topic": "weather"}).wait().render())

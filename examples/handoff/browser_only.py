@@ -48,7 +48,7 @@ async def save(account: Account, filled: Filled, *, context: ToolContext) -> Too
 
 
 def main() -> None:
-    """Run once with a person who fills in the form, and once with nobody."""
+    """Call the handoff once with a person who fills in the form, and once with nobody, which fails."""
     person = Person(answers={"input-form": {"values": {"city": "Oslo"}}})
     for environment in (person, HeadlessEnvironment()):
         gate = open_gate([get_user_input], environment=environment)

@@ -50,7 +50,7 @@ def title(messages: int) -> None:
 
 
 def call_ended(event: ToolInvoked) -> None:
-    """Print a line for each sorted message, and for each bill that was booked or refused."""
+    """Print a line if the call was to sort a message or to book a bill, whether it succeeded or not."""
     done = {"sort_message": "sorted", "book_bill": "booked"}.get(event.tool)
     if done is None:
         return

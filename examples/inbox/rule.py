@@ -8,11 +8,11 @@ from handrail.context import Approval
 from handrail.protocols import ApprovalRequest
 
 MOST = 500
-"""Limit in euros. A larger bill is denied, because a person has to look at it."""
+"""Limit in euros. Any other bill is denied, because a person has to look at it."""
 
 
 class SmallBills:
-    """Approves bills up to a limit, and denies everything else."""
+    """Approves bills of a whole number of euros up to a limit, and denies everything else."""
 
     shows_previews = True
 

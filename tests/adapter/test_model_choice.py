@@ -55,7 +55,7 @@ PLAIN = Prompt("plain", "Be brief.")
 
 
 def one(name: str, *script: Scripted, price: int | None = 1, native: bool = True) -> ScriptedModel:
-    """Return a scripted model with a price in dollars per token."""
+    """Return a scripted model with this price in dollars per token, or with an unknown price."""
     cost = None if price is None else Price(Decimal(price * 1_000_000), Decimal(price * 1_000_000))
     return ScriptedModel(script, name=name, traits=Traits(cost, native))
 
@@ -141,7 +141,7 @@ async def test_an_outage_is_retried_once_and_then_the_next_model_is_asked() -> N
     ids=["long rate limit", "key missing", "404", "401", "402"],
 )
 async def test_what_a_retry_can_not_help_falls_over_at_once(error: ModelError) -> None:
-    """After a long rate limit, a missing or refused key, or a missing model, the next model is asked without a retry."""
+    """After a long rate limit, a missing or refused key, no credit or a missing model, the next model is asked without a retry."""
     response, lines, _ = await told(first_that_works(one("a:1", error), one("b:1", said("B."))))
     assert (response.text, lines) == ("B.", ["1 a:1 failed, ask b:1", "2 b:1 done 3"])
 

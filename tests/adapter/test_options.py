@@ -87,7 +87,7 @@ TAKEN_BY: dict[Any, Callable[..., Any]] = {
     ("kind", "name"), [(kind, name) for kind in TAKEN_BY for name in sorted(kind.__annotations__)]
 )
 def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_argument(kind: Any, name: str) -> None:
-    """A value of the wrong type is refused for every argument, and the error names the argument and what to pass."""
+    """The number -5 is refused for every argument, and the error names the argument and what to pass."""
     said = rf"^((?:a|the) {name.replace('_', ' ')}|{name} is) .*\. Pass "
     with pytest.raises(DefinitionError, match=said):
         TAKEN_BY[kind](**{name: -5})

@@ -267,7 +267,7 @@ async def test_a_forged_answer_to_a_parked_run_is_refused(tmp_path: Path, change
 
 
 async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
-    """If a handler has changed while its run was parked, the model is told that the call's outcome is unknown."""
+    """If a handler changed while its run was parked and no longer fits the record, the model is told that the call's outcome is unknown."""
     tools = Counted()
     script = ScriptedModel([ToolCall("ask"), "noted"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
@@ -461,7 +461,7 @@ async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
 
 
 async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path: Path):
-    """Once one call has noticed that another process has taken the run, no other call's handler starts."""
+    """Once one call has noticed that another process has taken the run, no handler starts whose start has to be recorded."""
     journal = journal_at(tmp_path)
     entered: list[str] = []
     learnt = asyncio.Event()

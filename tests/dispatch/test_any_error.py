@@ -157,7 +157,7 @@ def made(recipe: Recipe | None) -> BaseException | None:
 
 
 def booking(errors: list[BaseException | None], undone: list[str]) -> list[Any]:
-    """Return `book` and `trip`, which books three times and raises the first error. Undoing the bookings raises the others."""
+    """Return `book` and `trip`, which books three times and raises the first error. Undoing booking `n` raises error `n + 1`, if it is not None."""
 
     async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
         undone.append(value)

@@ -34,7 +34,7 @@ from support.rig import Note, Rig, leave_traces, nothing, staged
 
 
 def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
-    """A call that handles a failed task group is not treated as cancelled.
+    """A call that handles a failed task group is not treated as cancelled, and can still be cancelled.
 
     Before Python 3.13, such a group leaves the task's cancel count raised.
     """

@@ -251,7 +251,7 @@ def test_a_call_that_is_stale_three_times_is_a_conflict() -> None:
 
 
 def test_compensable_inner_calls_are_compensated_in_reverse_order() -> None:
-    """When an outer call fails, its inner calls are compensated in reverse order, at any depth.
+    """When an outer call fails, its compensable inner calls are compensated in reverse order, at any depth.
 
     Calls that can't be compensated, or whose compensation fails, are listed for the model.
     """

@@ -259,7 +259,7 @@ def test_our_own_facts_can_not_be_published_by_a_tool() -> None:
 
 
 def test_sync_handler_that_outlives_its_timeout_writes_into_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a timeout, the abandoned handler's context, session and files refuse every use, and nothing changes."""
+    """After a timeout, the abandoned handler's signal is cancelled, its reads, writes and calls are refused, and nothing changes."""
     refused: list[str] = []
     go_on, done = threading.Event(), threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
@@ -657,7 +657,7 @@ def test_only_the_gate_starts_handlers() -> None:
         for node in ast.walk(ast.parse(text)) if "handler" in text else ():
             if isinstance(node, ast.Attribute) and node.attr == "handler" and isinstance(node.ctx, ast.Load):
                 callers.add(str(file.relative_to(source)))
-    # checks.py inspects the handler's signature. The others only look whether there is a handler, or where it is defined.
+    # checks.py inspects the handler's signature. The others only check whether there is a handler, or where it is defined.
     look = {
         "dispatch/frame.py",
         "dispatch/handlers.py",

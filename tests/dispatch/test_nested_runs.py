@@ -270,7 +270,7 @@ async def test_workers(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_trace(way: str, tmp_path: Path) -> None:
-    """All runs of a tree share one request id, and each run's own id leads from the root run to it."""
+    """All runs of a tree share the root's request id and trace id. A nested run's id begins with the place of its call in the root run."""
     seen: list[Any] = []
 
     async def look(context: ToolContext) -> None:

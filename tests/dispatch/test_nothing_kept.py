@@ -33,7 +33,7 @@ def test_calls_leave_only_their_facts(ending: Ending) -> None:
 
 
 def test_steps_of_calls_that_are_over_are_forgotten() -> None:
-    """Without a journal, the value of a `once` is kept while its outermost call can run again, and no longer."""
+    """Without a journal, the value of a `once` is kept until its outermost call ends, and no longer."""
     done: list[str] = []
 
     async def main() -> None:

@@ -305,7 +305,7 @@ def test_a_check_that_is_slow_does_not_let_a_second_answer_in():
 
 
 def test_open_questions_are_listed_oldest_first_until_they_are_over():
-    """Open questions are listed oldest first, until they are answered, expire or are withdrawn."""
+    """Open questions are listed oldest first, until they are answered, expire or are withdrawn, or the asker is cancelled."""
 
     async def main() -> list[list[str]]:
         clock = VirtualClock()
@@ -541,7 +541,7 @@ def test_an_answer_is_validated_and_given_as_its_type():
     ],
 )
 def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error: type[NoAnswer], words: str):
-    """`wait_for` raises a different exception for each reason. If it is not caught, the failed result names the reason."""
+    """Without a valid answer, `wait_for` raises a `NoAnswer` that says why. If the handler does not catch it, the failed result says why."""
     caught: list[NoAnswer] = []
 
     @tool
@@ -572,7 +572,7 @@ def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error
 
 @pytest.mark.parametrize("environment", [None, Nobody(), Agent()])
 def test_nobody_to_ask_is_said_by_name(environment: Any):
-    """A tool that requires a person fails with that reason. Other tools can see that nobody can be asked."""
+    """If nobody can be asked, a tool that requires a person fails, and the message says so. Other tools can check it beforehand."""
 
     @tool
     async def is_there(context: ToolContext) -> bool:
@@ -747,7 +747,7 @@ def digest_of(asks: Asks) -> str:
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_digest_covers_each_thing_that_an_answer_is_about(changed: dict[str, Any]):
-    """Changing any part of a question changes its digest. An unchanged question has the same digest."""
+    """Changing any of the listed parts of a question changes its digest. An unchanged question has the same digest."""
     assert digest_of(Asks()) == digest_of(Asks())
     assert digest_of(replace(Asks(), **changed)) != digest_of(Asks())
 

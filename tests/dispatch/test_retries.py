@@ -104,7 +104,7 @@ def test_a_wait_that_is_no_number_of_seconds_is_replaced_by_the_usual_one(asked:
 
 
 def test_a_subclass_without_a_wait_is_retried() -> None:
-    """An error class that does not call `TransientError.__init__` is retried after the usual wait."""
+    """A call is retried if it raises a subclass of `TransientError` that does not call `TransientError.__init__`."""
 
     class Busy(TransientError):
         def __init__(self) -> None:

@@ -24,7 +24,7 @@ from handrail.testing import run_virtual
 from support.rig import Rig, leave_traces
 
 HALF = "caf\udce9"
-"""The name of a file that is not UTF-8, as `os.listdir` returns it."""
+"""A file name that is not valid UTF-8, as `os.listdir` returns it."""
 
 
 @dataclasses.dataclass

@@ -191,7 +191,7 @@ class Model:
 
 
 def check(programs: Programs) -> None:
-    """Check that the end state equals that of running the successful calls one after another, in commit order."""
+    """Check that the end state equals that of replaying the successful calls one after another, in commit order."""
     rig, model = programs.rig, Model(programs)
     for event in rig.of(ToolInvoked):
         if event.status == "ok" and len(event.path) == 1:
@@ -211,7 +211,7 @@ def check(programs: Programs) -> None:
 def test_any_interleaving_is_as_if_one_after_another(
     calls: list[tuple[int, Spec]], cancels: list[int]
 ) -> None:
-    """Parallel, nested, failing and cancelled calls leave the same state as the successful ones run one after another."""
+    """Parallel, nested, failing and cancelled calls leave the same state as the successful ones replayed one after another."""
 
     async def main() -> None:
         programs = Programs()
@@ -270,7 +270,7 @@ class Created:
 
 
 async def test_transactions_are_created_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that uses no state has no transaction. Threads that use the state at the same time share one."""
+    """A call that uses no state has no transaction. While a call's transaction is created, no other thread can create one."""
 
     @tool(effect="staged")
     async def idle(context: ToolContext) -> None:

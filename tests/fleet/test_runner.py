@@ -152,7 +152,7 @@ async def test_a_worker_that_is_stopped_leaves_its_runs_to_others(
 async def test_a_run_that_a_stopped_worker_interrupts_is_due_and_keeps_its_workspace_at_once(
     app: FleetApp, log: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """No other run can change the files between its call and the worker that continues it, or if this worker is killed now."""
+    """An interrupted run is parked and due at once, and keeps its workspace, so no other run changes the files before it continues."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     journal, found = MemoryJournal(), list[Any]()
     run_id = (await submit(journal, app, Submission("sleep 1000", folder="workspace:w"))).record.id

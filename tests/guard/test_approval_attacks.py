@@ -1,4 +1,4 @@
-"""Attacks through answers: each forged answer is refused and runs nothing, and the genuine answer is still accepted."""
+"""Attacks through answers: a forged answer is refused and runs nothing, and an open question still accepts the genuine answer."""
 
 from __future__ import annotations
 

@@ -339,7 +339,7 @@ async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about()
     ],
 )
 async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], scopes: list[str]):
-    """Scopes are derived from capabilities and paths, narrowest first, and none covers everything."""
+    """Scopes are derived from the call's paths and its capabilities or, without any, its tool. They are offered narrowest first."""
     desk = Desk(False)
     await desk.call(name, **arguments)
     assert desk.scopes == scopes

@@ -566,7 +566,7 @@ def test_a_cancelled_run_ends_its_approvals():
 
 
 def test_an_approval_is_for_one_call():
-    """An approval covers one call: the next call with the same arguments is asked about again."""
+    """An approval that is not remembered covers one call: the next call with the same arguments is asked about again."""
     person = Person(True)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Approvals in nested, concurrent runs: each answer reaches its own question, and deadlines pause while a person is asked."""
+"""Approvals in nested, concurrent runs: each answer reaches its own question, and deadlines that pause for people do so."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FIRM = Prompt("firm", "Manage.", tools=[manage, pay], policies=[POLICY])
 
 
 def plays(request: ModelRequest) -> Any:
-    """Play the model at every level: call the tools that the message names, then report their results."""
+    """Play the model at every level: call the tools that the message names, or else the first tool, then report the results."""
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
         return last.text
@@ -212,7 +212,7 @@ def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[i
 
 
 def test_a_tighter_deadline_of_a_nested_run_stands_too():
-    """While a person is asked, both the nested run's deadline and the outer run's deadline pause."""
+    """While a person is asked, the deadlines of the nested and the outer run both pause, since both pause for people."""
 
     @tool(effect="idempotent")
     async def hurry(amount: int, context: ToolContext) -> float:

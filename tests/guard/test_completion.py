@@ -155,7 +155,7 @@ def test_what_is_missing_is_said_beside_a_check_that_failed():
 
 
 def test_a_check_that_recovers_lets_the_run_end():
-    """A check that fails once and then answers does not make the run incomplete."""
+    """A check that fails once and then passes does not make the run incomplete."""
     answers: list[Any] = [OSError("not yet"), None]
 
     def missing(state: RunState) -> str | None:

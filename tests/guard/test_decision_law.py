@@ -191,7 +191,7 @@ class Lasting(World):
 
 
 class Restarted(World):
-    """A world in which every step happens in a new process that has only the journal.
+    """A world that opens the journal again and loads the session from it at every step, as a new process would.
 
     A run with a secret can't be parked, so a single process runs it to its end.
     """

@@ -483,7 +483,7 @@ PROTECTED = {
 
 @pytest.fixture(scope="module")
 def rich(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Provide a journal with a fork, an import, an undo and cancelled runs."""
+    """Provide a journal with a fork, an import, an undo, a cancelled run, and a run with a request to cancel it."""
     folder = copied(clean, tmp_path_factory.mktemp("rich") / "base")
 
     async def more() -> None:

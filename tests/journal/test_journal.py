@@ -42,7 +42,7 @@ def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[],
 
 
 def test_a_step_that_succeeded_is_not_run_again():
-    """A step that succeeded returns its recorded value, even for a different function. A different key runs again."""
+    """A step that succeeded returns its recorded value, even for a different function. A step with a different key runs."""
 
     async def main() -> list[int]:
         journal = MemoryJournal()

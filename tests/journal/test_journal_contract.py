@@ -199,7 +199,7 @@ async def test_a_lease_is_held_by_one_process_until_it_expires(
 async def test_a_process_that_lost_its_lease_writes_nothing_more(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """Every part of the journal refuses to write for a process that lost its lease, so the new owner's records are unchanged."""
+    """The run's former owner, which lost its lease, can make none of these writes, so the new owner's records are unchanged."""
     first, second = processes
     await first.runs.begin(run())
     clock.seconds = LEASE_SECONDS

@@ -121,7 +121,7 @@ async def all_sessions(journal: Journal, principal: str, limit: int) -> list[Ses
 def test_pages_have_everything_once_and_both_journals_say_the_same(
     runs: list[tuple[int, str, str, int, int]], limit: int
 ):
-    """Pages list each of a principal's runs and sessions once, newest first, and both journals give the same pages."""
+    """Pages list each of a principal's runs once, newest first, and each session once, last changed first. Both journals give the same pages."""
 
     async def look() -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -352,7 +352,7 @@ async def test_a_lost_connection_loses_nothing_and_repeats_nothing(open_journal:
 
 
 async def test_a_record_that_is_committed_after_its_connection_was_lost_is_added_once(open_journal: Open):
-    """The server may still be executing the statement, or waiting for its disk, while the journal connects again."""
+    """A record is added once, even if the server commits it only while the journal connects again."""
     journal = open_journal(inline=True)
     await journal.runs.begin(run())
     await journal.calls.commit(unit("a"))

@@ -159,7 +159,7 @@ async def test_a_run_that_has_ended_does_not_keep_a_workspace_that_it_did_not_re
 async def test_a_submitted_run_that_was_interrupted_keeps_its_workspace_for_the_worker_that_continues_it(
     journal: AnyJournal,
 ):
-    """Its next commit builds on what its calls have changed. If it waits for an answer, others may take the workspace."""
+    """An interrupted run keeps its workspace, since its next commit builds on its changes. One that waits for an answer does not keep it."""
     await begin(journal, "r2")
     record = RunRecord(
         id="s", session_id="s", principal="p", prompt="p", model="m", began_at=1.0, app="a:b", request=b"x"

@@ -209,7 +209,7 @@ async def test_limits_are_enforced() -> None:
 
 
 def test_the_server_needs_a_way_to_authenticate() -> None:
-    """Without a token, users or a hook, the server accepts only login links, and issues none."""
+    """Without a token, users or a hook, the server accepts login links and has no people."""
     server = HttpServer(ToolServer(PROMPT))
     assert server.principals.has_links
     assert not server.principals.has_people

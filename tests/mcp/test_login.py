@@ -271,7 +271,7 @@ async def test_processes_share_refreshed_tokens(tmp_path: Path) -> None:
 
 
 async def test_tokens_of_an_unknown_issuer_are_not_refreshed(tmp_path: Path) -> None:
-    """If it is not recorded who issued a refresh token, it is sent nowhere, and the person logs in again."""
+    """If it is not recorded who issued a refresh token, the token is sent nowhere, and a new login is needed."""
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
         server, file = await logged_in(guarded, tmp_path)

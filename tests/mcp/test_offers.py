@@ -59,8 +59,8 @@ SMALL = MarkdownSection("Manners", "manners", "Be polite.", visibility="summary"
 async def test_sections_are_prompts(mode: Any) -> None:
     """A titled section is a prompt, whose arguments are the section's params.
 
-    A section that is shown as a summary is returned in full. A missing argument is an error for a client without forms, as is an unknown
-    prompt.
+    A section that is shown as a summary is returned in full. An unknown prompt is an error. So is a missing argument, for a client
+    without forms.
     """
     server = ToolServer(Prompt("guide", "Guide."), sections=[PLAN, SMALL])
     async with Client(server.server, mode=mode) as client:

@@ -29,7 +29,7 @@ LOOKBACK = 20
 
 
 def prefixes(body: bytes) -> list[str]:
-    """Return what is cached up to each explicit breakpoint: the tools, the system text and the blocks before it.
+    """Return what is cached up to each breakpoint: the tools, the system text and the blocks before it.
 
     The marks themselves are left out, because the provider does not count them.
     """

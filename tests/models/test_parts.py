@@ -304,7 +304,7 @@ def every_wire() -> list[Any]:
 
 @pytest.mark.parametrize("model", every_wire(), ids=lambda model: model.name)
 def test_an_attachment_is_encoded_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many messages follow, and in whatever order, a wire encodes an attachment's bytes once."""
+    """However many messages follow, a wire encodes an attachment's bytes once."""
     counted: list[str] = []
     encoded = parts.encoded
     monkeypatch.setattr(parts, "encoded", lambda each: counted.append(each.name) or encoded(each))

@@ -479,7 +479,7 @@ async def test_strict_is_only_said_of_what_a_strict_mode_takes(
 
 
 class Table(ModuleType):
-    """A price table like `genai-prices`: one dollar per token, and a quarter more for cache writes."""
+    """A price table like `genai-prices`: one dollar per token, a quarter more for cache writes, and nothing for cache reads."""
 
     @dataclass
     class Usage:

@@ -1,4 +1,4 @@
-"""Hypothesis fuzzes everything that comes from outside. `scripts/fuzz.py` fuzzes the same targets, guided by coverage."""
+"""Hypothesis fuzzes inputs that come from outside. `scripts/fuzz.py` fuzzes the same targets, guided by coverage."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_misspelt_tool_is_refused_once_the_tools_are_known(how: str):
 
 
 def test_a_policy_may_name_a_tool_that_a_run_does_not_have():
-    """A policy of a gate or a prompt may name a tool that the run does not have, so that several prompts can share it."""
+    """Several prompts can share a policy: it may name a tool that the run does not have, if no tool of the run has a similar name."""
     open_gate([build], policies=[Own("deploy")])
     prompt = Prompt("p", "Text.", tools=[build], policies=[Own("deploy")])
     assert Adapter(ScriptedModel(["Done."])).evaluate(prompt, "hi").wait().text == "Done."

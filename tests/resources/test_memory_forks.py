@@ -261,7 +261,7 @@ BESIDE: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], dict[str
 @pytest.mark.parametrize("case", BESIDE)
 @pytest.mark.parametrize("nested", [False, True])
 def test_others_commit_beside_each_other(new_files: NewFiles, case: str, nested: bool):
-    """Commits to different paths are merged. A folder that both make, or that one deletes and the other writes to, exists then."""
+    """Commits to different paths are merged. A folder that both make, or that one deletes and the other writes to, exists afterwards."""
     one, two, expected = BESIDE[case]
     root = new_files({"d/a": "1"})
     parent = root.fork("parent") if nested else root

@@ -78,7 +78,7 @@ def test_no_tool_reaches_it(folders: Folders, attempt: Any, direct: bool):
 
 
 def test_no_listing_and_no_search_shows_it(folders: Folders):
-    """Listings, globs and searches omit reserved names, and a change below one never makes a call stale."""
+    """Listings, globs and searches omit reserved names, and a change below a reserved name makes no call stale."""
     files = folders(KEPT)
     for each in (files, files.fork("call")):
         assert [info.path for info in each.list()] == ["sub"]

@@ -111,7 +111,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
 
 class Reader:
-    """A reader of a thread's feed, who gets a snapshot first, and then its events."""
+    """A reader of a thread's feed, who gets a snapshot of the thread first, and then the feed's events."""
 
     def __init__(self, threads: Threads, thread: Thread) -> None:
         self.threads = threads

@@ -336,7 +336,7 @@ def asked_back(wire: str, blocks: list[dict[str, Any]]) -> list[bytes]:
 
 
 def _is_plain(items: list[dict[str, Any]]) -> bool:
-    """Return whether the items are ordinary calls, possibly after one plain text. Such items are sent back without ids and states."""
+    """Return whether the items are ordinary calls, possibly after one plain text. Such items are sent back without `id` and `status`."""
     first, *calls = items
     if first["type"] == "message":
         said = first["content"]

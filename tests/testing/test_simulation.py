@@ -62,7 +62,7 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
 
 @pytest.mark.timeout(900)  # starts hundreds of processes, possibly on a busy machine
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
-    """A run with an agent, a question, an approval, files, a payment, an email and a handoff survives any crash."""
+    """A run with an agent, a question, an approval, files, a payment, an email and a handoff survives a crash at each point that is tried."""
     every = 1 if ALL else 16
     report = crashed(SHOPPING, write_every=every, step_every=40 * FEWER, overtaken_every=60)
     report.assert_kept()

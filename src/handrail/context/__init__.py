@@ -204,7 +204,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def rendered_prompt(self) -> RenderedPromptView | None:
-        """The rendered prompt; None until it is rendered."""
+        """The rendered prompt; None if it is not rendered yet, or if the run has no prompt."""
         return self._source.rendered_prompt
 
     def require_rendered(self) -> RenderedPromptView:

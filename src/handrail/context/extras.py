@@ -109,8 +109,8 @@ ExtraValues = Mapping[str, Any] | Mapping[ExtraKey[Any], Any] | Mapping[str | Ex
 class Extras(Mapping[str, Any]):
     """A read-only mapping of extra values, indexed by name or by key.
 
-    `extras[RATE_LIMIT]` has the key's type. If a value of a different type was added by name or by a `PerCall`, reading
-    it with the key raises `ExtraKeyError`.
+    `extras[RATE_LIMIT]` has the key's type. If the value under the key's name has a different type, reading it with the key
+    raises `ExtraKeyError`.
     """
 
     __slots__ = ("_opaque", "_values")

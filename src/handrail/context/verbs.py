@@ -91,7 +91,7 @@ class WaitFor(Protocol):
 
 
 class PromptModel(Protocol):
-    """Asks a model once for a structured, validated answer, with a limited number of repair turns.
+    """Asks a model for a structured, validated answer. The model may correct an invalid answer in a limited number of turns.
 
     `attachments` are files that come with the prompt, each an `Attachment`, a path on disk or an http address. `on_text`
     is called with each chunk of text as the model writes it. It may be async. The `tools` run through the gate, within

@@ -77,10 +77,9 @@ class Engine:
     async def generate(self, body: Body) -> AsyncGenerator[str | Ended]:
         """Yield the chunks of text as they arrive, then an `Ended`.
 
-        Raises `DefinitionError` if a package is missing, and `ModelError` on any other failure.
-
-        If the caller stops iterating, generation stops after the current token, or
-        after the current batch of the prompt. A request that is still waiting for its turn never starts.
+        Raises `DefinitionError` if a package is missing, and `ModelError` on any other failure. If the caller stops
+        iterating, generation stops after the current token, or after the current batch of the prompt. A request that is
+        still waiting for its turn then never starts.
         """
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[str | None] = asyncio.Queue()

@@ -23,7 +23,7 @@ from handrail.resources.search import count_replaceable, decode, encode, find, s
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits of a filesystem, which apply to all its forks too."""
+    """Limits of a filesystem and its forks. In a `DirectoryFilesystem`, the last two limit what one call adds."""
 
     max_file_size: int = 16 * 1024 * 1024
     """Maximum bytes in one file."""
@@ -117,7 +117,7 @@ class Layer:
         return self._look(folder, name)
 
     def _list(self, folder: str) -> Mapping[str, Node]:
-        """Return the members of a folder and record the read. Callers must not change or keep the mapping."""
+        """Return the members of a folder and record the read, in layers that record reads. Callers must not change or keep the mapping."""
         raise NotImplementedError
 
     def _names(self, folder: str) -> Sequence[str]:

@@ -22,7 +22,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds that an async close may take. A call that was cancelled also waits for the close."""
+"""Maximum seconds that an async close may take. A call that was cancelled before its resources are closed also waits for them."""
 
 
 class Kept:
@@ -54,7 +54,7 @@ _SHARE_IT = "Create it with `sqlite3.connect(..., check_same_thread=False)`."
 
 
 def _is_sqlite_connection(thing: Any) -> bool:
-    sqlite3 = sys.modules.get("sqlite3")  # if it has not been imported, there are no connections
+    sqlite3 = sys.modules.get("sqlite3")  # without the module, there are no connections
     return sqlite3 is not None and isinstance(thing, sqlite3.Connection)
 
 

@@ -46,7 +46,7 @@ _MASKED = "is masked: secrets are not stored, so the value is unknown. Send it a
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem in an input: where it is and how to fix it."""
+    """One problem in an input: where it is, and what is wrong."""
 
     where: str
     what: str

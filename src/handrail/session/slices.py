@@ -16,7 +16,7 @@ SliceKind = Literal["state", "log"]
 
 Contents = Items[Any] | Table[Any]
 Reducer = Callable[[Any, Any], Any]
-"""A function `(slice, event) -> slice`. It must be pure and fast, since it may run again when a call commits."""
+"""A function `(slice, event) -> slice`. It must be pure, since it may run again when a call commits, and fast, since it holds a lock."""
 
 F = TypeVar("F", bound=type)
 

@@ -78,7 +78,9 @@ class Cassette:
     block itself raised an error. If a request contains something that changes, such as the time, pass `normalise`, which
     gets the request as JSON data and returns what to record and compare.
 
-    Bridged models are not recorded, because they use HTTP clients of their own.
+    Bridged models are not recorded, because they use HTTP clients of their own. The constructor raises `CassetteError` if a
+    secret has fewer than four characters. The end of a recording raises it, and writes nothing, if an answer contains a secret
+    that is split over several events.
     """
 
     def __init__(

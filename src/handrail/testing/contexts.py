@@ -5,8 +5,8 @@
 
 Answers are looked up by the kind that a `wait_for` asks for, or by a part of a `prompt_model`'s prompt. They are
 validated like real answers. Further arguments are members of the context, such as `session` and `filesystem`. By
-default, each context has its own session and files in memory. `approve` decides approvals, and `results` has the
-results of inner calls by name. Nothing is rolled back. To test what the gate does around a handler, call the tool
+default, each context has its own session and files in memory. `approve` decides approvals, and `results` maps the names of
+tools and workers to the results of inner calls. Nothing is rolled back. To test what the gate does around a handler, call the tool
 through a gate.
 """
 
@@ -54,9 +54,9 @@ T = TypeVar("T")
 ContextT = TypeVar("ContextT", bound=ToolContext)
 
 Answers = Mapping[str, Any]
-"""Prepared answers, by kind or by a part of the prompt.
+"""Prepared answers. Each key is a kind of question, a part of a prompt or, for `results`, the name of a tool or worker.
 
-An answer is a value, an exception to raise, or a function of the payload or prompt.
+An answer is a value, an exception to raise, or a function of the payload, the prompt or the arguments.
 """
 
 TICKET_KEY = b"a key for tests only"
@@ -345,7 +345,7 @@ class MockSignal:
 
 @dataclass(frozen=True)
 class MockApprovals:
-    """The approvals of a context for tests: no mode, and the remembered decisions that were given."""
+    """The approvals of a context for tests. By default, there is no mode, and no decision is remembered."""
 
     mode: str | None = None
     remembered: tuple[ApprovalRemembered, ...] = ()
@@ -405,7 +405,7 @@ class _Rules:
                 if piece in prompt:
                     wanted = Schema[Any](schema)
                     value = wanted.parse_value(_given(answer, prompt))
-                    if on_text is not None:  # in two chunks, as a model would write it
+                    if on_text is not None:  # the text arrives in two chunks, as if a model streamed it
                         text, tell = to_json(value).decode(), Callback(on_text, "on_text")
                         tell(text[: len(text) // 2])
                         tell(text[len(text) // 2 :])

@@ -38,7 +38,7 @@ class Person(Environment):
     """An environment with a person who gives prepared answers.
 
     - `approve` decides approvals; by default everything is denied.
-    - `answers` has the answers, by the kind that a `wait_for` asks for: a value, an exception to raise, or a function
+    - `answers` maps the kind that a `wait_for` asks for to its answer: a value, an exception to raise, or a function
       of the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` become those outcomes; any other
       exception means that the environment failed. A question without an answer is declined.
     - `after` delays each answer until an event is set, or by a number of seconds.
@@ -69,7 +69,7 @@ class Person(Environment):
     async def ask(self, question: Question, /) -> Answer:
         """Record a question, and return this person's answer to it after the delay, if any.
 
-        A prepared exception that is not a `NoAnswer` is raised.
+        A prepared exception other than `Declined`, `QuestionCancelled` and `QuestionTimedOut` is raised.
         """
         first = all(each.id != question.id for each in self.questions)
         self.questions.append(question)

@@ -1,4 +1,4 @@
-"""Calls on a real folder through the gate: a failed call leaves no trace, and a commit is recorded before it is applied."""
+"""Calls on a real folder through the gate: a failed call changes nothing, and a commit is recorded before it is applied."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -93,7 +93,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("how", ["raise", "cancel"])
 def test_a_call_that_fails_leaves_the_folder_as_it_was(folders: Folders, how: str, recorded: bool):
-    """A failed call changes no bytes or inodes in the folder, and leaves nothing beside it."""
+    """A failed call changes no bytes or inodes in the folder, and leaves nothing staged."""
 
     async def main() -> None:
         files = folders(FILES)
@@ -135,7 +135,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
 
 
 def test_files_of_a_live_process_count_as_applied_once_they_are_in_place(folders: Folders, tmp_path: Path):
-    """A process that takes over the run while the first one has yet to tell the journal finds the commit applied."""
+    """A process that takes over the run before the first process has told the journal finds the commit applied."""
 
     async def main() -> None:
         files = folders(FILES)

@@ -85,7 +85,7 @@ MOVES: list[Callable[[Path], Path]] = [nothing, with_the_folder_around_it, renam
 @once
 @pytest.mark.parametrize("move", MOVES)
 def test_a_moved_project_recovers_its_commit_at_its_new_place(crashes: Crashes, move: Callable[[Path], Path]):
-    """Wherever a commit was killed and wherever the project was moved, recovery completes it if it was recorded, and reverts it otherwise."""
+    """Wherever a commit was killed and wherever the project was moved, recovery completes a recorded commit and reverts any other."""
     crashes.fresh()
     before = snapshot(crashes.base / "root")
     assert crashes.run(seed=5) == 0

@@ -469,7 +469,7 @@ def test_a_hidden_program_says_what_to_expose(
     ],
 )
 def test_what_can_not_be_exposed_is_refused(given: Any, said: str):
-    """Instead of a list, a string is refused, and so is a path that is relative, missing, or private to each command."""
+    """A string in place of a list is refused, and so is a path that is relative, missing, or private to each command."""
     with pytest.raises(DefinitionError, match=said):
         anything(expose=given)
 

@@ -176,7 +176,7 @@ Found = tuple[os.stat_result, str]
 class Jail:
     """A folder that is held open, so it stays the same folder even if it is renamed.
 
-    Reserved names are hidden at any depth, as if they did not exist.
+    `look`, `folder`, `scan` and `read` treat reserved names at any depth as if they did not exist.
     """
 
     __slots__ = ("fd", "root")

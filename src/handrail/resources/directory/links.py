@@ -79,7 +79,7 @@ class Ground(Shared):
         there = self._startup_names()
         if not there:
             return
-        self.jail.check_in_place()  # the links are followed from the folder's path
+        self.jail.check_in_place()  # the links are followed by path, not from the open folder
         root = os.path.realpath(self.jail.root)
         places = [place for name in there for place in PLACES[name]]
         for folder in HOOKS:
@@ -112,7 +112,7 @@ class Ground(Shared):
 
 
 class Linked(Layer):
-    """The operations of a filesystem with links. Each resolves the links in its paths first."""
+    """The operations of a filesystem with links. Each resolves the links in its paths first, but `delete` and `move` act on a link itself."""
 
     __slots__ = ()
 

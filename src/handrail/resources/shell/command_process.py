@@ -251,9 +251,9 @@ class Outcome(NamedTuple):
 
 
 def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: Stop, clock: Clock) -> Outcome:
-    """Run a command until it ends. When this returns or raises, nothing that the command started is still running.
+    """Run a command until it ends, and then end everything that it started.
 
-    Only a process that is stuck in the kernel can remain, and then `ShellError` is raised. After `timeout` seconds the
+    If a process is stuck in the kernel, `ShellError` is raised while it is still running. After `timeout` seconds the
     command is killed. If `stop` is requested, the command is killed and `CommandStopped` is raised. Output is read as it
     arrives, so the command never blocks on it. At most `limit` bytes of it are kept.
     """

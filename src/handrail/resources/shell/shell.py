@@ -40,8 +40,8 @@ class Shell:
     that runs Handrail, the paths in `expose` (read-only), and an empty home and `/tmp`, which are discarded afterwards. It
     sees nothing else of the host: no other processes, no environment variables except harmless ones such as `PATH` and
     those in `environment`, no network unless `network` is set, and nothing at the paths in `hidden`. It is ended if it
-    exceeds `limits`. When `run` returns or raises, everything the command started has ended. `docs/security.md` says
-    what this does not cover.
+    exceeds `limits`. When `run` returns or raises, everything the command started has ended, unless a process is stuck in the
+    kernel. `docs/security.md` says what this does not cover.
 
     - `backend`: `overlay` mounts an overlay, which costs the same for a folder of any size. `copy` works on a copy
       of the folder. `auto` uses an overlay if one can be mounted, and a copy otherwise.

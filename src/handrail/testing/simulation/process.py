@@ -179,7 +179,7 @@ class _Stopping(LaterEnvironment):
 
 
 def _noting_commits(world: World, files: Path) -> Callable[[Connection], None]:
-    """Return a hook that records the files after each commit. A crash may leave only these states, or the first."""
+    """Return a hook that records the files after each commit. Recovery must restore one of these states, or the initial one."""
     before = (0, 0)
 
     def note(connection: Connection) -> None:
@@ -194,7 +194,7 @@ def _noting_commits(world: World, files: Path) -> Callable[[Connection], None]:
 
 
 def _watch_conversations(attempts: Attempts) -> None:
-    """Record every message when it is added, including repeated ones and those that a crash cuts off."""
+    """Record every message when it is added, including messages that a replay adds again."""
     name = "add"
     add = getattr(Conversation, name)
 

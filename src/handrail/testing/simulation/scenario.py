@@ -98,7 +98,7 @@ class Stage:
         return f"id-{self.process}-{next(self._ids)}"
 
     def model(self, said: Said, *, seconds: float = 1.0) -> SimulatedModel:
-        """Create a model that gives the same answers in each process. The length of the conversation selects the answer."""
+        """Create a model that gives the same answers in each process. The number of answers so far selects the next one."""
         return SimulatedModel(self.world, said, seconds)
 
 
