@@ -32,7 +32,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Broadcasts(Protocol):
-    """Batches of output, by session. They are kept for a few seconds, and only while somebody watches the session."""
+    """Batches of output, by session. A batch is kept until `sweep` finds it old, or until the session's last watcher leaves."""
 
     async def watch(self, watcher: Watcher, session_id: str, /, *, seconds: float) -> None:
         """Record that a process watches a session for the next `seconds`, and notify the process that executes the session's run."""

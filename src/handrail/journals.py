@@ -57,16 +57,16 @@ class Runs(Protocol):
     async def take(self, run_id: str, /) -> RunRow:
         """Take the lease of a run to resume it. Returns the run's previous row, with the new counts of legs and deaths.
 
-        Raises `RunUnknown` if there is no such run, `RunBusy` while another process holds it, and `RunError` while a
-        worker has another run of its session.
+        Raises `RunUnknown` if there is no such run, `RunBusy` while another process holds it, and `RunError` if it was
+        submitted and a worker has another run of its session.
         """
         ...
 
     async def keep(self, *run_ids: str) -> Mapping[str, bool | HandrailError]:
-        """Renew the leases of several runs. For each run, return whether it should be cancelled, or why it is not renewed.
+        """Renew the leases of several runs. For each run, return whether it should be cancelled, or an error.
 
-        That is `RunBusy` if another process has taken the run over, `RunUnknown` if it was deleted, and `JournalAltered` if its
-        record was altered. The other runs are renewed nevertheless.
+        The error is `RunBusy` if another process has taken the run over, `RunUnknown` if the run was deleted, and
+        `JournalAltered` if its record was altered. The other runs are renewed nevertheless.
         """
         ...
 
@@ -84,8 +84,8 @@ class Runs(Protocol):
 
         Raises `RunBusy` if another process owns the run, and `RunUnknown` if there is no such run.
 
-        A submitted run that is not over is due for a worker at `due_at`, or as soon as one of its questions is
-        answered.
+        A submitted run that is not over is due for a worker at `due_at`, or earlier if one of its questions is answered,
+        somebody wakes it, or somebody has asked to cancel it.
         """
         ...
 
@@ -103,7 +103,8 @@ class Runs(Protocol):
     ) -> Sequence[RunRow]:
         """Return a page of runs, newest first. To get the next page, pass the mark of this page's last record as `before`.
 
-        With `session_id`, return all runs of that session, oldest first, or only the oldest if `limit` is 1.
+        With `session_id`, return all runs of that session, oldest first, or only the oldest if `limit` is 1. Altered runs
+        are left out.
         """
         ...
 
@@ -158,16 +159,16 @@ class Calls(Protocol):
     async def unapplied(self) -> Sequence[CommitUnit]:
         """Return the units of all runs that still have to be applied, in order.
 
-        Units that are applied, void, or being applied by a live process are left out.
+        Units that are applied, void, or being applied by a live process are left out, and so are those of altered runs.
         """
         ...
 
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
-        """Return the units of a run, in order."""
+        """Return the units of a run that are not void, in order."""
         ...
 
     async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
-        """Return the units of all runs of a session, in order."""
+        """Return the units of all runs of a session that are not void, in order."""
         ...
 
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
@@ -175,18 +176,18 @@ class Calls(Protocol):
         ...
 
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
-        """Record an entry in a run that this process owns; with `from_outside`, in a run that nobody owns.
+        """Record an entry in a run that this process owns; with `from_outside`, in a run that no live process owns.
 
-        Raises `RunBusy` if another process owns the run.
+        Raises `RunBusy` for any other run, and `RunUnknown` if there is no such run.
         """
         ...
 
     async def entries(self, run_id: str, /) -> Sequence[Entry]:
-        """Return the entries of a run, in order."""
+        """Return the newest entry of each kind and key in a run, in the order in which they were recorded."""
         ...
 
     async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
-        """Return the `undone` and `told` entries of a session, each with its run's id."""
+        """Return the newest `undone` and `told` entries for each key in the runs of a session, each with its run's id."""
         ...
 
 
@@ -204,9 +205,9 @@ class Steps(Protocol):
     ) -> T:
         """Run `function`, or return its recorded value if it has already succeeded for this key.
 
-        The key is reserved before the function runs and settled afterwards. If the function raises, the reservation is
-        dropped. If an earlier process ended in between, `unsettled` is called instead, and its value settles the key.
-        Without `unsettled`, the function is run again.
+        The key is reserved before the function runs and settled afterwards. If the function fails, the reservation is
+        dropped. It stays if the function was cancelled or its process ended. The next time, `unsettled` is called instead,
+        and its value settles the key. Without `unsettled`, the function is run again.
         """
         ...
 
@@ -226,7 +227,7 @@ class Questions(Protocol):
         mask: Mask | None = None,
         /,
     ) -> Answer:
-        """Record a question, put it to the asker, and wait for its answer.
+        """Record a question, put it to the asker, and wait for its answer. A recorded answer that is still valid is returned at once.
 
         The answer may come from the asker or through `answer`. If nobody answers, the returned answer's outcome says why.
         An answer whose value `check` rejects is refused. An answer with secrets is recorded as `mask` returns it;
@@ -317,16 +318,19 @@ class Tickets(Protocol):
         ...
 
     async def deposit(self, run_id: str, place: str, by: str, body: bytes, /) -> None:
-        """Record the result for a claimed ticket. Raises `TicketError` if another process has claimed it since."""
+        """Record the result for a claimed ticket. Raises `TicketError` unless `by` still has the claim."""
         ...
 
     async def close(self, run_id: str, places: Sequence[str], /) -> Mapping[str, bytes]:
-        """Stop accepting deposits at these places. Returns the deposits; b"" for a claim without a deposit."""
+        """Stop accepting deposits at these places. Returns the deposits by place; b"" for a claim without a deposit.
+
+        Places that nobody has claimed are left out.
+        """
         ...
 
 
 class Blobs(Protocol):
-    """Bytes that are stored once, named by their SHA-256 digest, and kept as long as a run refers to them."""
+    """Bytes that are stored once, named by their SHA-256 digest, and kept as long as a run or a workspace refers to them."""
 
     async def put(self, data: bytes, /, *, run_id: str) -> str:
         """Store bytes for a run that this process owns, and return their digest.
@@ -362,8 +366,8 @@ class Workspaces(Protocol):
         """Give a workspace, which is created if it does not exist, to a run of this process.
 
         Raises `WorkspaceBusy` while another run has it, and `RunBusy` if another process has taken the run over. A submitted
-        run that was interrupted keeps its workspace until it is over or waits for an answer. Any other run loses its
-        workspace when its process ends.
+        run that was interrupted keeps its workspace until it is over or waits for an answer or a time. Any other run loses
+        its workspace when its process ends.
         """
         ...
 
@@ -383,13 +387,13 @@ class Workspaces(Protocol):
         ...
 
     async def holders(self) -> Mapping[str, str]:
-        """Return the id of the run that has each workspace. Workspaces that a new run could take are left out."""
+        """Return the id of the run that has each workspace. Altered workspaces, and those that a new run could take, are left out."""
         ...
 
     async def files(self, name: str, /, *, since: int = 0) -> Mapping[str, WorkspaceFile | None]:
         """Return the paths that have changed after the version `since`, with their states; None for a removed path.
 
-        Raises `JournalAltered` if one of their rows was altered.
+        Raises `JournalAltered` if one of their rows was altered or, with `since=0`, if rows were added or removed.
         """
         ...
 
@@ -414,8 +418,8 @@ class Workspaces(Protocol):
     async def undo(self, unit: CommitUnit, entry: Entry, /) -> Sequence[str]:
         """Reverse a unit's changes to workspaces, and record the entry in the unit's run. Returns the changed paths, sorted.
 
-        Raises `UndoRefused` if a path is no longer as the unit left it, `WorkspaceBusy` while a different run
-        has the workspace, and `RunBusy` while a live process executes the unit's run.
+        Raises `UndoRefused` if a path is no longer as the unit left it or a folder to remove has other files, `WorkspaceBusy`
+        while a different run has the workspace, and `RunBusy` while a live process executes the unit's run.
         """
         ...
 

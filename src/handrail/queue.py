@@ -11,9 +11,10 @@ from handrail.records import RunRecord, RunRow, WorkerRow
 class Queue(Protocol):
     """Runs that wait for a worker, and the workers.
 
-    A worker may take a run that is *due*: a queued run whose time has come, a parked run with a question that has been
-    answered or has expired, or a run whose owner is gone. Of a session's queued runs only the oldest is due, and only
-    while no other run of the session is running or parked. At most one submitted run of a session has an owner at a time.
+    A worker may take a run that is *due*: a queued run whose time has come, a parked run that was woken or has a question
+    that has been answered or has expired, or a run whose owner is gone. Of the queued runs of a session whose time has come,
+    only the oldest is due, and only while no other run of the session is running or parked. At most one submitted run of a
+    session has an owner at a time.
     """
 
     async def submit(

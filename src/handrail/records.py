@@ -146,7 +146,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     runs: int
     changed_at: float
-    """When a run of the session last began, was resumed or was released."""
+    """When a run of the session was last submitted, begun, taken by a process, moved to another queue or released."""
     first: RunRecord
     newest: RunRow
     questions: int = 0
@@ -228,9 +228,9 @@ class WorkspaceRow(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     """The number of commits and undos so far."""
     run_id: str = ""
-    """The run that has the workspace; "" for none."""
+    """The run that acquired the workspace last and has not released it; "" if there is none."""
     owner: str = ""
-    """The process that executes that run; "" for none."""
+    """The process that acquired the workspace for that run; "" if it has released the workspace."""
     seal: str = ""
     """The sum of the MACs of the rows of its files. It shows whether rows were added or removed."""
 

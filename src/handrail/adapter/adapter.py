@@ -47,7 +47,7 @@ OutputT = TypeVar("OutputT")
 class Adapter:
     """Runs prompts on a model. One adapter serves any number of concurrent runs.
 
-    `model` is a model or its name, `provider:name`. API keys are read from environment variables and never passed here.
+    `model` is a model or its name, `provider:name`. API keys are read from environment variables and never passed as arguments.
     """
 
     def __init__(

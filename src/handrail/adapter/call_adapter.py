@@ -35,7 +35,7 @@ _NO_SYSTEM = "You are part of a program. Answer exactly what is asked."
 class CallAdapter:
     """The adapter as one call sees it. Evaluations with it are part of the call.
 
-    They inherit from the call as `RunOptions.nested` says: limits passed here can only be tighter, and resources
+    They inherit from the call as `RunOptions.nested` says: limits that are passed to them can only be tighter, and resources
     replace the call's. Each evaluation has its own conversation.
     """
 

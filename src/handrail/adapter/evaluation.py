@@ -111,7 +111,7 @@ async def resume(
         return await _recorded_answer(journal, row, prompt, session)
     check_resumed(row, prompt, options.filesystem, options.tools)
     async with acquire_run(journal, run_id) as row:
-        if row.status in OVER:  # it may have ended since its row was read
+        if row.status in OVER:  # the run may have ended since its row was read
             return await _recorded_answer(journal, row, prompt, session)
         if row.deaths >= (MOST_WORKER_DEATHS if row.queue else MOST_DEATHS):
             raise await _set_aside(journal, row)

@@ -229,7 +229,7 @@ def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ..
         return ()
     paths = [path for path in result.value if path not in run.rendered.opened]
     if not paths:
-        return ()  # another call of the same turn has opened them
+        return ()  # another call of the same turn has opened the sections
     for path in paths:
         run.conversation.open_section(path, run.frame.run_context.run_id, again=run.replays)
     return run.open(paths)

@@ -54,8 +54,8 @@ def redeem(
 ) -> Operation[ToolResult[Any]]:
     """Run a ticket's tool in this process: `await redeem(text, {"page": 3}, tool=render, journal=journal)`.
 
-    The tool runs through its own gate, under the policies given here, with the deadline and the share of the
-    budget that the ticket carries, on the session as last committed. Nothing is committed here: the
+    The tool runs through its own gate, under `policies`, with the deadline and the share of the
+    budget that the ticket carries, on the session as last committed. This process commits nothing: the
     changes are deposited in the journal and become part of the issuing call if that call succeeds. A ticket
     is redeemed once; redeeming it again returns the same result. A forged or expired ticket, or one for
     a different tool, raises `TicketError`, and so does one whose call is over or that another process is redeeming. If an
@@ -188,9 +188,9 @@ class _Redemption:
     async def _deposit(
         self, attempt: Attempt, result: ToolResult[Any], status: CallStatus, done: Transaction
     ) -> None:
-        """Deposit the work for the issuing call. If that fails, for example because the call is over, undo the work here.
+        """Deposit the work for the issuing call. If that fails, for example because the call is over, undo the work.
 
-        Raises `TicketError` if effects remain, and otherwise the error.
+        Raises `TicketError` if effects of the undone work remain, and otherwise the error of the deposit.
         """
         frame = attempt.frame
         try:

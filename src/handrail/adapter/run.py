@@ -113,7 +113,7 @@ class Run:
         shown = [tool for tool in rendered.tools if frame.offers(tool)]
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
         every_tool = (*rendered.every_tool, *self._extra_tools, *self._added_provider_tools)
-        if frame.workers is None:  # workers can be called by name too
+        if frame.workers is None:  # with workers, a policy may also name a worker
             check_named_tools(
                 [scoped.policy for scoped in rendered.policies], [tool.name for tool in every_tool]
             )
@@ -131,7 +131,7 @@ class Run:
             self._tell()
 
     def leave_record(self) -> None:
-        """End the replay, because the record ends here."""
+        """End the replay, because the record goes no further."""
         if self.replays:
             self.replays = False
             self._tell()

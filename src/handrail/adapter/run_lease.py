@@ -69,8 +69,8 @@ async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
 async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
     """Renew the run's lease during the block, and record when its deadline is paused or moved.
 
-    The run is cancelled if somebody asks for that. If another process takes the run over, the run stops here, and no end
-    is recorded. Nor is an end recorded if the block fails because the connection to the journal is lost. In both cases
+    The run is cancelled if somebody asks for that. If another process takes the run over, the run stops in this process,
+    and no end is recorded. Nor is an end recorded if the block fails because the connection to the journal is lost. In both cases
     the run can be resumed, as if its process had ended.
     """
     run_id = frame.run_context.run_id
@@ -165,7 +165,7 @@ class _Keeper:
         for run_id, should_stop in found.items():
             kept = asked[run_id]
             if self._runs.get(run_id) is not kept:
-                continue  # it has ended, and may have been resumed since
+                continue  # the run has ended, and may have been resumed since
             if not await self._goes_on(run_id, kept, should_stop) and self._runs.get(run_id) is kept:
                 del self._runs[run_id]
 

@@ -75,8 +75,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     added: list[str] = []  # the names of the tools that this run has in addition to the prompt's
     events: list[bytes] = []
     """Events that earlier runs committed in the session since `base`. Those runs are not copied with this one."""
-    said: list[Message] = []  # the messages of those earlier runs
-    shown: list[str] = []  # the sections that were opened in those earlier runs
+    said: list[Message] = []  # the messages of the runs whose events are in `events`
+    shown: list[str] = []  # the sections that were opened in the runs whose events are in `events`
     trace_id: str = ""  # the trace id that the run was given, if any
     models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
     denied: list[bytes] = []  # the denials that the original session remembered, and their revocations
@@ -274,7 +274,7 @@ async def carry_out(
         if isinstance(error, GeneratorExit):  # nothing can be awaited any more, as if the process had ended
             frame.log.close()
         elif isinstance(error, WorkspaceTakenError):
-            status = "running"  # any process may resume it
+            status = "running"  # any process may resume the run
         raise
     except Exception as error:
         status = "failed"

@@ -76,7 +76,7 @@ class Row:
     run_id: str = ""
     """The id of the run that made this call; "" for a model that is thinking."""
     place: Place | None = None
-    """The call's place in the run that made it; None if it is not known."""
+    """The call's place in the run that made it; None for a model that is thinking."""
     inner: int = 0
     cost: Decimal | None = None
     """The known cost of the call's nested runs so far; None if none is known."""

@@ -397,7 +397,10 @@ def open_files(
 
 
 def open_journal(given: str | None, files: object = None) -> AnyJournal:
-    """Open the journal, creating it if needed. Raises `UsageError` if that fails, or if tools could change it."""
+    """Open the journal, creating it if needed.
+
+    Raises `UsageError` if that fails, or if tools or other users could read or change the journal's file.
+    """
     from handrail.errors import HandrailError, JournalError, JournalExposed
     from handrail.journal.any_journal import open_by_name
     from handrail.journal.location import check_out_of_reach

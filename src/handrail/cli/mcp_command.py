@@ -181,7 +181,7 @@ def _open_files(options: McpOptions, app: App) -> Any:
 
 
 def _check_apart(options: McpOptions, files: Path) -> None:
-    """Raise `UsageError` if the token file, TLS key or access log is in the folder that tools may change."""
+    """Raise `UsageError` if the token file, TLS key or access log is in the folder `files`, which tools may change."""
     for name, path in (
         ("--token-file", options.token_file),
         ("--tls-key", options.tls_key),

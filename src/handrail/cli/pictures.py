@@ -29,7 +29,7 @@ _ROWS = 16
 """Height of a picture in lines of text."""
 _MOST_BYTES = 4_000_000
 _CHUNK = 4096
-"""Length of the base64 text in one of kitty's escape sequences. Longer ones are refused."""
+"""Maximum length of the base64 text in one of kitty's escape sequences. kitty refuses longer ones."""
 
 
 def protocol_of(environment: Mapping[str, str]) -> Protocol | None:

@@ -30,7 +30,7 @@ class Program(NamedTuple):
 
     prompt: Any
     changed: bool
-    """Whether the code has changed since the run began."""
+    """Whether the code has changed since the run began; False if the record does not say which code that was."""
     worker: Any = None
     own: Adapter | None = None
     """The adapter of the module's agent, or the one beside its prompt; None if there is none."""
@@ -193,9 +193,9 @@ class RecordedRun:
     ) -> AsyncGenerator[Any]:
         """Open the given folder, or the one recorded with the run.
 
-        Yields None if no folder is recorded, or if the recorded one does not exist. Raises `UsageError` if the given
-        folder does not exist, or if a different folder is at the recorded path now. Unless `startup_files` is given, the
-        startup files that the run was allowed to change stay allowed.
+        Yields a filesystem, or a `Workspace` if the files are in one. Yields None if no folder is recorded, or if the
+        recorded one does not exist. Raises `UsageError` if the given folder does not exist, or if a different folder is at
+        the recorded path now. Unless `startup_files` is given, the startup files that the run could change stay allowed.
         """
         from handrail.resources.directory import DirectoryFilesystem
         from handrail.resources.workspace import Workspace

@@ -36,7 +36,7 @@ _MAX_LINE, _MAX_PROBLEM, _MAX_DIFF = 100, 400, 12
 
 
 def print_item(item: Any) -> None:
-    """Print an item to standard output: in colour on a terminal, plain and unwrapped elsewhere."""
+    """Print an item to standard output. It is wrapped only on a terminal, and coloured only if `wants_colour` allows it."""
     attended = is_terminal(sys.stdout)
     if isinstance(item, str) and not attended:
         sys.stdout.write(f"{item}\n")  # keeps the text's tabs

@@ -109,7 +109,10 @@ class View:
 
 
 class PlainView(View):
-    """A view that prints plain lines: the answer to standard output, and everything else to standard error."""
+    """A view that prints plain lines: the answer to standard output, and everything else to standard error.
+
+    With `quiet`, only the answer is printed.
+    """
 
     def __init__(self, clock: Clock, *, verbose: bool = False, quiet: bool = False) -> None:
         width = None if is_terminal(sys.stderr) else _UNLIMITED  # log viewers wrap lines themselves

@@ -77,7 +77,7 @@ def serve(options: ServeOptions) -> int:
 def _submit(options: ServeOptions, loaded: Loaded, journal: Journal) -> Submit:
     """Return a function that submits a message as a run for workers.
 
-    Raises `UsageError` for an option that only the process that executes a run could follow.
+    Raises `UsageError` for `--files` and for an `--approve` other than `ask`, because workers could not follow them.
     """
     from handrail.adapter.apps import code_of
     from handrail.fleet import FleetApp, Submission, submit
@@ -157,7 +157,7 @@ def _oidc(options: ServeOptions, secret: str | None) -> OidcProvider | None:
 
 
 def _check_apart(options: ServeOptions) -> None:
-    """Raise `UsageError` if the token file, TLS key or access log is in the folder that tools may change."""
+    """Raise `UsageError` if the token file, TLS key or access log is in the folder that `--files` lets tools change."""
     if options.files is None:
         return
     folder = Path(str(options.files).partition("{")[0] or ".").resolve()

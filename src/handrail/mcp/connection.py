@@ -264,7 +264,7 @@ class Connection:
         opening.set_exception(
             ServerUnavailable(f"the MCP server {self._name!r} ({self._server}) can't be used: {self._why}.")
         )
-        opening.exception()  # it is not an error if nobody waits any more
+        opening.exception()  # marks the exception as retrieved, since nobody may be waiting
 
     def _lost(self, why: str, end: asyncio.Event | None) -> None:
         """Note that the server is gone. Does nothing if `end` belongs to an earlier connection.
@@ -316,13 +316,13 @@ class Connection:
                     wait = FIRST_WAIT
                     async for _ in subscription:
                         self._changed()
-                self._changed()  # the list may change until the server is listened to again
+                self._changed()  # the list may change before the next subscription
             except SubscriptionLost:
                 self._changed()
             except (MCPError, OSError, TimeoutError, ValidationError, RuntimeError) as error:
                 log.debug("the MCP server %r can't be listened to: %s", self._name, error)
                 if isinstance(error, MCPError) and not _is_closed(error):
-                    return  # the server does not offer this
+                    return  # the server does not offer subscriptions
             await asyncio.sleep(wait)
             wait = min(wait * 2, LONGEST_WAIT)
 
@@ -439,7 +439,7 @@ class Connection:
             await self._close()
         elif self.loop.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), self.loop))
-        # A loop that is not running can't close it now. `asyncio.run` cancels the connection's task when it closes the loop.
+        # A loop that is not running can't close the connection now. `asyncio.run` cancels the connection's task when it closes the loop.
 
     async def _close(self) -> None:
         self._end_connection("it was closed")

@@ -40,7 +40,7 @@ def attachments_in(blocks: Sequence[ContentBlock], secrets: Secrets) -> tuple[At
             content = secrets.hide_in_bytes(base64.b64decode(data, validate=True))
             found.append(Attachment(content, secrets.hide(name), media_type=media_type))
         except (binascii.Error, DefinitionError):
-            continue  # the text still says what it was
+            continue  # the text still describes the file
     return tuple(found)
 
 

@@ -166,7 +166,7 @@ class SharedRate(CheckOnly):
         while calls and self._window is not None and calls[0][0] <= now - self._window:
             calls.popleft()
         if any(known == key for _, known in calls):
-            return PolicyDecision.allow()  # it was counted when it was checked before
+            return PolicyDecision.allow()  # the call was counted when it was first checked
         if len(calls) < self._most:
             calls.append((now, key))
             return PolicyDecision.allow()
@@ -225,7 +225,7 @@ class _Approvers(Environment):
 
     async def ask(self, question: Question, /) -> Answer | None:
         if question.kind == "approval":
-            return None  # it is in the journal, where the approvers find it
+            return None  # the question is in the journal, where the approvers find it
         if not self._asks:
             raise Declined(question.name, "the client can't show questions")
         return await self._call.ask(question)

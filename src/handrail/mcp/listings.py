@@ -49,7 +49,7 @@ class Listings:
         tools: Any = result.get("tools")
         if (
             not isinstance(tools, list)
-            or "content" in result  # it is the result of a call
+            or "content" in result  # the message is the result of a call
             or not self._problem_of(result)
             or self._problem_of({**result, "tools": []})
         ):

@@ -318,7 +318,7 @@ class _Server:
             await context.report_progress(said, done=progress, total=total)
 
         bus: Any = context.event_bus
-        # A report costs the server and this client about as much as an answer, so it is requested only for a listener.
+        # A report costs the server and this client about as much as an answer, so reports are requested only if somebody listens.
         heard = report if bus.listens_for(Progress) else None
         responses: Any = None
         state: str | None = None

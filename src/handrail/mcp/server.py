@@ -261,7 +261,7 @@ class ToolServer:
                     return content_of(call.task.result())
                 if is_modern and call.questions:
                     return self._input_required(request, call)
-                if has_ended:  # it was parked just as it was answered
+                if has_ended:  # the call was parked just as its question was answered
                     again = await self.continue_call(request, call.run_id, call.principal)
                     if isinstance(again, ToolResult):
                         return content_of(again)

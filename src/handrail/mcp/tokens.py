@@ -150,7 +150,7 @@ class SharedLogin(OAuthClientProvider):
         async with contextlib.AsyncExitStack() as held:
             if await self._must_refresh():
                 await held.enter_async_context(self._file.lock())
-                if not await self._must_refresh():  # another process has done so
+                if not await self._must_refresh():  # another process has refreshed them
                     await held.aclose()
             flow = super().async_auth_flow(request)
             try:
@@ -174,6 +174,6 @@ class SharedLogin(OAuthClientProvider):
             context.current_tokens = stored.tokens
             context.oauth_metadata = stored.server or context.oauth_metadata
             context.protected_resource_metadata = stored.resource or context.protected_resource_metadata
-            # Without metadata it is not known where to refresh them, so they are used until the server refuses them.
+            # Without metadata it is not known where to refresh the tokens, so they are used until the server refuses them.
             context.token_expiry_time = None if stored.server is None else stored.expires_at
         return not context.is_token_valid() and context.can_refresh_token()

@@ -305,7 +305,7 @@ async def _stop(
             break
         except TimeoutError:
             continue
-    _kill(process, signal.SIGKILL)  # processes that the server started and left running
+    _kill(process, signal.SIGKILL)  # ends processes that the server started and left running
     draining.cancel()
     errors.cancel()
     await asyncio.gather(draining, errors, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Availability: which providers' models would work here, and what the others need."""
+"""Availability: which providers' models would work with the current setup, and what the others need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ State = Literal["ready", "no key", "no address", "down", "refused", "not install
 
 
 class Availability(msgspec.Struct, frozen=True):
-    """Whether one provider's models would work here."""
+    """Whether one provider's models would work with the current setup."""
 
     provider: str
     state: State

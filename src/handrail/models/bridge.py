@@ -193,7 +193,7 @@ class BridgedModel:
 
 
 _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncGenerator[Any]]] = WeakKeyDictionary()
-"""Generators that keep models open, by event loop. They are kept here so that they are not garbage-collected."""
+"""Generators that keep models open, by event loop. This dict keeps them from being garbage-collected."""
 
 
 async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:

@@ -107,7 +107,7 @@ class FirstThatWorks:
 
     def candidates(self, request: ModelRequest, /) -> tuple[Candidate, ...]:
         found = [list(candidates_of(model, request)) for model in self._found()]
-        for each in found[:-1]:  # what follows the last model is decided by the choice around this one
+        for each in found[:-1]:  # the choice around this one, if any, decides for the last model
             each[-1] = Candidate(each[-1].model, each[-1].on_refusal or self._on_refusal)
         return tuple(candidate for each in found for candidate in each)
 

@@ -78,8 +78,8 @@ class GeminiModel:
     `https://host/v1beta`, and `key_variable=None` sends no key.
 
     Thoughts and their signatures are kept and sent back in their original places, as the API requires. `options` are further
-    fields of the request, such as `{"safetySettings": [...]}`, and `{"generationConfig": {...}}` adds to what Handrail
-    sends there. `takes` says which attachments the model takes, if that is not known from its name. After `silence` seconds
+    fields of the request, such as `{"safetySettings": [...]}`, and `{"generationConfig": {...}}` adds to the one that Handrail
+    sends. `takes` says which attachments the model takes, if that is not known from its name. After `silence` seconds
     without data, a request fails. Raises `DefinitionError` if the provider, the address or a header is invalid, or `api_key` is given.
     """
 
@@ -438,7 +438,7 @@ class _Pieces:
         elif text:
             yield ThinkingPart(text) if part.get("thought") else TextPart(text)
         elif not part or (text is not None and not part.get("thoughtSignature")):
-            return  # an empty text at the end of a stream
+            return  # an empty part, as at the end of a stream
         last = self._parts[-1] if self._parts else None
         if last is not None and _is_plain(last) and _is_plain(part) and _thinks(last) == _thinks(part):
             self._parts[-1] = {**last, "text": last["text"] + text}

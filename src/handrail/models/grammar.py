@@ -2,7 +2,7 @@
 
 A model can write any name, id and arguments for a call. Handrail refuses an invalid call, but keeps it unchanged in the
 conversation. The conversation is sent back to the provider with every later request, and an API refuses the whole
-request for one malformed name. The functions here normalise what is sent back:
+request for one malformed name. The functions in this module normalise what is sent back:
 
 - Each depends on nothing but its arguments, so that a message is encoded the same way in every request.
 - What an API accepts is returned unchanged, except for Mistral's ids and ids that could be mistaken for a digest.
@@ -65,7 +65,7 @@ def id_for_wire(id: str, accepted: re.Pattern[str]) -> str:
         ]  # nine characters leave no room for a prefix that tells a digest from an id
     if accepted.fullmatch(id) and not _NORMALISED.fullmatch(id):
         return id
-    # An id that looks like a digest is replaced too, since it could be the digest of another one.
+    # An id that looks like a digest is replaced too, since it could be the digest of another id.
     return f"hr-{_digest(id).hex()[:32]}"
 
 

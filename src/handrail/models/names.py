@@ -138,7 +138,7 @@ def _own_model(name: str, module: str, attribute: str, folder: Path | None) -> M
 
 
 def _import(module: str, folder: Path | None) -> ModuleType:
-    from handrail.neighbours import import_app, load_file  # only a model in a module needs it
+    from handrail.neighbours import import_app, load_file  # needed only for a model in a module
 
     file = _file_of(module, folder)
     if file is None or _is_installed(module):

@@ -1,6 +1,6 @@
 """`OpenAIModel`: OpenAI's two APIs, and every server that implements one of them.
 
-The chat completions API, `POST /chat/completions`, is here; the responses API is in `responses`.
+The chat completions API, `POST /chat/completions`, is in this module; the responses API is in `responses`.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -298,7 +298,7 @@ def _results(message: ToolMessage, quirks: Quirks) -> list[dict[str, Any]]:
 
 def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
     if answer.get("usage"):
-        yield UsagePart(_usage(answer["usage"]))  # first, because an answer that failed may have been counted
+        yield UsagePart(_usage(answer["usage"]))  # first, because a failed answer may be charged for
     error = answer.get("error")
     if error and not answer.get("choices"):
         raise failure_in_answer(endpoint, error)

@@ -171,7 +171,10 @@ class RenderedPrompt(Generic[OutputT]):
 
     text: str
     tools: tuple[AnyTool, ...]
-    """The tools of the prompt and of the enabled sections that are shown in full, in declaration order, except `provider_tools`."""
+    """The tools of the prompt and of the enabled sections that are shown in full, in declaration order.
+
+    Tools without a handler, such as `provider_tools`, are left out.
+    """
     output_schema: Schema[OutputT] | None
     deadline: Deadline | None
     policies: tuple[ScopedPolicy, ...]

@@ -99,7 +99,7 @@ def mask_reserved(mask: Path, root: Path) -> None:
     # Inner folders come first, because an outer folder may get a mode that denies access to them.
     for folder in sorted(around, reverse=True):
         with (
-            contextlib.suppress(FileNotFoundError),  # it was removed meanwhile
+            contextlib.suppress(FileNotFoundError),  # the folder was removed meanwhile
             reach(mask / folder) as at,
             reach(root / folder) as original,
         ):
@@ -118,7 +118,7 @@ def _imitate(folder: str, original: str) -> None:
 def _white_out(path: str) -> None:
     try:
         os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
-    except PermissionError:  # fall back to an empty folder that hides the one below
+    except PermissionError:  # not allowed to make devices, so an empty folder hides the content below
         os.mkdir(path)
         os.setxattr(path, OPAQUE, b"y")
 

@@ -44,12 +44,12 @@ class ServedApp:
     JSON. With `submit`, workers execute the runs, and this process only shows them; this needs a journal in PostgreSQL.
 
     Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
-    page is opened with a link that works once. The app logs that link when an ASGI server starts it. Only the
-    page's files, sign-in and `/health` need no authentication.
+    page is opened with a link that works once. The app logs a link when an ASGI server starts it, and a new one whenever
+    one has been used. Only the page's files, sign-in and `/health` need no authentication.
 
     Raises `DefinitionError` if `oidc` is given and there are no users, if `submit` is given and the journal is not in
-    PostgreSQL, if `token` is too short or is given together with users or `authenticate`, or if the access log can't be
-    opened.
+    PostgreSQL, if `token` is too short, can't be sent in a header, or is given together with users or `authenticate`, or
+    if the access log can't be opened.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     leg: str
-    """The id of the open leg; "" if no leg is open. The journal then has everything."""
+    """The id of the open leg, or "" if no leg is open. Without an open leg, the journal has everything."""
     messages: list[dict[str, Any]] = []
     """The finished messages of the run and of the runs nested in it."""
     state: Any = None
@@ -56,8 +56,8 @@ def decode(body: bytes) -> list[Said]:
 class Broadcast(Feed):
     """The feed of a leg whose readers are in other processes. While nobody watches, nothing is kept or written.
 
-    Batches are numbered, and written one after another, at least 50 ms apart. The leg never waits for them. If a batch
-    can't be written, its number is missing, and the watchers join again.
+    Batches are numbered, and written one after another, at least `pause` seconds apart. The run does not wait for
+    them. If a batch can't be written, its number is missing, and the watchers join again.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Broadcast(Feed):
             self._joined.clear()
             return
         if not self._joined and self._number:
-            self._number += 1  # skipped, because the events from while nobody watched are missing
+            self._number += 1  # a number is skipped, because events were dropped while nobody watched
         known, self._joined = self._joined, {each.id: each.joins for each in watchers}
         for each in watchers:
             if known.get(each.id, 0) < each.joins:

@@ -102,7 +102,7 @@ class Feed:
         return f"{self._boot}-{number}"
 
     def number_of(self, id: str) -> int | None:
-        """Return an event's position, or None if its id is from another feed or the event after it is no longer kept."""
+        """Return the position that an event id names, or None if the id is not this feed's or the next event is no longer kept."""
         boot, _, number = id.rpartition("-")
         if boot != self._boot or not (number.isascii() and number.isdecimal()) or len(number) > 18:
             return None
@@ -239,7 +239,7 @@ async def follow(
 ) -> AsyncGenerator[bytes]:
     """Yield encoded events: those in `before`, then those in the feed after a position.
 
-    The events end when `leg` ends or at position `until`. Without either, they never end. If none arrives for
+    The events end when `leg` ends or at position `until`, if either is given. If none arrives for
     `ping` seconds, yields a ping. With `nested=False`, events are encoded for clients from before protocol 1.0. A
     reader whose next event is no longer kept is disconnected, and gets a snapshot when it returns. If the reader
     follows one leg, it is first sent an error event, because an AG-UI client does not reconnect on its own and
@@ -354,8 +354,8 @@ class Slot:
 class EventStream:
     """A response that streams events until they end, the reader disconnects, or `end` is called.
 
-    If the server cancels the response, the stream ends without raising an error, because no event is lost. It also ends,
-    without sending anything more, once `is_allowed` returns False because the reader's session was revoked.
+    If the server cancels the response, the stream ends without raising an error, because no event is lost. Before each
+    chunk, `is_allowed` says whether the reader may still read. Once it returns False, the stream ends without that chunk.
     """
 
     def __init__(
@@ -392,7 +392,7 @@ class EventStream:
             await self._chunks.aclose()
 
     def end(self) -> None:
-        """End the response without sending anything more."""
+        """End the response without sending further events."""
         ended, self._ended = self._ended, True
         if self._scope is not None and not ended:
             self._scope.reschedule(asyncio.get_running_loop().time())

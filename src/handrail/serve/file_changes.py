@@ -28,7 +28,7 @@ async def unapplied_calls(journal: Journal, live: LiveRun | None) -> Container[t
 
 
 async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
-    """Return the file changes that a thread's successful calls made, oldest first.
+    """Return the file changes of a thread's successful calls, oldest first, including undone and unapplied ones.
 
     Raises `ThreadUnknown` if the thread has no runs.
     """

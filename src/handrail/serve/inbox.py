@@ -92,7 +92,10 @@ class Inbox:
         return await self._count(thread, question, await self._journal.votes.cast(question.run_id, vote))
 
     async def count_all(self) -> None:
-        """Count the votes on every open question. An earlier process may have ended before it counted the last vote."""
+        """Count the votes on every open question that needs votes, because an earlier process may not have counted the last.
+
+        If that fails for a question, the error is logged.
+        """
         for question in await self._journal.questions.open():
             if question.quorums:
                 try:

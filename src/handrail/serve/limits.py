@@ -36,7 +36,7 @@ class Limits:
     write_seconds: float = 30.0
     """Seconds that a client may leave data unread before it is disconnected. Applies to `handrail serve` only."""
     connections: int = 1000
-    """Maximum number of requests in progress, including open streams."""
+    """Maximum number of requests in progress, including open streams. `/health` is answered even beyond it."""
     streams: int = 256
     """Maximum number of open streams for each principal."""
     requests_per_second: float = 50.0

@@ -86,7 +86,8 @@ class BrowserEnvironment(Environment):
     def run_waiting(self, parking: Parking) -> None:
         """End the leg, because everything in the run waits for an answer.
 
-        The run is then parked: at once if the server is stopping, otherwise after `park_after`, unless `stays` is set.
+        If the server is stopping, the run is then parked at once. Otherwise it is parked after `park_after` seconds, unless
+        that is None or `stays` is set.
         """
         self.go_on()
         self._at_rest = True

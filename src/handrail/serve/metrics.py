@@ -1,6 +1,6 @@
 """`Metrics`: counters and durations of a server's work, without the names of principals or threads.
 
-The rest of the package only calls `Metrics.add` and `Metrics.record`. `PrometheusMetrics` keeps the numbers
+Code that measures something calls only `Metrics.add` and `Metrics.record`. `PrometheusMetrics` keeps the numbers
 in memory and renders them as Prometheus text.
 """
 

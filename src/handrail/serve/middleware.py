@@ -275,9 +275,10 @@ class GuardMiddleware:
             ) from None
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
-        """Send the refusal, unless a response has begun. Then read the body, if any, for up to a second.
+        """Send the refusal, and then read a limited part of the body, if any, for up to a second.
 
-        If the body were not read, a client that is still sending it might not get the refusal.
+        If the body were not read, a client that is still sending it might not get the refusal. Does nothing if a response
+        has begun.
         """
         if answer.started:
             return

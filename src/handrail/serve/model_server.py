@@ -1,8 +1,11 @@
 """A server for the embedded model with OpenAI's chat completions and responses APIs, streamed or not.
 
-Arguments of calls and structured answers are constrained by their JSON Schema. The model can't choose among tools.
-If a request offers one tool, the tool is called once for each message of the user, unless `tool_choice` is `none`.
-A tool that `tool_choice` names is always called. With several tools and no `tool_choice`, the answer is text.
+Arguments of calls and structured answers are constrained by their JSON Schema. The model can't choose among tools:
+
+- A tool that `tool_choice` names is always called. With `required`, so is the only tool, and several tools are refused.
+- With `auto`, which is the default, the only tool is called once for each message of the user. With several tools, the
+  answer is text.
+- With `none`, the answer is text.
 """
 
 from __future__ import annotations
@@ -175,9 +178,9 @@ async def run(model: Model, listening: socket.socket, ready: Callable[[], None] 
 
 
 async def _read(request: Request) -> dict[str, Any]:
-    """Return the body, which must be a JSON object sent to a local address. Raises `BadRequest` otherwise.
+    """Return the body. Raises `BadRequest` unless it is a JSON object of limited size, sent as JSON to a local address.
 
-    These conditions keep foreign pages in a browser from using the server.
+    The content type and the address are checked to keep foreign pages in a browser from using the server.
     """
     if not _is_local(request.url.hostname or ""):
         raise BadRequest("this server only answers to its local address. Use 127.0.0.1 or localhost.", 403)

@@ -198,7 +198,7 @@ class People:
     def verify(self, name: str, secret: str) -> Person | None:
         """Return the user with this name and secret, or None if there is no such user. Slow on purpose, so call it in a thread.
 
-        An unknown name takes as long as a wrong secret. A correct pair is recognised at once the next time.
+        An unknown name takes as long as a wrong secret. A correct pair is cached, so that it need not be hashed each time.
         """
         rows = self._read("SELECT salt, hash FROM users WHERE name = ?", name)
         salt, wanted = rows[0] if rows else (b"nobody has this.", b"")

@@ -62,7 +62,7 @@ class PrincipalFiles:
     def of(self, principal: str) -> DirectoryFilesystem:
         """Return the filesystem of one principal. Creates the folder if it does not exist.
 
-        Raises `DefinitionError` if the folder is a symbolic link or can't be opened.
+        Raises `OSError` if the folder can't be created, and `DefinitionError` if it is a symbolic link or can't be opened.
         """
         path = self.root / f"{self._before}{folder_name(principal)}{self._after}"
         path.mkdir(mode=0o700, exist_ok=True)

@@ -439,7 +439,7 @@ class Routes:
     async def audit(self, request: Request) -> Response:
         """Return up to 10,000 entries of the audit log as JSON lines, oldest first, starting after the entry `?after=`.
 
-        Raises `RequestRefused` if `after` is not the number of an entry.
+        Raises `RequestRefused` if `after` is not a number of at most 15 digits.
         """
         after = request.query_params.get("after", "0")
         if not after.isdecimal() or len(after) > 15:

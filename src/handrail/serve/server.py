@@ -28,7 +28,7 @@ from handrail.serve.refusals import error_body
 _BACKLOG = 2048
 _SPARE_FILES = 256
 _LATE_SECONDS = 1.0
-"""A timer that fires later than this shows that the server itself was busy. A client then gets its time again.
+"""If a timer fires more than this many seconds late, the server itself was busy, and the client gets its time again.
 
 Otherwise the server would refuse requests that have arrived, but that it has not read yet.
 """

@@ -191,8 +191,8 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
     """Read a consistent state of a thread from the journal and from memory.
 
     The run continues while the journal is being read, and the events from that time are taken from the feed. If that is
-    not possible, for example because the run ended in that time, everything is read again, at most five times in all.
-    Raises `ThreadUnknown` if the thread has no runs.
+    not possible, for example because the run ended in that time, everything is read again. The fifth result is returned
+    even if it is not consistent. Raises `ThreadUnknown` if the thread has no runs.
     """
     for tries in range(_TRIES):
         last, live = seen.feed.last, seen.live  # before `opening`, so that no event of a new leg is skipped
@@ -277,7 +277,7 @@ class _RunSummary(NamedTuple):
     usage: Usage
     cost: Decimal | None
     closed: Sequence[dict[str, Any]]
-    """The questions that people have answered or declined, with their answers."""
+    """The closed questions, with their outcomes and answers."""
     emitted: Mapping[str, Sequence[Any]]
 
 

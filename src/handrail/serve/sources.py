@@ -39,7 +39,7 @@ class Source(Protocol):
     def description(self) -> str: ...
     @property
     def model(self) -> str:
-        """The name of the model."""
+        """The name of the model, or "" if the source names none."""
         ...
 
     @property
@@ -285,7 +285,11 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
 
 
 def load_app_module(named: str) -> ModuleType:
-    """Import the module of an app. Raises `DefinitionError` if there is no such module, or if its code raises an error."""
+    """Import the module of an app.
+
+    Raises `DefinitionError` if there is no such module, or if its code raises an error. A `HandrailError` that its code
+    raises is not converted.
+    """
     try:
         return load_module(named)
     except HandrailError:

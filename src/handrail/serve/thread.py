@@ -73,8 +73,8 @@ class Setup:
 class Thread(ThreadRecord):
     """A conversation, with its session, its feed and its active run.
 
-    Everything is in the journal, so a thread without an active run can be dropped from memory and loaded
-    again. Actions are executed one at a time. Reading is possible during an action.
+    Its content is in the journal, so a thread without an active run can be dropped from memory and loaded
+    again. Actions that change its runs are executed one at a time. Reading is possible during an action.
     """
 
     def __init__(self, id: str, principal: str, setup: Setup, feed: Feed) -> None:
@@ -254,7 +254,7 @@ class Thread(ThreadRecord):
     # Called by the server.
 
     async def go_on(self, *, stays: bool = False) -> None:
-        """Resume a run that was parked or whose process ended, unless another process has it.
+        """Resume the newest run if it was parked or its process ended, unless another process or a different app has it.
 
         With `stays`, the run is not parked the first time it waits, because a question is about to be closed.
         """

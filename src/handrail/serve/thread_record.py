@@ -72,11 +72,11 @@ class ThreadRecord:
         return self._shown(await self._session_with(row))
 
     async def messages(self) -> Sequence[Message]:
-        """Return all messages, oldest first, including those of a parked run."""
+        """Return the messages, oldest first, including those of a parked run, but not those of nested runs."""
         return [message for _, message in await self.run_messages()]
 
     async def run_messages(self, rows: Sequence[RunRow] | None = None) -> Sequence[RunMessage]:
-        """Return all messages, each with the id of its run."""
+        """Return the messages that `messages` returns, each with the id of its run."""
         live = self.live
         if live is not None and live.has_started:
             return messages_in(live.session)

@@ -35,7 +35,7 @@ log = logging.getLogger("handrail.serve")
 _MOST_KEPT = 256
 """Number of threads in memory above which idle ones are dropped."""
 _MOST_RESUMED = 100_000
-"""Maximum number of unfinished runs to resume or wait for at startup, newest first."""
+"""Maximum number of unfinished runs to resume or wait for at startup. If there are more, only the newest are taken."""
 _MOST_SEARCHED = 500
 """Maximum number of threads that one search reads, because first messages are not indexed.
 

@@ -405,7 +405,7 @@ class _Rules:
                 if piece in prompt:
                     wanted = Schema[Any](schema)
                     value = wanted.parse_value(_given(answer, prompt))
-                    if on_text is not None:  # in two chunks, as a model would write it
+                    if on_text is not None:  # the text arrives in two chunks, as if a model streamed it
                         text, tell = to_json(value).decode(), Callback(on_text, "on_text")
                         tell(text[: len(text) // 2])
                         tell(text[len(text) // 2 :])

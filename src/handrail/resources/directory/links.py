@@ -79,7 +79,7 @@ class Ground(Shared):
         there = self._startup_names()
         if not there:
             return
-        self.jail.check_in_place()  # the links are followed from the folder's path
+        self.jail.check_in_place()  # the links are followed by path, not from the open folder
         root = os.path.realpath(self.jail.root)
         places = [place for name in there for place in PLACES[name]]
         for folder in HOOKS:

@@ -1,8 +1,8 @@
 """`RunInput`: an AG-UI client's input, after validation. `submit` starts or continues a run with it.
 
 Clients of protocol 1.0 and of 0.0.59 send the same fields, except for the version. A client sends the whole
-conversation each time, and only the new parts are used: user messages after the last answer, answers to
-interrupts, and results of the client's own tools.
+conversation each time. Only the new parts start or continue a run: user messages after the last answer, answers to
+interrupts, and results of the client's own tools. A thread that has no runs yet takes the earlier messages as history.
 
 The protocol requires one input to answer every open interrupt, and allows nothing else to be sent while an
 interrupt is open. If an input breaks this rule, the response is a stream that contains the error, because
@@ -89,7 +89,8 @@ class RunInput(NamedTuple):
 def parse_input(value: Any) -> RunInput:
     """Validate a client's input and return it.
 
-    Raises `RequestRefused` if the input is too large or invalid. The refusal of an invalid input lists its invalid fields.
+    Raises `RequestRefused` if the input is too large or invalid. The refusal of an invalid input names one or more of its
+    invalid fields.
     """
     _check_size(value)
     try:

@@ -1,4 +1,4 @@
-// Attachments: pictures are shown, and other files are links. Also encodes the files that people attach to a message.
+// Attachments: pictures that the server has are shown, and all others are links. Also encodes files that people attach.
 
 import * as server from "./server.js";
 import { html, useEffect, useState } from "./vendor/standalone.js";
@@ -11,7 +11,7 @@ export function Attachments({ files, thread }) {
   </ul>`;
 }
 
-// Only pictures of these types are shown. The server recognises them by their bytes, and serves other files as downloads.
+// Only pictures of these types are shown. The server recognises the types by the files' bytes.
 const SHOWN = /^data:image\/(png|jpeg|gif|webp);/;
 
 function File({ file, thread }) {

@@ -11,7 +11,7 @@ const LONGEST = 15_000; // The longest pause between two attempts to connect, in
  * A thread that the page shows and follows.
  *
  * `phase`: "loading", "new" (no messages yet), "ready" or "broken" (with `problem`).
- * `connection`: "none", "live" or "reconnecting". `changed()` is called at most once per frame.
+ * `connection`: "none", "live" or "reconnecting". `changed()` is called after each change; for events, at most once per frame.
  */
 export class Conversation {
   constructor(id, { unsaid, changed, signedOut, told }) {
@@ -81,7 +81,7 @@ export class Conversation {
           if (!event) continue;
           heard += 1;
           if (event.type === "MESSAGES_SNAPSHOT" && known && heard <= 2) {
-            // The page was disconnected for longer than the server keeps events, so load a new snapshot.
+            // The server no longer has the events that the page has missed, so load a new snapshot.
             return void this.open();
           }
           this.take(id, event);

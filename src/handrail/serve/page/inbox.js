@@ -6,7 +6,7 @@ import { html, useCallback, useEffect, useState } from "./vendor/standalone.js";
 
 const SECONDS = 3;
 
-/** The questions that wait for this person's vote, reloaded every few seconds. `questions` is null if the person may not vote. */
+/** The open questions that this person may vote on, reloaded every few seconds. `questions` is null if the person may not vote. */
 export function useInbox(enabled, signedOut) {
   const [questions, setQuestions] = useState(enabled ? [] : null);
   const reload = useCallback(async () => {

@@ -2,8 +2,8 @@
 // No DOM.
 
 /**
- * The list after its newest page was loaded again. If there are no further pages, the page is the whole list. If there
- * are, the page replaces every thread that is newer than its last one. Older threads are kept.
+ * The list after its newest page was loaded again. If the page is empty or the last one, it is the whole list. Otherwise
+ * it replaces every thread that is newer than its last one, and older threads are kept.
  */
 export function refreshed(before, page) {
   const last = page.threads.at(-1);

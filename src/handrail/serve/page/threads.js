@@ -108,7 +108,7 @@ const REFRESH = 20_000; // milliseconds
 const TYPING = 200; // milliseconds after the last key
 const NOTHING = { threads: null, next: null, problem: null, busy: false };
 
-/** The threads whose first message contains `find`. An empty `find` loads all threads, and null loads none. */
+/** The threads whose first message contains the words of `find`, page by page. With "" these are all threads; null loads none. */
 function usePages(find, signedOut) {
   const [state, setState] = useState(NOTHING);
   const now = useRef(find);

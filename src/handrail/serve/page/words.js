@@ -48,7 +48,7 @@ export function dollars(cost) {
   return `$${value < 0.1 ? value.toFixed(4) : value.toFixed(2)}`;
 }
 
-/** How long ago a time was, in short form, or its date if that is more than a week; "" if it is not a time. */
+/** How long ago a time was, in short form, or its date if that is a week or more; "" if it is not a time. */
 export function ago(iso, now = Date.now()) {
   const then = Date.parse(iso);
   if (Number.isNaN(then)) return "";

@@ -125,7 +125,7 @@ class PostgresStorage(Storage):
         schema = self._schema(folder)
         self._schemas.add(schema)
         tables = [f'"{schema}"."{table}"' for table in self._tables(schema) if table != "about"]
-        if tables:  # much faster than creating them again
+        if tables:  # truncating is much faster than creating the tables again
             self._execute(f"TRUNCATE {', '.join(tables)}")
 
     def close(self) -> None:

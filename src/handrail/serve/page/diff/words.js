@@ -1,6 +1,6 @@
 // The words that differ between two lines. No DOM.
 
-const MOST_WORDS = 160; // per line; longer lines are compared by their ends only
+const MOST_WORDS = 160; // between the equal ends of two lines; if there are more, only the ends are compared
 const LEAST_ALIKE = 0.35; // below this similarity, marking words is useless
 
 /** @typedef {{text: string, changed: boolean}} Piece */

@@ -46,7 +46,7 @@ function placeholder({ kind, default: given }) {
 const WHOLE = /^[+-]?\d+$/;
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 
-/** Parses a number. Returns null if the text is not a number, or the number can't be sent exactly. */
+/** Parses a number. Returns null if the text is not a finite number, or is a whole number that can't be sent exactly. */
 function numberIn(text, type) {
   if (!(type === "integer" ? WHOLE : NUMBER).test(text)) return null;
   const number = Number(text);

@@ -106,7 +106,7 @@ export function entriesOf(schema) {
   return patterns.length === 1 ? patterns[0] : null;
 }
 
-/** The index of the alternative a value belongs to, by its discriminator or type; 0 if unclear. */
+/** The index of the first alternative that fits a value, by discriminator, options, properties or type; 0 if none fits. */
 export function kindOfValue(kinds, value, discriminator, root) {
   const fits = (kind) => {
     if (discriminator && isObject(value)) {
@@ -148,7 +148,7 @@ export function kindName(kind, discriminator, root) {
 
 const FORMAT_NAMES = { date: "Date", time: "Time", "date-time": "Date and time", email: "E-mail", uri: "Address", uuid: "UUID", duration: "Duration" };
 
-/** The label of a property: its title, unless that only repeats its name. */
+/** The label of a property: its title, or its name in words if the title is missing or only repeats the name. */
 export function labelOf(name, schema) {
   const title = isObject(schema) ? schema.title : undefined;
   if (typeof title === "string" && title && squeezed(title) !== squeezed(name)) return title;
@@ -173,8 +173,8 @@ export function shown(value) {
 }
 
 /**
- * The initial value of a field: its default, or an empty value if one is required.
- * undefined means no value. An object starts with those of its fields that have an initial value.
+ * The initial value of a field: its default. Without one, a required field starts with null if it may be null, and with
+ * `blank` otherwise. undefined means no value.
  */
 export function initial(schema, root, { required = true, depth = 0 } = {}) {
   const found = resolved(schema, root);
@@ -185,7 +185,7 @@ export function initial(schema, root, { required = true, depth = 0 } = {}) {
   return blank(kinds[0], root, depth);
 }
 
-/** The value with which a field of this kind starts: a constant, an empty group, or undefined for a single input. */
+/** The value with which a field of this kind starts: a constant, a group of initial values, or undefined for any other. */
 export function blank(kind, root, depth = 0) {
   const shape = shapeOf(kind);
   if (shape === "const") return optionsOf(kind)[0];

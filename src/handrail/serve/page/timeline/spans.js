@@ -10,7 +10,7 @@
  */
 
 /**
- * Every span of the tree, parents before children, in order of time.
+ * The spans of the tree that have a time, parents before children, in the order of the record.
  * @param {object} tree a run, as `GET /threads/{id}/runs/{run_id}` returns it
  * @param {number} now seconds since 1970: the end of open spans
  * @returns {Span[]}
@@ -22,7 +22,7 @@ export function spansOf(tree, now) {
   return made.spans;
 }
 
-/** Whether the run is not over. A parked run is still waiting for an answer. */
+/** Whether the run is active or waits for an answer. */
 export function isGoing(tree) {
   return ["running", "waiting", "parked"].includes(tree?.status);
 }
