@@ -74,7 +74,10 @@ class DbosDispatcher:
             client.destroy()
 
     async def wake(self, run: RunRow, /) -> None:
-        """Enqueue the next leg, once DBOS is launched. A lost leg is cancelled first, because DBOS counts it as running."""
+        """Enqueue the next leg once DBOS is launched, unless it already waits in its queue or has just started.
+
+        A lost leg is cancelled first, because DBOS counts it as running.
+        """
         await self._ready.wait()
         await self._in_thread(lambda: self._wake(run))
 

@@ -47,7 +47,7 @@ class ProcrastinateDispatcher:
         """Do nothing. Workers look in the journal for due runs, and wake them."""
 
     async def wake(self, run: RunRow, /) -> None:
-        """Add a job for the next leg, unless one is already waiting.
+        """Add a job for the next leg, unless one is already waiting. Waits until `work` has a connection.
 
         A lost job does not block later legs, because each leg has its own lock.
         """

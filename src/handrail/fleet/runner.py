@@ -247,9 +247,9 @@ class Runner:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _hand_over(self, handed: dict[str, float], now: float) -> dict[str, float]:
-        """Hand every due run to the engine, and again after a while if it is still due.
+        """Hand due runs to the engine, at most 1000 at a time. A run that is still due after a while is handed over again.
 
-        Returns the time at which each leg was handed over.
+        Returns when each leg that is still due was handed over.
         """
         kept: dict[str, float] = {}
         for row in await self.journal.queue.due(self.queues, host=self.host, limit=1000):

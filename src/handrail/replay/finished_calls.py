@@ -45,10 +45,13 @@ CALL_AGAIN = "Call it again if it is still needed."
 async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
     """Return this call's recorded outcome and apply its recorded effects; None if the call has to run.
 
-    Raises `OutcomeUnknown` if the outer handler now makes a different call here, or if the effects conflict with later
-    changes and the call may not run again. In the second case, a call that was given a secret raises `Conflict` instead.
-    Also raises `OutcomeUnknown` if the call was being undone and that can't be finished, or if its answer with a secret was
-    lost after its handoff had begun to use it.
+    Raises `OutcomeUnknown` if
+
+    - the outer handler now makes a different call at this place,
+    - the effects conflict with later changes and the call may not run again (a call that was given a secret in an answer
+      raises `Conflict` instead, even if it may run again),
+    - the call was being undone and that can't be finished, or
+    - its answer with a secret was lost after its handoff had begun to use it.
     """
     log = attempt.frame.log
     if attempt.kind.undoes:
@@ -139,7 +142,7 @@ def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
 
 
 def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """End the call with its recorded result, and return it. The event is logged in the session but not published."""
+    """End the call with its recorded result, and return that result. The event is logged in the session but not published."""
     result = read_result(attempt.tool, written)
     attempt.close()
     frame = attempt.frame
@@ -220,9 +223,9 @@ class _AnswerCost(msgspec.Struct, frozen=True):
 
 
 def bill_nested(attempt: Attempt, before: int | None = None) -> None:
-    """Charge the model answers of runs nested in this call, which are not replayed.
+    """Charge the recorded model answers of runs nested in this call. These runs are not replayed.
 
-    With `before`, charge only those of attempts earlier than that number.
+    With `before`, charge only the answers in attempts earlier than that number.
     """
     frame = attempt.frame
     for body in frame.log.answers_under(attempt.call.place, before):

@@ -48,8 +48,9 @@ async def decide_interrupted(attempt: Attempt) -> bool:
     elsewhere. Returns True if the call has happened. It is then finished, and its transaction has the effects of its inner
     calls, so it only has to commit. Otherwise raises `Unsuccessful`, which carries the call's result, or `OutcomeUnknown`.
 
-    A call with a secret can't run again. In arguments from a model, the record has a mask, which parsing rejects. A
-    secret from a person would have to be requested again, although the call may have used the first answer already.
+    Once a call with a secret has begun, it runs again only if its probe says that it never took effect, or if it continues
+    work that goes on elsewhere. In arguments from a model, the record has a mask, which parsing rejects. A secret from a person would have to
+    be requested again, although the call may have used the first answer already.
     """
     if attempt.kind.is_auxiliary:
         return False

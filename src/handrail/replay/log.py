@@ -83,7 +83,7 @@ class RunLog:
         self.untold: Mapping[str, Any] = {}
         """The session's undone calls that its model has not been told about."""
         self.asked: Mapping[str, QuestionRecord] = {each.question.id: each for each in asked}
-        """The questions of the run that were open or answered when the record was loaded."""
+        """The questions of the run that were open, answered or declined when the record was loaded."""
         self._clock = clock
         self._found: dict[tuple[EntryKind, str], bytes] = {
             (each.kind, each.key): each.body for each in entries
@@ -133,12 +133,12 @@ class RunLog:
                 yield body
 
     def find(self, kind: EntryKind, place: Place, type: type[T]) -> T | None:
-        """Return the value recorded at this place; None if there is none."""
+        """Return the value of this kind that the loaded record has at this place; None if it has none."""
         body = self._found.get((kind, str(place)))
         return None if body is None else msgspec.msgpack.decode(body, type=type)
 
     def has(self, kind: EntryKind, place: Place) -> bool:
-        """Return whether a value of this kind was recorded at this place."""
+        """Return whether the loaded record has a value of this kind at this place."""
         return (kind, str(place)) in self._found
 
     def has_begun(self, run: Place) -> bool:

@@ -69,14 +69,17 @@ def _is_charged_once(attempt: Attempt) -> bool:
 
 
 async def mark_given(attempt: Attempt) -> None:
-    """Mark a handler that is about to receive a secret in an answer. From then on it is not run again."""
+    """Mark a handler that is about to receive a secret in an answer, so that a resumed run does not run it again.
+
+    A part that only asks is not marked, because its question is asked again.
+    """
     attempt.has_secret = True
     if not attempt.kind.only_asks:
         await _mark(attempt, GIVEN_SECRET)
 
 
 async def _mark(attempt: Attempt, what: str) -> None:
-    """Record the mark durably.
+    """Record the mark durably. Does nothing without a journal.
 
     If the log is closed, raises `CancelledError` in a cancelled run, and `RunBusy` otherwise.
     """
@@ -92,9 +95,9 @@ async def _mark(attempt: Attempt, what: str) -> None:
 def can_reenter(attempt: Attempt) -> bool:
     """Return whether an interrupted handler may be run again from the start.
 
-    It may not if it was given a secret, which is not recorded and so can't be given again. Before it begins, a
-    handler gets secrets only as arguments; the exception is an act of a handoff, which may get one in an answer.
-    That answer is requested again if the act can be undone completely.
+    It may not if its tool does not allow that, or if it was given a secret, which is not recorded and so can't be given
+    again. Before it begins, a handler gets secrets only as arguments; the exception is an act of a handoff, which may get one
+    in an answer. That answer is requested again if the act can be undone completely.
     """
     tool = attempt.tool
     if attempt.has_secret and not EFFECTS[tool.effect].transactional:

@@ -136,7 +136,7 @@ class Parking:
         return live, {attempt.parent for attempt in live if attempt.parent is not None}
 
     def _asks_a_model(self) -> bool:
-        """Return whether a run has no active call, and so waits for its model."""
+        """Return whether one of the runs has no active call, and so waits for its model."""
         return any(frame.task is not None and not frame.live for frame in self._frames)
 
 
@@ -148,10 +148,10 @@ def end_grace(attempt: Attempt) -> None:
 
 
 def _rests(attempt: Attempt, is_around: bool) -> bool:
-    """Return whether this call only waits for answers from outside."""
+    """Return whether this call only waits for later answers or, if it `is_around` other calls, for these calls."""
     if not attempt.waiting and not is_around:
         return False
-    # Otherwise another question has been or may be answered, and the handler may continue with that answer.
+    # If more questions are open than wait for later answers, or in the grace period, the handler may be about to continue.
     return attempt.asking <= attempt.waiting and attempt.grace is None
 
 

@@ -74,7 +74,7 @@ def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
 
 
 def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
-    """Decode a recorded result. Its value has the declared type if it still matches that type."""
+    """Decode a recorded result. The value of a success has the declared type if it still matches that type."""
     found = msgspec.json.decode(written, type=_Written)
     written = bytes(found.value)
     value = read_value(tool, written) if found.success else pydantic_core.from_json(written)

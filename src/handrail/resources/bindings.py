@@ -362,7 +362,7 @@ class CallResources:
         work = close_logged(closer)
         try:
             asyncio.run_coroutine_threadsafe(work, self.home.loop)
-        except RuntimeError:  # the event loop is closed too
+        except RuntimeError:  # the event loop is closed, so nothing can await the closing
             work.close()
         raise ContextExpired(self.home.call)
 

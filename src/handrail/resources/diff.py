@@ -91,7 +91,7 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
         return
     try:
         before, after = _text(base.data), _text(node.data)
-    except FileError:  # a pipe, or a file without read permission
+    except FileError:  # for example, the file may not be read, or is too large
         yield f"{old} and {new} differ, and their content can't be shown"
         return
     if before is None or after is None:
@@ -131,7 +131,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _bytes(data: Data) -> bytes:
-    if hasattr(data, "kind"):  # a pipe or a socket
+    if hasattr(data, "kind"):  # a pipe, a socket or a device
         return b""
     target: Any = getattr(data, "target", None)
     if target is not None:

@@ -1,7 +1,7 @@
 """The layers of an overlay, and the marks in them.
 
-In a layer, a regular file or link is the current content, and a character device 0:0 marks a deletion. A folder
-with `user.overlay.opaque=y` hides the content that it has in the layers below.
+In a layer, a character device 0:0 marks a deletion, and a file or link is the current content of its path. A folder is
+merged with the content that it has in the layers below. With `user.overlay.opaque=y`, it hides that content instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Layers:
     work: Path
     """A private folder for temporary files, on the same disk as `upper`."""
     mounted_at: int = 0
-    """The disk's time when the layers were created, in nanoseconds. A command might not see later changes."""
+    """The disk's time when the layers were created, in nanoseconds, or 0 if unknown. A command might not see later changes."""
 
     @property
     def root(self) -> Path:
@@ -99,7 +99,7 @@ def mask_reserved(mask: Path, root: Path) -> None:
     # Inner folders come first, because an outer folder may get a mode that denies access to them.
     for folder in sorted(around, reverse=True):
         with (
-            contextlib.suppress(FileNotFoundError),  # it was removed meanwhile
+            contextlib.suppress(FileNotFoundError),  # the folder was removed meanwhile
             reach(mask / folder) as at,
             reach(root / folder) as original,
         ):
@@ -118,7 +118,7 @@ def _imitate(folder: str, original: str) -> None:
 def _white_out(path: str) -> None:
     try:
         os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
-    except PermissionError:  # fall back to an empty folder that hides the one below
+    except PermissionError:  # not allowed to make devices, so an empty folder hides the content below
         os.mkdir(path)
         os.setxattr(path, OPAQUE, b"y")
 

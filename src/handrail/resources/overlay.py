@@ -47,7 +47,7 @@ class Overlay(Layer):
         self._writable = writable
         self._state = OPEN
         self._sealed = False
-        # The changes made here, the nodes read, and the listings of folders whose names were read.
+        # The changes made in this fork, the nodes read, and the listings of folders whose names were read.
         self._over: dict[str, dict[str, tuple[Node, Node]]] | None = None
         self._seen: dict[str, dict[str, Node]] | None = None
         self._listed: dict[str, Listing] | None = None

@@ -44,7 +44,7 @@ class ReservedNames:
                     before = known.get(folder)
                     if before is None or before[0] != changed:
                         before = (changed if changed + _SETTLED < now else 0, *_read(here, folder))
-            except OSError:  # it was removed meanwhile, or may not be read
+            except OSError:  # the folder was removed meanwhile, or may not be read
                 continue
             found[folder] = before
             pending += before[1]

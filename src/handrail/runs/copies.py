@@ -103,8 +103,8 @@ async def fork(
 
     When resumed, it asks the model for the next answer. It has its own session, which starts like the original
     run's. Files are not changed: the fork sees them as they are now, whatever the shared calls did to them.
-    Open questions of these calls are asked again. Raises `RunError` if the run has no such step, or has not begun, or if an
-    earlier run of its session is not over.
+    Open questions of these calls are asked again. Raises `RunError` if the run has no such step, or has not begun, if an
+    earlier run of its session is not over, or if the journal already has a run with the id `new_id`.
     """
     row = await journal.runs.get(run_id)
     check_begun(row)
@@ -201,7 +201,7 @@ FORMAT = 1
 _AT_PLACES = frozenset(
     ("model answer", "call begun", "call tried", "inner call", "verb", "advice", "approval")
 )
-"""The kinds of entries whose keys are places."""
+"""The kinds of entries whose keys are checked to be places."""
 
 
 class _Head(msgspec.Struct):

@@ -105,10 +105,15 @@ async def replay(
     """Replay a recorded run with the current code. Returns the first difference; None if there is none.
 
     No model is asked and nothing is changed. Calls with effect `pure`, `read` and `staged` run in a transaction
-    that is dropped. The recorded result is used for all other calls, and for calls that asked somebody, were
-    given a secret, ran a nested prompt, or worked on files that have changed since. `filesystem` must contain
-    the files as they were when the run began; without it, calls that used files are not run. `params`
-    override the recorded ones. If the run's session was created with its own slice rules, pass `session`: an empty
+    that is dropped. The recorded result is used for all other calls, and for calls that
+
+    - asked somebody, were given a secret, ran a nested prompt or used another recorded verb,
+    - ended with a status other than `ok` and `error`,
+    - need a person, a model or a worker, or a tool that only the original caller provided, or
+    - worked on files that have changed since.
+
+    `filesystem` must contain the files as they were when the run began; without it, calls that used files are not run.
+    `params` override the recorded ones. If the run's session was created with its own slice rules, pass `session`: an empty
     session with the recorded id. `tally` receives the counts. Raises `HandrailError` if the replay itself fails.
     """
     row = await journal.runs.get(run_id)
@@ -167,7 +172,7 @@ def _laid_out(offer: str) -> str:
 async def _changed_since(
     journal: Journal, units: Sequence[CommitUnit], filesystem: Filesystem | None
 ) -> list[str]:
-    """Return the places of all files that were written in the folder since this run's first call there, by any run."""
+    """Return the places of all files that this run's first call in the folder, or any later call of any run, wrote there."""
     folder = folder_of(filesystem), folder_id_of(filesystem)
     first = next((unit for unit in units if unit.is_in(*folder)), None) if folder[0] else None
     if first is None:

@@ -55,7 +55,8 @@ async def said(journal: Journal, run_id: str) -> list[Message]:
     """Return the messages that a run has added to its session's conversation so far.
 
     For an unfinished run they come from the record, in which open calls have no result. Such messages can be shown,
-    but can't be sent to a model.
+    but can't be sent to a model. Raises `RunError` if the run is unfinished and has begun, and an earlier run of its session
+    is not over.
     """
     row = await journal.runs.get(run_id)
     return decode_outcome(row).messages if row.status in OVER else await retold(journal, row)

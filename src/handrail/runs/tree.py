@@ -39,14 +39,14 @@ class CallNode(msgspec.Struct, kw_only=True):
     tool: str
     id: str = ""
     arguments: str = ""
-    """The arguments as JSON with secrets masked; "" if they are not recorded."""
+    """The arguments as JSON, or as the model wrote them, with secrets masked; "" if they are not recorded."""
     status: str = "open"
     """The status with which the call ended; `open` if it has not ended."""
     at: float | None = None
     """When the call, or the first thing recorded inside it, began, in seconds since 1970; None if unknown."""
     seconds: float | None = None
     message: str = ""
-    """The text that the model was given as the call's result."""
+    """The text of the call's result, as a model is shown it; "" if none is recorded."""
     attachments: Sequence[Attachment] = ()
     """References to the files that the call returned."""
     diff: str = ""
@@ -102,7 +102,7 @@ class RunTree(msgspec.Struct, kw_only=True):
     outcome: RunOutcome
     turns: list[Turn]
     calls: list[CallNode]
-    """Every call, including inner ones, in the order of their places."""
+    """The run's calls, including inner ones, in the order of the outermost calls that contain them."""
     questions: list[QuestionRecord]
     """The run's open, answered and declined questions."""
     usage: Usage
@@ -114,7 +114,7 @@ class RunTree(msgspec.Struct, kw_only=True):
 
     @property
     def steps(self) -> int:
-        """The number of model answers."""
+        """The number of model answers, without those of nested runs."""
         return len(self.turns)
 
 

@@ -55,8 +55,13 @@ async def undo(
     `session`, so that it drops the call immediately. Otherwise it drops the call when it is next evaluated.
 
     Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices, which the error
-    names. It is also raised if the call failed and changed nothing, was undone or discarded before, has changes that
-    are not applied, belongs to the run that this one was forked from, or changed files and no `filesystem` was passed.
+    names, or if the call
+
+    - failed and changed nothing,
+    - was undone or discarded before,
+    - has changes that are not applied,
+    - changed files in a folder, and no `filesystem` was passed, or
+    - changed only files that are not recorded, or that belong to the run from which this one was forked.
 
     `UndoRefused` is also raised once an undo finds a file that someone else has changed. Inner calls that were undone
     before that stay undone, and the error's `undone` lists them.
@@ -238,7 +243,7 @@ def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
 
 
 def meet(written: str, touched: str) -> bool:
-    """Return whether a change at one path is visible at another. A path with a trailing slash is a folder's listing."""
+    """Return whether a change at `written` is visible at `touched`, which is a folder's listing if it is empty or ends in a slash."""
     if touched.endswith("/") or not touched:  # the folder was listed
         folder = touched.rstrip("/")
         return written == folder or written.rpartition("/")[0] == folder or folder.startswith(f"{written}/")

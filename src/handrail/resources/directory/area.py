@@ -320,7 +320,7 @@ class Area:
         self._spare = None
         if spare is not None:
             folder = mine / f"{kind}{self.number()}"
-            with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
+            with contextlib.suppress(FileNotFoundError):  # somebody has deleted the spare folder
                 self.disk.retire(spare, folder)
                 return folder
         return self.new_folder(kind)
@@ -419,7 +419,7 @@ class Area:
         """
         found = self._find(key)
         if found is None:
-            # A process that died may have left it among its own files, and so may an undo that failed.
+            # A process that died, or an undo that failed, may have left the commit in a process's folder.
             if self.is_own():
                 self._sweep(self.mine)
                 for commit in list(self.begun(self.mine, "")):

@@ -193,7 +193,7 @@ class Commit:
             if step.do == "change" or step.tree == EMPTY or (step.folder and not step.before):
                 continue  # a *change* displaces nothing, and `_do` decides whether a folder may exist already or be kept
             folder, name = split(step.path)
-            with contextlib.suppress(OSError):  # an earlier step creates its folder
+            with contextlib.suppress(OSError):  # the folder may not exist until an earlier step creates it
                 if _identity_in(folders.open(folder), on_disk(name)) != step.before:
                     return step.path
         return ""
@@ -375,7 +375,7 @@ class Commit:
         Raises `Unexpected`, and moves it back, if it is not what the step expects.
         """
         self._disk.place(there, name, slots, step.slot)
-        # It may have been changed between the check and the rename. Now nobody can reach it by its path.
+        # The content may have been changed between the check and the rename. Now nobody can reach it by its path.
         displaced = _status_in(slots, step.slot)
         if not _is_expected(step, slots, step.slot, displaced):
             self._disk.place(slots, step.slot, there, name)
@@ -388,7 +388,7 @@ class Commit:
         """Exchange the slot with what is at a path, and return the status of what was displaced.
 
         Returns None if somebody has just deleted the staging folder. Raises `Busy` if another program is writing to the
-        path, and `Unexpected` if the path does not hold what the step expects. In both cases, what was displaced is put back.
+        path, and `Unexpected` if the path does not hold what the step expects. In both cases, anything displaced is put back.
         """
         with unwritten(there, name, found) as is_unwritten:
             self._disk.exchange(slots, step.slot, there, name)
@@ -416,7 +416,7 @@ class Commit:
             theirs = _identity_in(slots, step.slot)
             try:
                 self._disk.exchange(slots, step.slot, there, name)
-            except FileNotFoundError:  # they have deleted ours
+            except FileNotFoundError:  # somebody has deleted what this step had put there
                 try:
                     self._disk.place(slots, step.slot, there, name)
                 except FileExistsError:

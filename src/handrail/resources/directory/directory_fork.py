@@ -190,7 +190,7 @@ class DirectoryFork(Linked, FileFork):
         to commit. `key` names the call and the journal that will record it. Without a journal, the commit
         counts as made as soon as anything is renamed. With `synced`, the staged files survive a power cut.
         Raises `ContextError` unless the fork is prepared and has no outer fork, `Conflict` if a file has changed meanwhile,
-        and `FileError` if the disk reports an error.
+        and `FileError` if the folder was moved, if a path can't be committed, or if the disk reports an error.
         """
         with self._shared.lock:
             if self._state != PREPARED or self._line:
@@ -224,7 +224,7 @@ class DirectoryFork(Linked, FileFork):
                     if not asked_for:
                         self.drop()
                     raise  # a caller that staged the commit drops it itself, once it knows that the commit is not recorded
-                self._over = None  # the layer is part of the folder now
+                self._over = None  # the changes are part of the folder now
             super().apply()
             self._clear()
             if not asked_for:
@@ -314,7 +314,7 @@ class DirectoryFork(Linked, FileFork):
             top = stack.top
             if top is None:
                 raise ContextError(f"the fork of {self._owner!r} has no layers. Call layers() first")
-            self._ground.jail.check_in_place()  # the command has seen the folder at the path
+            self._ground.jail.check_in_place()  # the command opened the folder by its path
             entries = list(top.changed())
             for entry in entries:
                 if entry.kind == "other" and not is_pipe_or_socket(entry.status):
@@ -340,7 +340,7 @@ class DirectoryFork(Linked, FileFork):
         folder, name = split(entry.path)
         now = self._parent._look(folder, name)
         if not now.version:
-            # If the file was copied up from a lower layer, either someone has deleted it since, or the command moved it here.
+            # If the file was copied up from a lower layer, either someone has deleted it since, or the command moved it to this path.
             return entry.copied and self._other_names(folder, mounted_at)
         if now.is_folder and (entry.kind != "folder" or entry.opaque):
             below = self._parent._below(entry.path, now)
@@ -467,7 +467,7 @@ class _Staged:
             fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             now = version_of(os.fstat(fd))
-            # without ctime, which changes when a layer shares the file
+            # The identity leaves out the ctime, which changes when another layer links the file.
             if identity(now) != identity(version):
                 raise Conflict([path])
             return read_open(fd, path, now, self._limit)

@@ -40,9 +40,9 @@ _PROBED = 20
 class DirectoryFilesystem(Linked):
     """The files under a real folder. No path or link can lead out of it.
 
-    Calls work on forks. A fork costs nothing to create, and its reads go to the disk. Its writes are staged beside
-    the folder until it commits. The commit checks that no person, process or other call has changed the same paths,
-    and then renames the writes into place. No other path is ever touched. A write made directly through this object
+    Calls work on forks. A fork costs nothing to create, and its reads go to the disk. Its writes stay in memory and in the
+    staging folder until it commits. The commit checks that no person, process or other call has changed the same paths,
+    and then renames the writes into place. No other file in the folder is changed. A write made directly through this object
     is a separate commit. Raises `DefinitionError` if the folder can't be opened or its disk ignores case, or if `staging`
     is the folder itself, contains it, or is deep inside it.
 

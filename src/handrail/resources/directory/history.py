@@ -54,7 +54,7 @@ class Kept(msgspec.Struct, frozen=True):
     call: str
     """The digest of the call's key (see `call_digest`)."""
     own: int = 0
-    """Bytes of the files that exist nowhere else."""
+    """Bytes of the files that existed nowhere else when the commit was made."""
     shared: int = 0
     """Bytes of the files that had other names too when the commit was made."""
     is_dropped: bool = False
@@ -170,7 +170,7 @@ class History:
             kept[at] = Kept(
                 f"{victim.name.partition('-')[0]}-{victim.call}-{_DROPPED}", victim.call, is_dropped=True
             )
-            with contextlib.suppress(OSError):  # it only explains why the commit is gone
+            with contextlib.suppress(OSError):  # the file only explains why the commit is gone
                 os.close(os.open(self.path(kept[at]), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._remove(victim, remove)
 
@@ -234,7 +234,7 @@ def _files(folder: Path) -> Iterable[os.stat_result]:
     pending = [os.fspath(folder)]
     while pending:
         here = pending.pop()
-        with contextlib.suppress(OSError), os.scandir(here) as entries:  # others may be removing it
+        with contextlib.suppress(OSError), os.scandir(here) as entries:  # others may be removing the folder
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)

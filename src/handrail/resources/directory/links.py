@@ -1,7 +1,7 @@
 """`Linked`: a layer with symbolic links.
 
-The kernel never follows a link. A path that crosses a link is resolved here, one name at a time, as the fork sees
-it. A link's target must be inside the root, and following a link counts as reading it.
+When a file is read or written, the kernel follows no link. A path that crosses a link is resolved by this module, one name
+at a time, as the fork sees it. A link's target must be inside the root, and following a link counts as reading it.
 
 If ripgrep is installed, a search of many files for a plain text uses it to find the files that contain the text. Its
 output only narrows down the files to read. Handrail's own code always finds the matches, so results do not depend on ripgrep.
@@ -79,7 +79,7 @@ class Ground(Shared):
         there = self._startup_names()
         if not there:
             return
-        self.jail.check_in_place()  # the links are followed from the folder's path
+        self.jail.check_in_place()  # the links are followed by path, not from the open folder
         root = os.path.realpath(self.jail.root)
         places = [place for name in there for place in PLACES[name]]
         for folder in HOOKS:

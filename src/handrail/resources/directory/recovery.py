@@ -77,7 +77,7 @@ async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recove
     unapplied: list[Unapplied] = []
     for unit in units:
         if await _is_given_up(journal, unit.run_id, unit.call_id):
-            await journal.calls.applied(unit)  # the process ended between the two steps of giving it up
+            await journal.calls.applied(unit)  # the process ended between the two steps of giving up a commit
             continue
         manifests = [msgspec.convert(each, Manifest) for each in unit.files]
         states = await run_in_thread(lambda manifests=manifests: recovery.finish(manifests))
@@ -111,7 +111,7 @@ async def _drop(recovery: _Recovery, journal: Journal) -> list[str]:
 async def _is_given_up(journal: Journal, run_id: str, call_id: str) -> bool:
     try:
         entries = await journal.calls.entries(run_id)
-    except RunUnknown:  # it was forgotten, which only happens to finished runs
+    except RunUnknown:  # the run was forgotten, which only happens to finished runs
         return False
     return any(entry.kind == "undone" and entry.key == call_id for entry in entries)
 

@@ -36,10 +36,10 @@ def unwritten(folder: int, name: str, found: os.stat_result) -> Generator[Callab
     """
     fd = -1
     try:
-        with contextlib.suppress(OSError):  # somebody has replaced it, or this process may not read it
+        with contextlib.suppress(OSError):  # somebody has replaced the file, or this process may not read it
             if stat.S_ISREG(found.st_mode):
                 fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-                # If somebody opens a leased file, this process gets a signal. The default one would end it.
+                # If somebody opens a leased file, this process gets a signal. The default signal would end the process.
                 fcntl.fcntl(fd, _SET_SIGNAL, signal.SIGURG)
         if fd >= 0 and not _has_no_writer(fd):
             raise Busy

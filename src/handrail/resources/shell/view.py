@@ -145,7 +145,7 @@ class View:
         os.mkdir(f"{place}/pts")
         os.symlink("pts/ptmx", f"{place}/ptmx")
         writable = ["/dev/shm"]
-        with contextlib.suppress(OSError):  # without it, the command has no pseudoterminals
+        with contextlib.suppress(OSError):  # without this mount, the command has no pseudoterminals
             options = "newinstance,ptmxmode=0666,mode=0620"
             kernel.mount("devpts", f"{place}/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
             writable.append("/dev/pts")

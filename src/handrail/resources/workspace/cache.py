@@ -121,7 +121,7 @@ class WorkspaceCache:
     def _version_at(self, path: str) -> str:
         try:
             return shown_status(os.lstat(self.at(path)))
-        except OSError:  # somebody has just removed it, and the next lookup will notice
+        except OSError:  # somebody has just removed the file, and the next lookup will notice
             return ""
 
     # --- the files ----------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """`WorkspaceFilesystem`: a workspace while a run has it. `WorkspaceFork`: one call's version of it.
 
 Both work on this host's copy as they would on any folder. Two things differ. A commit is described by digests, so the
-journal's record of the call is the commit, whatever happens to the copy afterwards. And each path that is looked up is
-compared with its recorded state, unless it is ignored. So a change by another program is neither read nor committed.
+journal's record of the call is the commit, whatever happens to the copy afterwards. And each file, link or folder that is
+looked up is compared with its recorded state, unless its path is ignored. So a change by another program is neither read nor
+committed.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class WorkspaceFork(DirectoryFork):
             return ""
         entry = cache.entries.get(path)
         if entry is None or not (entry.state.kind == "folder" or entry.version == status):
-            return status  # an earlier state than the recorded one, which no host has any more
+            return status  # this state is older than the recorded one, and no host has it any more
         return f"{entry.state.kind} {entry.state.mode:o} {entry.state.digest}"
 
     def _changed_states(self) -> WorkspaceDelta | None:
@@ -208,8 +209,8 @@ class WorkspaceFork(DirectoryFork):
     def apply(self, *, synced: bool = False) -> None:
         """Commit the changes to the outer fork, or to this host's copy once the journal has recorded them.
 
-        What is recorded stands, so a path of the copy that somebody has changed meanwhile is overwritten. If that
-        fails too, the copy refuses every further use. `synced` has no effect, because the copy is disposable.
+        What is recorded stands, so a path of the copy that somebody has changed meanwhile is overwritten. If
+        overwriting fails, the copy refuses every further use. `synced` has no effect, because the copy is disposable.
         """
         if self._line:
             super().apply()

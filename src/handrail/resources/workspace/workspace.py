@@ -36,10 +36,11 @@ class Workspace:
     Its files are recorded in the run's journal. A call's changes are part of the record of the call. Before the
     call is recorded, none of them is visible outside the call. Afterwards, all of them are visible, on whichever
     host the run continues. One run at a time has a workspace; a second one is refused with `WorkspaceBusy`. Each
-    host keeps a copy. When a run opens the workspace there, only the files that are missing or differ are fetched.
+    host keeps a copy. When a run opens the workspace there, only content that the copy lacks is fetched.
     Files, links, folders and permissions are recorded; owners, attributes, pipes and sockets are not.
 
-    - `name`: letters, digits, `.`, `_` and `-`. Runs with the same journal and name work on the same files.
+    - `name`: up to 100 letters, digits, `.`, `_` and `-`, of which the first is a letter or digit. Runs with the same
+      journal and name work on the same files.
     - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`, or below
       `~/.cache` if that is not an absolute path.
     - `ignore`: names that are not recorded, at any depth, such as `node_modules` or `*.pyc`. A pattern with a `/` is
@@ -119,7 +120,7 @@ class Workspace:
 
 
 async def bring(cache: WorkspaceCache, workspaces: Workspaces, row: WorkspaceRow) -> None:
-    """Make this host's copy equal to the recorded version, except for ignored paths. Only missing or different files are fetched."""
+    """Make this host's copy equal to the recorded version, except for ignored paths. Only content that the copy lacks is fetched."""
     await run_in_thread(lambda: cache.load(row.id))
     if cache.version > row.version:
         cache.version, cache.entries = 0, {}
