@@ -316,7 +316,7 @@ def test_a_stream_that_is_only_asked_for_its_response() -> None:
 
 
 def test_a_stream_shows_what_failed_and_the_response_raises_it() -> None:
-    """Iterating a stream never raises the run's error, but `.response` does."""
+    """Iterating a stream does not raise the run's error. The last event reports the failure, and `.response` raises the error."""
     stream = Adapter(scripted(ModelUnavailable("m", "down")), retry=Retry(attempts=1)).stream(GUIDE, "hi")
     last = list(stream)[-1]
     assert isinstance(last, PromptExecuted)

@@ -172,7 +172,7 @@ class Shifted:
 
 
 async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp_path: Path):
-    """Time spent waiting for people does not count towards a deadline, however often the run is parked."""
+    """If a deadline pauses for people, the time that they take does not count, however often the run is parked."""
     clock = Shifted()
     journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
     prompt = Prompt("p", "Do.", tools=[ask])

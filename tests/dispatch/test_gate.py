@@ -93,7 +93,7 @@ def test_policy_cannot_change_params() -> None:
 
 
 def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() -> None:
-    """If one of several parallel calls fails late, only its own changes to session and files are undone."""
+    """No parallel call sees another's unfinished work. If one fails late, only its own changes to session and files are undone."""
 
     async def main() -> None:
         async def body(text: str, context: ToolContext) -> list[str]:

@@ -244,7 +244,7 @@ def calling(inner: str, arguments: dict[str, Any], more: str = "") -> Tool[Any, 
 
 @pytest.mark.parametrize(("more", "count"), [("", 1), ("docs/a", 1), ("e", 2)])
 async def test_what_was_approved_in_a_nested_call_is_not_asked_about_again(files: Any, more: str, count: int):
-    """A person is asked about an outer call only if it changes more paths outside the scope than its approved inner call."""
+    """A person is asked about an outer call only if it changes other paths outside the scope than those approved in its inner call."""
     person = Person(approve=True)
     outer = calling("write", {"path": "src/c", "text": "new"}, more)
     gate = open_gate([write, outer], policies=[SCOPE], filesystem=files, environment=person)

@@ -1,4 +1,4 @@
-"""Whole runs, sessions and chains that something other than Handrail removed or reordered: every use refuses them."""
+"""Whole runs, sessions and chains that something other than Handrail removed or reordered are refused, or reported by `verify`."""
 
 import asyncio
 import re

@@ -313,7 +313,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
 
 
 def test_a_closed_journal_says_so(tmp_path: Path):
-    """A journal may be closed twice, and refuses any use afterwards."""
+    """A journal may be closed twice. Reading from it afterwards raises an error that says that it is closed."""
 
     async def main() -> None:
         journal = SqliteJournal(tmp_path / "journal.db")

@@ -52,7 +52,7 @@ def test_eight_children_under_four_requests_get_four():
 
 
 def test_eight_threads_under_four_requests_get_four():
-    """Eight threads never exceed a limit of four requests."""
+    """Eight threads that share a limit of four requests make exactly four."""
     for _ in range(50):
         root = BudgetTracker(Budget(requests=4))
         together = threading.Barrier(8)

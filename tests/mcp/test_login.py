@@ -169,7 +169,7 @@ async def test_nobody_to_log_in(tmp_path: Path) -> None:
 
 
 async def test_browser_comes_back_by_itself() -> None:
-    """At a loopback address this program listens for the browser, so the person need not copy the address."""
+    """The program listens at a loopback address for the browser, and takes the code only from the redirect of this login."""
     free = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = free.sockets[0].getsockname()[1]
     free.close()

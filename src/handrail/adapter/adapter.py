@@ -106,7 +106,7 @@ class Adapter:
     ) -> Adapter:
         """Return a copy of this adapter whose runs may call these workers, nested at most `levels` deep.
 
-        `model` replaces the adapter's own, if given.
+        `model` replaces the adapter's own, if given. If `levels` is None, the adapter's own limit stays.
         """
         made = copy.copy(self)
         made._options = self._options.replace(workers=workers).tightened(levels=levels)

@@ -90,7 +90,7 @@ class Output:
         self.schema: Schema[Any] = _wrapped(schema) if self._unwraps else schema
 
     def parse(self, text: str) -> Any:
-        """Parse an answer and return its value. Raises a `ToolValidationError` that lists the problems."""
+        """Parse an answer and return its value. Raises a `ToolValidationError` that lists the problems if it is invalid."""
         fenced = _FENCED.match(text)
         return self.value_of(self.schema.parse(fenced[1] if fenced else text))
 

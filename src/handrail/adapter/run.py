@@ -143,7 +143,7 @@ class Run:
             frame.publish(PromptRendered(self.prompt_name, rendered.text, names, frame.run_context))
 
     def end(self, ended: str) -> None:
-        """Announce the end of the run. A nested run that ends during replay stores the event without publishing it."""
+        """Announce the end of the run. A nested run that ends during replay, and not by cancellation, only stores the event."""
         frame, spending = self.frame, self.frame.costs.models
         fact = PromptExecuted(self.prompt_name, ended, spending.usage, spending.cost, frame.run_context)
         if self.replays and frame.outer is not None and ended != "cancelled":

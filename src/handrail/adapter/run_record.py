@@ -406,7 +406,7 @@ async def load_resumed(journal: Journal, row: RunRow, session: Session | None, c
 
 
 async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:
-    """Return the session after a finished run, with the commits and messages of that run and of earlier ones."""
+    """Return the session after a finished run, with the messages of that run and of earlier ones, and their commits that were not undone."""
     record = row.record
     units = await journal.calls.load_session(record.session_id)
     runs = await begun_runs(journal, record.session_id)
@@ -428,7 +428,7 @@ async def session_before(journal: Journal, row: RunRow, session: Session | None)
 
 
 def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:
-    """Apply a finished run's commits and messages to a session."""
+    """Apply a finished run's commits, except the undone ones, its messages and its opened sections to a session."""
     for unit in units:
         if unit.run_id == row.record.id and unit.call_id not in undone:
             _redo(session, unit)

@@ -67,7 +67,7 @@ class RunStream(Generic[OutputT]):
             raise
 
     async def aclose(self) -> None:
-        """Cancel the run and wait until it has ended. Does nothing if the run is over."""
+        """Cancel the run and wait until it has ended. Does nothing if the run is over or has not started."""
         if self._task is not None and not self._task.done():
             await cancel_and_await([self._task])
 

@@ -55,7 +55,10 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, journal: str = "") -> Failure:
-        """Convert an exception to an exit code and a message. `journal` is the path of the run's journal."""
+        """Convert an exception to an exit code and a message.
+
+        `journal` is the path or the URL of the run's journal, or "" if the run has none.
+        """
         message = escape(str(error)) or type(error).__name__
         kind = type(error).__name__
         if isinstance(error, RunParked):

@@ -54,7 +54,7 @@ class AgentEnvironment(Environment):
     """An environment with a model in place of a person: tools get `prompt_model` instead of `wait_for`.
 
     `model` is the model to ask; the default is the run's own model. The model makes the choices that a
-    person would make, but it approves nothing: a call that needs approval is denied.
+    person would make, but it approves nothing: a call that needs a person's approval is denied.
     """
 
     run_mode: RunMode = "agent"

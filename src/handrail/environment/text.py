@@ -53,7 +53,10 @@ def wrap(text: str, width: int) -> Iterator[str]:
 
 
 def clip(text: str, width: int) -> str:
-    """Cut a text to one line of at most `width` terminal cells, which ends in an ellipsis if anything was cut."""
+    """Cut a text to one line of at most `width` terminal cells.
+
+    If anything was cut, the line ends in an ellipsis, which counts as one cell.
+    """
     first, *more = wrap(text, width)
     return f"{next(wrap(text, width - 1))}…" if more else first
 

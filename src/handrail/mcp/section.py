@@ -107,7 +107,7 @@ class McpTools(LiveSection):
         return self.server.tools
 
     async def close(self) -> None:
-        """Disconnect on every event loop, and stop the server if this section started it. A later run connects again."""
+        """Disconnect on every running event loop, and stop the server if this section started it. A later run connects again."""
         await self.server.close()
 
     async def __aenter__(self) -> Self:

@@ -46,7 +46,8 @@ class ServedTools:
     async def load(self) -> Prompt[Any]:
         """Connect the live sections, and return the prompt of a run that calls one of the tools.
 
-        The prompt has the current tools, and a fixed text. Raises a `HandrailError` if a section can't be connected.
+        The prompt has the current tools, and a fixed text. Raises a `HandrailError` if a section can't be connected, or if the
+        app's prompt can't be rendered.
         """
         await self.prompt.connect()
         rendered = self.prompt.render()
@@ -65,7 +66,7 @@ class ServedTools:
         return self._calls
 
     async def all(self) -> Mapping[str, Tool[Any, Any]]:
-        """Return the current tools, by name. Raises a `HandrailError` if a section can't be connected."""
+        """Return the current tools, by name. Raises a `HandrailError` as `load` does."""
         await self.load()
         return self._tools
 

@@ -155,7 +155,7 @@ def map_names(remote: Sequence[str], prefix: str) -> dict[str, str]:
 
 
 def capabilities_of(server: str, remote: Sequence[str]) -> dict[str, str]:
-    """Return a capability for each of a server's names, such as `mcp.files.write_file`, by the rules of `map_names`."""
+    """Return a capability in lower case for each of a server's names, such as `mcp.files.write_file`, by the rules of `map_names`."""
     start = f"mcp.{_UNFIT.sub('_', server).lower()}."
     folded = {name: start + _UNFIT.sub("_", name).lower() for name in remote}
     return _mapped(folded, start)

@@ -262,7 +262,7 @@ def message_in(line: bytes) -> Any:
 
 
 async def _ending(process: asyncio.subprocess.Process, errors: asyncio.Task[None], words: LastWords) -> str:
-    """Return why a server's output has ended: its exit status, and its last lines on standard error."""
+    """Return why a server's output has ended: how its process ended, if it has, and its last lines on standard error, if any."""
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), _LAST_MOMENTS)
     await asyncio.wait([errors], timeout=_LAST_MOMENTS)

@@ -25,7 +25,7 @@ def marked(encoded: bytes, mark: dict[str, Any]) -> bytes:
 
 
 def marked_tools(request: ModelRequest, tool: Encode, mark: dict[str, Any]) -> bytes | bytearray:
-    """Encode the tools with a mark on the last one that is not deferred. Deferred tools are not cached."""
+    """Encode the tools with a mark on the last one that is not deferred, if any. Deferred tools are not cached."""
     tools = list(request.tools)
     first = [index for index, offered in enumerate(tools) if not offered.deferred]
     if not first:

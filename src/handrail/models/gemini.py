@@ -364,7 +364,7 @@ class _Pieces:
             raise LookupError("finishReason")
 
     def take(self, chunk: Any) -> Iterator[ModelPart]:
-        """Convert one event of a stream.
+        """Convert one event of a stream, or a complete answer.
 
         Raises `ModelError` if the answer failed, and a builtin error if it is malformed.
         """

@@ -203,7 +203,7 @@ class Original:
 
 
 def originals(prompt: Prompt[Any]) -> Iterator[Original]:
-    """Yield all of a prompt's texts and examples, in declaration order."""
+    """Yield the texts and examples of a prompt's own tools, then those of its sections and their tools, in declaration order."""
     yield from _of_tools(prompt.tools)
     for path, section in walk(prompt.sections):
         yield from _of_section(path, section)
@@ -384,7 +384,7 @@ def toml_key(*parts: str) -> str:
 
 
 def toml_string(text: str) -> str:
-    """Format a text as a TOML string. A text with line breaks becomes a multi-line string."""
+    """Format a text as a TOML string. A text with newlines becomes a multi-line string."""
     if "\n" not in text:
         return f"'{text}'" if _LITERAL.match(text) else _quoted(text)
     return f'"""\n{_ESCAPED_LONG.sub(_escape, text)}"""'

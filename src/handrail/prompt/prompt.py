@@ -408,7 +408,10 @@ class _Check:
                 )
 
     def policy_scopes(self, plans: Sequence[Planned]) -> None:
-        """Raise `PromptDefinitionError` if a section's policy names a tool outside the section, on which it can't decide."""
+        """Raise `PromptDefinitionError` if a policy names a tool that is outside all sections that declare the policy.
+
+        A policy of the prompt itself may name any tool.
+        """
         for_all = {id(policy) for policy in self.prompt.policies}
         where = {tool.name: "the prompt itself" for tool in self.prompt.tools}
         declared: dict[int, list[tuple[str, ToolPolicy, set[str]]]] = {}

@@ -136,7 +136,10 @@ class FileFork(Overlay):
     # --- replay -----------------------------------------------------------------------------------
 
     def file_changes(self) -> list[FileChange]:
-        """Return this fork's reads and changes as plain data, which another process can `redo`."""
+        """Return the paths that this fork looked up or changed, as plain data that another process can `redo`.
+
+        Listings of folders are not included.
+        """
         with self._shared.lock:
             found = [
                 FileChange(join(folder, name), "read", base=self._lasting(join(folder, name), node))

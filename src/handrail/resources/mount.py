@@ -1,7 +1,7 @@
 """The layers of an overlay, and the marks in them.
 
-In a layer, a regular file or link is the current content, and a character device 0:0 marks a deletion. A folder
-with `user.overlay.opaque=y` hides the content that it has in the layers below.
+In a layer, a character device 0:0 marks a deletion, and a file or link is the current content of its path. A folder is
+merged with the content that it has in the layers below. With `user.overlay.opaque=y`, it hides that content instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Layers:
     work: Path
     """A private folder for temporary files, on the same disk as `upper`."""
     mounted_at: int = 0
-    """The disk's time when the layers were created, in nanoseconds. A command might not see later changes."""
+    """The disk's time when the layers were created, in nanoseconds, or 0 if unknown. A command might not see later changes."""
 
     @property
     def root(self) -> Path:

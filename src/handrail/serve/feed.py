@@ -332,7 +332,7 @@ class Streams:
         self._open.discard(stream)
 
     def close(self) -> None:
-        """End every stream. Readers can request the events that they did not receive."""
+        """End every stream, and refuse new ones. Readers get the events that they have missed from the next process."""
         self._closed = True
         for stream in list(self._open):
             stream.end()

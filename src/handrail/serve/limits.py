@@ -50,7 +50,7 @@ class Limits:
     All addresses of an IPv6 /64 network count as one. Applies to `handrail serve` only.
     """
     runs: int = 1000
-    """Maximum number of active runs. Runs that wait for an answer are not counted."""
+    """Maximum number of active runs in this process. Runs that wait for an answer are not counted."""
     runs_per_principal: int = 100
     """Maximum number of unfinished runs for each principal. Runs that wait for an answer are counted."""
     message_chars: int = 100_000

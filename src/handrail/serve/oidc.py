@@ -32,7 +32,7 @@ _REQUIRED = ("authlib", "httpx")
 _MOST_PENDING = 10_000
 _PENDING_SECONDS = 600.0
 _FETCH_SECONDS = 20.0
-"""Maximum seconds to wait for the provider's next bytes, or for a connection to it."""
+"""Maximum seconds that `_fetch` waits for the provider's next bytes, or for a connection to it."""
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
 

@@ -101,7 +101,7 @@ class Threads:
 
     @property
     def parked(self) -> int:
-        """Number of this app's runs that are parked and wait for an answer."""
+        """Number of this app's parked runs whose open questions this process watches."""
         return len(self._waiting)
 
     def thread(self, principal: str, id: str) -> Thread:

@@ -54,7 +54,7 @@ class Kept(msgspec.Struct, frozen=True):
     call: str
     """The digest of the call's key (see `call_digest`)."""
     own: int = 0
-    """Bytes of the files that exist nowhere else."""
+    """Bytes of the files that existed nowhere else when the commit was made."""
     shared: int = 0
     """Bytes of the files that had other names too when the commit was made."""
     is_dropped: bool = False

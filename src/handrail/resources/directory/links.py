@@ -1,7 +1,7 @@
 """`Linked`: a layer with symbolic links.
 
-The kernel never follows a link. A path that crosses a link is resolved here, one name at a time, as the fork sees
-it. A link's target must be inside the root, and following a link counts as reading it.
+When a file is read or written, the kernel follows no link. A path that crosses a link is resolved by this module, one name
+at a time, as the fork sees it. A link's target must be inside the root, and following a link counts as reading it.
 
 If ripgrep is installed, a search of many files for a plain text uses it to find the files that contain the text. Its
 output only narrows down the files to read. Handrail's own code always finds the matches, so results do not depend on ripgrep.

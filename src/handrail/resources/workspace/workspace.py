@@ -39,7 +39,8 @@ class Workspace:
     host keeps a copy. When a run opens the workspace there, only content that the copy lacks is fetched.
     Files, links, folders and permissions are recorded; owners, attributes, pipes and sockets are not.
 
-    - `name`: up to 100 letters, digits, `.`, `_` and `-`, of which the first is a letter or digit. Runs with the same journal and name work on the same files.
+    - `name`: up to 100 letters, digits, `.`, `_` and `-`, of which the first is a letter or digit. Runs with the same
+      journal and name work on the same files.
     - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`, or below
       `~/.cache` if that is not an absolute path.
     - `ignore`: names that are not recorded, at any depth, such as `node_modules` or `*.pyc`. A pattern with a `/` is

@@ -163,7 +163,10 @@ class MessageWriter:
         ]
 
     def complete(self, run: OpenRun, message: AssistantMessage) -> list[Event]:
-        """Return the events for the unsent parts of a complete answer, and the events that end everything it started."""
+        """Return the events that send the rest of a complete answer, and end everything that the answer started.
+
+        Text and arguments are completed only if they begin with what was sent, and reasoning is sent only if none was.
+        """
         events = self.thought(run, message.thought) if not run.thoughts else []
         events += self._end_thought(run)
         if run.text is None and message.text:

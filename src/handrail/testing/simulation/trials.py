@@ -56,7 +56,7 @@ class Report(NamedTuple):
     broken: Sequence[Broken]
 
     def assert_kept(self) -> None:
-        """Raise `AssertionError`, with every broken law and its point, if any law was broken."""
+        """Raise `AssertionError`, with the text of this report, if any law was broken."""
         assert not self.broken, str(self)
 
     def __str__(self) -> str:

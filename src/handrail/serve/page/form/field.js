@@ -118,7 +118,7 @@ function useKeys(length) {
   return keys.list;
 }
 
-/** Entries that can be added, removed and moved. A set of a few known values becomes checkboxes. */
+/** Entries that can be added, removed and moved. A set of known values becomes checkboxes. */
 function ArrayField(props) {
   const { form, kind, path, label, value, empty, optional, onChange } = props;
   const items = Array.isArray(value) ? value : [];

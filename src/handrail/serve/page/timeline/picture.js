@@ -86,7 +86,7 @@ function cross(x, y) {
   return `M${x - 4} ${y - 4}l8 8m0 -8l-8 8`;
 }
 
-/** The duration beside the bar: after it, or before it at the end of the picture. */
+/** The duration of a span: after its bar, or before or inside it if there is no room. A nested run without room has none. */
 function duration(span, left, wide, y, width, room = 0) {
   const words = lasting(span.end - span.start);
   const long = words.length * 6.5 + 10;
