@@ -174,7 +174,7 @@ def _auxiliary_tool(
 
 
 async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Compensate the effects of a failed call, last first. Returns what was compensated and what was not.
+    """Compensate these external effects, last first. Returns what was compensated and what was not.
 
     Each compensation passes the gate alongside the call. If one fails, even with `SystemExit`, it is rolled back and
     the others still run.

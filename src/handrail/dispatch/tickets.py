@@ -176,7 +176,7 @@ def _settle_all(
 
 
 def _name_unknown(attempt: Attempt, transaction: Transaction) -> None:
-    """Note a redemption that never finished, so that it is reported, unless its effects can be rolled back."""
+    """Note a redemption that has not finished, so that it is reported, unless its effects can be rolled back."""
     if not EFFECTS[attempt.tool.effect].transactional:
         what = f"{attempt.name} (under a ticket: it is not known whether it was done)"
         transaction.settle(Settled(what, attempt.id))

@@ -114,7 +114,7 @@ class Runner:
         self._legs: dict[str, _Leg] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unreleased: set[str] = set()
-        """The runs of failed legs that could not be released, because the journal failed too."""
+        """The runs of failed legs that could not be released, because the journal failed."""
         self._draining = False
         self._ended = False
         """Whether `_tend` must end. Its task is cancelled too, but a wait that ends just then can swallow the cancellation."""

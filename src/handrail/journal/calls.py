@@ -248,7 +248,7 @@ class SqliteSteps:
         self._database = database
         self._local = LocalSteps()
         self._known: dict[str, dict[str, bytes | None]] = {}
-        """The verified steps of the runs that this process owns. No other process can add to these runs."""
+        """The verified steps of runs that this process has owned. While it owns a run, no other process can add steps to it."""
 
     def forget(self, run_id: str) -> None:
         """Drop this process's cached values of a run's steps."""

@@ -58,7 +58,7 @@ def run_chain(run_id: str) -> str:
 
 
 def outside_chain(run_id: str) -> str:
-    """Return the name of the chain that holds what others add to a run: answers, votes, cancellations and deposits."""
+    """Return the name of the chain that holds what is added to a run from outside: answers, votes, cancellations and deposits."""
     return f"outside {run_id}"
 
 

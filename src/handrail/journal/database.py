@@ -379,7 +379,7 @@ class Database:
 
 
 _UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
-"""Exceptions that mean that a value in the database is of the wrong kind, such as text that is not UTF-8."""
+"""Exceptions that are taken as a sign of a value of the wrong kind in the database, such as text that is not UTF-8."""
 
 
 def _damaged(path: str, error: Exception) -> JournalError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from handrail.journal.connection import Connection
 
 LEASE_SECONDS = 30.0
-"""How long a lease lasts without being renewed, in seconds."""
+"""How long a lease lasts by default without being renewed, in seconds."""
 
 
 def new_owner() -> str:

@@ -245,7 +245,7 @@ def _check_indexes(connection: Connection, chains: Chains, run_id: str, records:
 
 
 def read_outside(connection: Connection, chains: Chains, run_id: str) -> list[Record]:
-    """Return what others added to a run. Raises `JournalAltered` if it was altered."""
+    """Return what was added to a run from outside. Raises `JournalAltered` if the records of the run were altered."""
     return _read(connection, chains, run_id).outside
 
 

@@ -192,7 +192,7 @@ class InnerCall(msgspec.Struct, frozen=True):
     act: bool = False
     """Whether the call is a part of its outer call, such as an act of a handoff. No model is shown its result."""
     lost: bool = False
-    """Whether the call's answer contained a secret. Such an answer is not recorded, so the question is asked again."""
+    """Whether the call only asked, and the answer contained a secret. It is not recorded, so a resumed run may have to ask again."""
     charged: bool = False
     """Whether the budget was charged for the call."""
     passed: Sequence[Changes] = ()

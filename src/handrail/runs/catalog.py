@@ -60,7 +60,7 @@ async def list_runs(
     """Return at most `limit` runs, newest first.
 
     With `session_id`, `principal` or `standing`, only the runs of that session, of that principal or with one of these
-    standings are returned. To get the next page, pass the last record's mark as `before`.
+    standings are returned. To get the next page, pass the mark of the last run's record as `before`.
     """
     waiting = Counter(unit.run_id for unit in await journal.calls.unapplied())
     holders = await journal.workspaces.holders()

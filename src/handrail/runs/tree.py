@@ -63,12 +63,12 @@ class CallNode(msgspec.Struct, kw_only=True):
 
     @property
     def was_not_approved(self) -> bool:
-        """Whether the call needed approval and did not get it."""
+        """Whether the call was denied after a policy had asked for approval."""
         return self.status == "denied" and self.decision.startswith("ask")
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """One model answer with its calls. Its number is the `step` that `fork` takes."""
+    """One model answer with its calls. Unless it belongs to a nested run, its number is a `step` that `fork` takes."""
 
     number: int
     at: float

@@ -80,7 +80,7 @@ class PostgresDatabase(Database):
         )
 
     def now(self) -> float:
-        """Return the time of the database, in seconds since 1970."""
+        """Return the time of the database, or of the simulated clock, in seconds since 1970."""
         return super().now() if self._is_simulated else self._micros() / 1e6
 
     def _micros(self) -> int:
