@@ -73,7 +73,7 @@ class Attachment:
 
     `Attachment(b"...")` holds bytes, `Attachment(Path("report.pdf"))` or `Attachment("report.pdf")` reads a file now, and
     `Attachment("https://...")` names an address that the provider fetches itself. A media type that is not passed is
-    recognised from the first bytes, otherwise from the name. Two attachments are equal if their bytes or addresses,
+    recognised from the first bytes, otherwise from the name, otherwise from whether the bytes are text. Two attachments are equal if their bytes or addresses,
     names and media types are equal. Raises `DefinitionError` if the file can't be read or is too large, or if an
     argument is invalid.
 

@@ -1,8 +1,8 @@
 """The exceptions that cross layers, in one tree.
 
 Most also derive from the built-in exception that a caller would expect, and carry data besides their message. Errors
-that concern a single package are defined there: those of commands in `resources.shell.shell_errors`, of requests to
-models in `models`, of serving in `serve.refusals`, and of simulations in `testing.simulation`.
+that concern a single package are defined there, for example those of commands in `resources.shell.shell_errors`, of
+requests to models in `models`, and of serving in `serve.refusals`.
 
     HandrailError
     ├── DefinitionError (ValueError)             a definition or an argument is wrong
@@ -12,7 +12,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │   ├── ExtraKeyError                          .key
     │   └── WorkerError                            .problems: everything wrong with a worker's file
     ├── ToolError                                raised by a handler, or before it runs
-    │   ├── ToolValidationError (ValueError)       .problems: what is wrong with the arguments
+    │   ├── ToolValidationError (ValueError)       .problems: what is wrong with a value, usually arguments
     │   ├── TransientError                         .retry_after: the same call may succeed later
     │   ├── CallFailed (RuntimeError)              .result: a call failed, so it has no value
     │   ├── ActFailed (RuntimeError)               .raised, .where: an act of a handoff raised; its message is withheld
@@ -55,8 +55,8 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │       ├── FileMissing (FileNotFoundError)
     │       ├── FileInTheWay (FileExistsError)       something else exists there
     │       ├── PathRefused (ValueError)             an invalid path, or one outside the root
-    │       ├── EditRefused (ValueError)             the text to replace is not there, or not unique
-    │       └── FileLimitReached                     too large, or too many
+    │       ├── EditRefused (ValueError)             the text to replace is empty, unchanged, not there, or not unique
+    │       └── FileLimitReached                     too large, or too many, or the disk is full
     ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or invalid
     ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
     ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is using it
@@ -525,7 +525,7 @@ class WorkspaceBusy(StateError, RuntimeError):
 
 
 class WorkspaceTakenError(WorkspaceBusy):
-    """Another run has taken over the workspace of a run that this process executes, because its lease had ended.
+    """Another run has taken over the workspace of a run that this process executes, because this process's lease had ended.
 
     The run stops without committing to the workspace. It can be resumed.
     """

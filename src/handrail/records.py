@@ -284,7 +284,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     root: str = ""
     """The folder that the call's paths are relative to; "" if the files are not on disk."""
     root_id: str = ""
-    """The id that this folder keeps when it is moved; "" if it had none yet, because nothing had been written to it."""
+    """The id that this folder keeps when it is moved; "" if there is no folder, or if nothing had been written to it yet."""
     decision: str = ""
     """The policies' decision: `allow`, `ask: why`, or `deny`; "" without policies."""
 

@@ -601,7 +601,7 @@ async def draw(context: ToolContext) -> Attachment:
 
 @case("attachment of a person")
 async def test_a_persons_attachment_is_sent(stage: Stage) -> None:
-    """The request has the bytes of a picture, and the server accepts it and answers."""
+    """The model answers a message with a picture. If its requests can be seen, they have the picture's bytes."""
     for streaming in (False, True):
         model = Watched(stage.play(Say("A plot.")))
         prompt, asking, attached = Prompt("plain", "Be brief."), adapter(model), [PICTURE]
@@ -616,7 +616,7 @@ async def test_a_persons_attachment_is_sent(stage: Stage) -> None:
 
 @case("attachment of a tool")
 async def test_a_tools_attachment_is_sent(stage: Stage) -> None:
-    """The request after a call has the bytes of the picture that the call returned, and the server accepts it."""
+    """The model answers after a call that returned a picture. If its requests can be seen, the second one has the picture's bytes."""
     model = Watched(stage.play(Call((("draw", {}),)), Say("A plot.")))
     response = await adapter(model).evaluate(Prompt("plain", "Draw.", tools=[draw]), MESSAGE)
     assert response.text == "A plot."

@@ -350,7 +350,7 @@ def test_a_conversation_that_grows_is_sent_as_if_it_were_new(turns: list[tuple[M
 
 
 def test_a_local_model_reads_words() -> None:
-    """A model that takes only text gets a description of everything else."""
+    """A model that takes only text gets the content of text files, and a description of other attachments."""
     assert parts.only_in_words("look", []) == "look"
     told = parts.only_in_words("look", [NOTES, PLOT])
     assert "a,b\n1,2" in told

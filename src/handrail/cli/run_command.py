@@ -210,7 +210,7 @@ class Conversation:
     async def recover(self) -> None:
         """Apply the changes that a killed process recorded but did not apply, and report those that can't be applied.
 
-        Call this before the files are used. It does nothing without a journal or files, or if the files are in a workspace.
+        Call this before the files are used. It does nothing without a journal, without files, or for a workspace.
         """
         if self.files is not None and not isinstance(self.files, RunFiles) and self.journal is not None:
             recovered = await self.files.recover(self.journal)

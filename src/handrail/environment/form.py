@@ -165,7 +165,7 @@ class Form:
         return filled
 
     async def _wants_object(self, schema: JsonSchema, name: str, before: Any, depth: int) -> bool:
-        """Return whether to fill in an object. The person is asked only if the schema has a default and `before` is no object."""
+        """Return whether to fill in an object. The person is asked only if there is a default and `before` is not an object."""
         if "default" not in schema or isinstance(before, dict):
             return True
         return await self._yes(f"fill in {escape_line(name) or 'it'}?", depth)

@@ -101,7 +101,9 @@ class WorkerRegistry:
 
     @classmethod
     def check_file(cls, path: str | Path) -> list[WorkerProblem]:
-        """Return every problem in a worker's file, and in the `tools.py` beside it if the worker has a problem or named tools.
+        """Return every problem in a worker's file.
+
+        Problems in the `tools.py` beside it are included if the worker lists tools by name, or has a problem itself.
 
         Raises `WorkerError` if there is no such file, or if its name does not end in `.md`.
         """
@@ -221,7 +223,10 @@ class WorkerRegistry:
 
     @property
     def locked(self) -> frozenset[str]:
-        """The names that no created worker may take: those of locked workers and of files that can't be read or are invalid."""
+        """The names of locked workers, and of files that can't be read or have invalid front matter.
+
+        No created worker may take one of them.
+        """
         return frozenset(
             draft.name for draft in self._drafts if draft.text is None or draft.text.front.locked
         )
@@ -371,9 +376,10 @@ class WorkerRegistry:
         """Run a worker until it ends.
 
         `model` runs this worker if its file names no model. `models` has models by worker name, which take precedence
-        over the files. A called worker without a model runs on its caller's. An attachment is a path on disk (`Path`), the path of one of the run's files (`str`), or an
-        `Attachment`. `message_callback` receives every message of this worker and of the workers that it calls. With a
-        `journal` the run is recorded, and `resume` can continue it in another process.
+        over the files. A called worker without a model of its own runs on its caller's model. An attachment is a path on
+        disk (`Path`), the path of one of the run's files (`str`), or an `Attachment`. `message_callback` receives every
+        message of this worker and of the workers that it calls. With a `journal` the run is recorded, and `resume` can
+        continue it in another process.
 
         Raises `WorkerError` at once if the worker does not exist, has a problem, has no model, or may not be given one
         of the attachments. Raises `DefinitionError` at once if a model is unknown, or if a `Path` can't be read.

@@ -323,8 +323,8 @@ class Draft:
     def unknown_models(self) -> list[WorkerProblem]:
         """Return a problem for each model in the file whose name is malformed, or names no known provider or module.
 
-        They are kept apart from the draft's other problems. If a provider or module is unknown, the worker can still run
-        on another model that its caller names.
+        These problems are kept apart from the draft's other ones, because a worker whose provider or module is unknown can
+        still run on another model that its caller names.
         """
         if self.text is None:
             return []

@@ -231,7 +231,7 @@ class _Stager:
         return self._born[folder]
 
     def _bring(self, data: OnDisk, slot: Path) -> None:
-        """Stage a file: move it if a command created it, and link or copy it otherwise. A new pipe or socket is created.
+        """Stage a file: move it if a command wrote it, and link or copy it otherwise. A new pipe or socket is created.
 
         Raises `Conflict` if a file that was moved or linked has changed since it was looked up.
         """

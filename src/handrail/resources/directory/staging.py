@@ -1,6 +1,6 @@
 """The staging folder of a root: its location, and which root it belongs to.
 
-A staging folder is beside its root. If files can't be renamed from there into the root, because the root is a mount
+By default, a staging folder is beside its root. If files can't be renamed from there into the root, because the root is a mount
 point or the folder around it is not writable, the staging folder is in the root, under a reserved name.
 
 The file `identity` in a staging folder gives the root an id, which stays the same when the root is moved or mounted
