@@ -100,13 +100,13 @@ class Connection:
         self.loop = asyncio.get_running_loop()
         self._client: Client | None = None
         self._owners: list[asyncio.Task[None]] = []
-        """The tasks that own connections, the newest last. The others are still closing earlier ones."""
+        """The tasks that own connections, the newest last. Earlier tasks may still be closing their connections."""
         self._end: asyncio.Event | None = None
         self._opening: asyncio.Future[Client] | None = None
         self._failures = 0
         self._next_attempt = 0.0
         self._why = ""
-        """Why the current attempt to connect failed, or why the connection was lost."""
+        """Why the current attempt to connect failed, or why the connection was lost; "" if neither is so."""
         self._last_why = ""
         """Why the last connection was lost, for the calls that were in progress on it."""
         self._stale = False
