@@ -235,7 +235,7 @@ class CancelScope(msgspec.Struct, eq=False):
         if not timer.stop():
             return False
         if self._landing:
-            self._withdraw()  # it has not landed yet
+            self._withdraw()  # the cancellation has not landed yet
         else:
             self.task.uncancel()
         return True
@@ -288,7 +288,7 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
     try:
         return task.result()
     except GeneratorExit as error:
-        raise RuntimeError("shielded work raised GeneratorExit") from error  # nobody closed this coroutine
+        raise RuntimeError("shielded work raised GeneratorExit") from error  # it would look as if this coroutine were being closed
 
 
 class Pending(Generic[T]):
