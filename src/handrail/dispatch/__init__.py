@@ -50,7 +50,7 @@ def open_gate(
 ) -> Gate:
     """Open a gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
 
-    A call needs approval only if a policy asks for it, or if it changes files that will later be run automatically.
+    A call needs approval only if a policy or its handler asks for it, or if it changes files that will later be run automatically.
     Handrail writes nothing to disk unless a filesystem or a journal is given, and nobody can be asked unless an
     environment is given.
 

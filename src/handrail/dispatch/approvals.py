@@ -71,7 +71,7 @@ _HIDDEN = (
 async def ask_approval(
     attempt: Attempt, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
 ) -> tuple[Approval, DecidedBy]:
-    """Ask for approval. Returns the decision and how it was made. The decision applies only to this request and its diff.
+    """Ask for approval. Returns the decision, which is only for this request unless it is remembered, and how it was made.
 
     Raises `ToolValidationError`, without asking, if the arguments can't be shown as the tool would get them.
     """

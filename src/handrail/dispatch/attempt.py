@@ -103,7 +103,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     inner: int = 0
     """How many counted verbs the attempt has used: calls, questions, requests for approval, nested runs and tickets."""
     tickets: list[GivenTicket] | None = None
-    """Tickets that this attempt has issued and not yet closed; None if it has issued none."""
+    """Tickets that this attempt has issued and not yet closed; None if there are none."""
     asking: int = 0
     """How many of the attempt's questions are open."""
     waiting: int = 0
@@ -190,7 +190,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def let_through(self) -> bool:
-        """Whether the gate has let the handler start. Before that, only policies have seen the call."""
+        """Whether the gate has let the handler start."""
         return self.token is not None
 
     def check(self) -> None:

@@ -161,7 +161,7 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
 def _loss(attempt: Attempt, error: BaseException) -> str:
     """Return why this process can no longer record the run of a call, or "" if the error does not say so.
 
-    In that case, the run stops here. It can be resumed, and the process that resumes it decides what to undo.
+    A run that can't be recorded stops in this process. It can be resumed, and the process that resumes it decides what to undo.
     """
     if isinstance(error, RunBusy) and error.run_id == attempt.frame.log.run_id:
         return "another process has taken over the run"

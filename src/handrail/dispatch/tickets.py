@@ -1,4 +1,4 @@
-"""Tickets: signed texts with which another process can run a call's tool, within a share of the call's budget.
+"""Tickets: signed texts with which another process can run a call's tool, within a share of the run's budget.
 
 Work done under a ticket is deposited in the journal, and applied once the call's handler has succeeded.
 """

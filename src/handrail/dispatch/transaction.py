@@ -1,4 +1,4 @@
-"""Transactions: one call's forks of the session and of every forkable resource, committed together."""
+"""Transactions: one call's forks of the session and of the forkable resources that it uses, committed together."""
 
 from __future__ import annotations
 
@@ -308,8 +308,8 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
 def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") -> None:
     """Tell the calls around a committed call that it has committed past their transactions.
 
-    `records` are the recorded changes. The calls around the call record them too, unless it has committed into the session.
-    Pass `name` to name an inner call that has committed past all of these calls, instead of this call.
+    `records` are its recorded changes, which the calls around it record too, unless it has committed into the session. They
+    note this call's name, or `name` if it is given: that of an inner call that has committed past all of them.
     """
     outer, into = attempt.parent, attempt.open_transaction.parent
     assert outer is not None, "only an inner call commits past another"

@@ -173,9 +173,9 @@ def answered_already(question_id: str) -> AnswerRefused:
 
 
 def _plain(question: Question, value: object) -> Any:
-    """Return the value including its secrets. It is used only for a digest, which does not reveal them.
+    """Return the value as plain JSON, including its secrets. It is used only for a digest, which does not reveal them.
 
-    Raises `AnswerRefused` if it can't be written as JSON.
+    Raises `AnswerRefused` if the value can't be written as JSON.
     """
     try:
         return pydantic_core.from_json(clear_json(value))

@@ -165,7 +165,7 @@ class Record(NamedTuple):
 
 
 class NewRecord(msgspec.Struct, gc=False):
-    """A record that is about to be added to a chain. The fields are those of `Record`."""
+    """A record that is about to be added to `chain`. The other fields are those of `Record`."""
 
     chain: str
     kind: str

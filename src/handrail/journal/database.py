@@ -154,8 +154,8 @@ class Database:
     async def transact(self, work: Work[T], *, synced: bool = True, single: bool = False) -> T:
         """Run `work` in a transaction and return its value once the transaction is committed.
 
-        If `work` raises, the transaction is rolled back and the error is raised here. An error of the database is raised
-        as a `JournalError`, and so is one that a damaged value causes, such as a `ValueError`. A closed database raises a
+        If `work` raises, the transaction is rolled back, and this raises the error. An error of the database is raised as a
+        `JournalError`, and so is one that a damaged value causes, such as a `ValueError`. A closed database raises a
         `JournalError` too. Without `synced`, the commit may be lost in a power cut. `single` says that at most one
         statement of `work` writes.
         """

@@ -60,7 +60,7 @@ class LocalSteps:
         """Run `function`, or return its value if it has already succeeded for this key.
 
         If a key is run twice concurrently, the second caller waits for the first, and runs its own function if
-        the first one fails or is cancelled. `unsettled` is never called, because no step outlives its process here.
+        the first one fails or is cancelled. `unsettled` is never called, because these steps do not outlive their process.
         Raises `DefinitionError` if the key is run inside its own function.
         """
         around, me = _inside.get(), (id(self), key)
@@ -328,7 +328,7 @@ class LocalQuestions:
                 self._record(shown)
             pending.answer = shown
             if shown.seal:
-                pending.settled = pending.loop.create_future()  # so that nothing here keeps the secret
+                pending.settled = pending.loop.create_future()  # so that this object does not keep the secret
             pending.answered_at = self._clock.now().timestamp()
             pending.check = None
             self._over[pending.question.id] = None

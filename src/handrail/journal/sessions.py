@@ -61,7 +61,7 @@ def forget_in_session(
 
 
 def check_session(connection: Connection, chains: Chains, session_id: str) -> list[str]:
-    """Return the ids of a session's runs, in the order in which they began. The runs themselves are not verified.
+    """Return the ids of a session's runs, in the order in which they were recorded. The runs themselves are not verified.
 
     Raises `JournalAltered` unless the session has exactly the runs that began in it and were not forgotten, and all the
     decisions that began in it.

@@ -250,7 +250,7 @@ def workspace_alterations(connection: Connection, chains: Chains) -> Iterator[Jo
 
 
 def _line(connection: Connection, database: Database, name: str) -> WorkspaceLine:
-    """Return a workspace as it is listed. Its files are read here, so that those of only one workspace are in memory."""
+    """Return a workspace as it is listed. This reads its files, so that the files of one workspace at a time are in memory."""
     try:
         row = _find(connection, database.chains, name)
         states = _read_files(connection, database.chains, name, row).values()

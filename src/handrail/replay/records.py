@@ -190,7 +190,7 @@ class InnerCall(msgspec.Struct, frozen=True):
     settled: Sequence[RecordedEffect] = ()
     seconds: float = 0.0
     act: bool = False
-    """Whether the call is an act of a handoff, whose result is only for the next act."""
+    """Whether the call is a part of its outer call, such as an act of a handoff. No model is shown its result."""
     lost: bool = False
     """Whether the call's answer contained a secret. Such an answer is not recorded, so the question is asked again."""
     charged: bool = False
@@ -285,9 +285,9 @@ def _is_lost(attempt: Attempt, result: ToolResult[Any]) -> bool:
 
 
 def _write_act(attempt: Attempt, result: ToolResult[Any]) -> bytes:
-    """Encode the result of an act, which no model sees and which must be restored exactly.
+    """Encode the result of a part of a call, such as an act. No model sees it.
 
-    Raises `WrongResult` if that is not possible.
+    Unless it is an answer with a secret, which is lost, it must be restored exactly. Raises `WrongResult` if it can't be.
     """
     if _is_lost(attempt, result) and attempt.tool.shown is not None:
         return write_result(attempt.tool.shown(result), "")

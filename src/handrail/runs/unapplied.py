@@ -1,4 +1,4 @@
-"""Recorded file changes that are not applied, because their folder or their staged files are not there."""
+"""Recorded file changes that are not applied, for example because their folder or their staged files are missing."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class DatabaseLeases:
     def until(self, connection: Connection, now: float) -> float:
         began = (
             self._clock.monotonic()
-        )  # read before the statement, so that the lease ends here before it ends in the database
+        )  # read before the statement, so that this process counts the lease as ended before the database does
         connection.execute(_RENEW, (self._owner, self._now(), self.seconds))
         self.renewed = began
         return 0.0  # a run's row does not repeat the process's lease
