@@ -288,7 +288,7 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
     try:
         return task.result()
     except GeneratorExit as error:
-        raise RuntimeError("shielded work raised GeneratorExit") from error  # it would look as if this coroutine were being closed
+        raise RuntimeError("shielded work raised GeneratorExit") from error  # nobody closed this coroutine
 
 
 class Pending(Generic[T]):

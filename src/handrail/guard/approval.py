@@ -148,7 +148,7 @@ class Broker:
             withdrawn = asking.cancel()
 
         stop = None
-        if request.recall is not None and not request.diff:  # a diff stays open, since a person may be reading it
+        if request.recall is not None and not request.diff:  # a person may be reading the diff
             stop = request.recall.when_covered(withdraw)
         try:
             await asyncio.wait({asking})
