@@ -38,9 +38,8 @@ class DatabaseLeases:
         return self._clock.now().timestamp() if self._is_simulated else None
 
     def until(self, connection: Connection, now: float) -> float:
-        began = (
-            self._clock.monotonic()
-        )  # read before the statement, so that this process counts the lease as ended before the database does
+        # Read before the statement, so that this process counts the lease as ended before the database does.
+        began = self._clock.monotonic()
         connection.execute(_RENEW, (self._owner, self._now(), self.seconds))
         self.renewed = began
         return 0.0  # a run's row does not repeat the process's lease
