@@ -434,7 +434,10 @@ class Connection:
     # --- the end ---
 
     async def close(self) -> None:
-        """Close the connection, and stop the server if this connection started it. May be called on any event loop."""
+        """Close the connection, and stop the server if this connection started it. May be called on any event loop.
+
+        Does nothing if the connection's own loop is not running.
+        """
         if self.loop is asyncio.get_running_loop():
             await self._close()
         elif self.loop.is_running():
