@@ -194,7 +194,7 @@ class Agent(Generic[OutputT]):
 
         Takes the arguments of `handrail.mcp.ToolServer`. Needs `pip install 'handrail[mcp]'`.
         """
-        serve: Any = import_module("handrail.mcp").serve_agent  # a higher layer, which may not be installed
+        serve: Any = import_module("handrail.mcp").serve_agent  # its extra may not be installed
         return serve(self, **arguments)
 
     async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:

@@ -191,7 +191,7 @@ def _watched(waiting: Any, task: asyncio.Task[Any]) -> Watched | None:
         future = task.get_loop().create_future()
         future.set_result(None)
         future._asyncio_future_blocking = True
-    if isinstance(waiting, Watched):  # made for work inside this work
+    if isinstance(waiting, Watched):  # it was made for work inside this work
         return waiting
     if not isinstance(future, asyncio.Future) or future is task or not future._asyncio_future_blocking:
         return None

@@ -235,7 +235,7 @@ class CancelScope(msgspec.Struct, eq=False):
         if not timer.stop():
             return False
         if self._landing:
-            self._withdraw()  # it has not landed yet
+            self._withdraw()  # the cancellation has not landed yet
         else:
             self.task.uncancel()
         return True

@@ -73,9 +73,9 @@ class Attachment:
 
     `Attachment(b"...")` holds bytes, `Attachment(Path("report.pdf"))` or `Attachment("report.pdf")` reads a file now, and
     `Attachment("https://...")` names an address that the provider fetches itself. A media type that is not passed is
-    recognised from the first bytes, otherwise from the name, otherwise from whether the bytes are text. Two attachments are equal if their bytes or addresses,
-    names and media types are equal. Raises `DefinitionError` if the file can't be read or is too large, or if an
-    argument is invalid.
+    recognised from the first bytes, otherwise from the name, otherwise from whether the bytes are text. Two attachments
+    are equal if their bytes or addresses, names and media types are equal. Raises `DefinitionError` if the file can't be
+    read or is too large, or if an argument is invalid.
 
     The bytes are not a field. A record, a message or an event contains only the fields below, as a reference. A journal
     stores the bytes once, under `digest`.

@@ -111,6 +111,6 @@ def without_frames(error: BaseException) -> BaseException:
     try:
         made = type(error).__new__(type(error), *error.args)
         made.__dict__.update(error.__dict__)
-    except Exception:  # its `__new__` takes other arguments
+    except Exception:  # for example because its `__new__` takes other arguments
         return RuntimeError(in_short(error))
     return made

@@ -250,7 +250,7 @@ def write_answer(
     masking: SecretMask | None = None,
     failed: tuple[FailedRequest, ...] = (),
 ) -> RecordedAnswer:
-    """Return the record of a complete answer. The request's body is left out, because the conversation contains it."""
+    """Return the record of a complete answer, masked by `masking` if given. The request's body is left out: the conversation has it."""
     assert answer.stop is not None
     calls, stop = answer.calls(), answer.stop
     if masking is not None:

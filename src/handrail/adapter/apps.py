@@ -30,7 +30,7 @@ def code_of(app: str) -> str:
 
 
 def prompt_of(run_id: str, app: str) -> Prompt[Any]:
-    """Import and return the prompt of an app, `module:name`. Raises `RunError` if it can't be found there."""
+    """Import and return the prompt of an app, `module:name`. Raises `RunError` if `app` has a different form or has no prompt."""
     module, colon, name = app.partition(":")
     if not colon or app.endswith(".md"):
         raise RunError(

@@ -125,7 +125,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 async def _session_of(ticket: Ticket, journal: Journal, session: Session | None, clock: Clock) -> Session:
-    """Return the session of the ticket's run, with all commits applied."""
+    """Return the session of the ticket's run, with all commits applied that were not undone."""
     resumed = await load_resumed(journal, await journal.runs.get(ticket.run_id), session, clock)
     resumed.catch_up()
     await keep_decisions(resumed.session, journal)
@@ -251,7 +251,7 @@ class _Redemption:
 
     @contextlib.asynccontextmanager
     async def _held(self, gate: Gate) -> AsyncGenerator[None]:
-        """Renew the claim during the block. If the issuing call is over, stop the work under the ticket."""
+        """Renew the claim during the block. If the issuing call is over, or another process has the claim, stop the work under the ticket."""
 
         async def hold() -> None:
             while True:

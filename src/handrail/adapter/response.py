@@ -131,7 +131,7 @@ def _can_be_params(annotation: Any) -> bool:
 
 
 def _wrapped(schema: Schema[Any]) -> Schema[Any]:
-    """Wrap a schema in an object with one field, since providers enforce only schemas of objects."""
+    """Wrap a schema in an object with one field. Providers enforce only schemas of objects, and a mapping can't be the params of a tool."""
     value: Any = schema.annotation
     if isinstance(value, TypeAdapter):
         value = _by_adapter(cast("TypeAdapter[Any]", value))

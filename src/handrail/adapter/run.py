@@ -70,7 +70,7 @@ class Run:
         self.throttle = settings.throttle
         self.tariff = settings.tariff
         self.answered_by = ""
-        """The name of the model that gave the newest answer."""
+        """The name of the model that gave the newest answer; "" if there is no answer yet."""
         self.has_shown = False
         """Whether part of the awaited answer has already been published by streaming."""
         self.max_tokens = settings.max_tokens

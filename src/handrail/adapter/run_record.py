@@ -186,7 +186,7 @@ async def _base(journal: Journal, session: Session) -> bytes | None:
 
 
 async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
-    """Drop from the session the calls of earlier runs that have been undone, and remember to tell the model about them."""
+    """If the model has not been told about some undone calls, drop undone calls from the session, and remember to tell the model."""
     undone = await undone_in(journal, session.id)
     if undone.untold:
         log.untold = undone.untold

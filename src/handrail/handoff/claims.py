@@ -70,7 +70,7 @@ class Claim:
                 self._result = await work()
             except GeneratorExit:
                 raise
-            except BaseException as error:  # also a cancellation, which the gate has rolled back
+            except BaseException as error:  # also a cancellation; the gate has rolled the call back
                 raise _Unfinished(error) from None
             if not self._result.success:
                 raise _Unfinished(None)

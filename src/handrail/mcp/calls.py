@@ -431,7 +431,7 @@ class LiveCall:
             self.questions.pop(question.id, None)
 
     def rest(self) -> None:
-        """Note that the call waits for answers. A recorded call is parked after `park_after` seconds."""
+        """Note that the call waits for answers. A recorded call is parked after `park_after` seconds if it can be parked then."""
         self.rests = True
         self._stay()
         if self.parking is not None:

@@ -100,13 +100,13 @@ class Connection:
         self.loop = asyncio.get_running_loop()
         self._client: Client | None = None
         self._owners: list[asyncio.Task[None]] = []
-        """The tasks that own connections, the newest last. The others are still closing earlier ones."""
+        """The tasks that own connections, the newest last. Earlier tasks may still be closing their connections."""
         self._end: asyncio.Event | None = None
         self._opening: asyncio.Future[Client] | None = None
         self._failures = 0
         self._next_attempt = 0.0
         self._why = ""
-        """Why the current attempt to connect failed, or why the connection was lost."""
+        """Why the current attempt to connect failed, or why the connection was lost; "" if neither is so."""
         self._last_why = ""
         """Why the last connection was lost, for the calls that were in progress on it."""
         self._stale = False
@@ -434,7 +434,10 @@ class Connection:
     # --- the end ---
 
     async def close(self) -> None:
-        """Close the connection, and stop the server if this connection started it. May be called on any event loop."""
+        """Close the connection, and stop the server if this connection started it. May be called on any event loop.
+
+        Does nothing if the connection's own loop is not running.
+        """
         if self.loop is asyncio.get_running_loop():
             await self._close()
         elif self.loop.is_running():

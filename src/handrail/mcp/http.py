@@ -35,7 +35,7 @@ from handrail.serve.refusals import exception_handlers
 PATH = "/mcp"
 """The path of the endpoint."""
 LIMITS = Limits(body_bytes=4 * 2**20, requests_per_second=500.0, burst=2_000)
-"""The default limits. They allow more requests than those of `handrail serve`, because programs send them."""
+"""The default limits. They allow more requests than the limits of `handrail serve`, because programs send the requests."""
 
 
 class HttpServer:

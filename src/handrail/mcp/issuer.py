@@ -28,7 +28,7 @@ from handrail.serve.refusals import RequestRefused
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """The accepted signature algorithms. All are asymmetric, so that only the issuer can sign."""
 LEEWAY = 60.0
-"""Seconds by which the issuer's clock and this one may differ."""
+"""Seconds by which the issuer's clock and this machine's clock may differ."""
 _KEYS_SECONDS = 60.0
 """Seconds for which the issuer's keys are not read again, even if a token names an unknown key."""
 _RETRY_SECONDS = 5.0

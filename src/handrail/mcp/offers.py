@@ -160,7 +160,7 @@ def _narrowed(section: Section[Any]) -> Section[Any]:
 
 
 def _reads_params(*, params: Any) -> bool:
-    """Enable a section, and count as a use of all its params. A prompt refuses fields that nothing uses, but validators may read them."""
+    """Return True. A condition with the parameter `params` counts as a use of all fields, even of those that only validators read."""
     return True
 
 

@@ -59,7 +59,7 @@ class Secrets:
         return text
 
     def hide_in_bytes(self, content: bytes) -> bytes:
-        """Return the bytes of a file without the secrets."""
+        """Return the bytes of a file with `[secret]` in place of each secret."""
         for value in self.values:
             content = content.replace(value.encode(errors="surrogatepass"), HIDDEN.encode())
         return content

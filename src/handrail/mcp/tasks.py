@@ -36,7 +36,7 @@ TASK = "mcp.task"
 TASK_REQUIRED = "mcp.task.required"
 """The capability of a tool that only clients that support tasks can call."""
 TASK_AFTER = 1.0
-"""Seconds after which a call of any other tool becomes a task."""
+"""Seconds after which a call of a tool that has neither `TASK` nor `TASK_REQUIRED` becomes a task."""
 TASK_SECONDS = 30 * 24 * 3600
 """The lifetime of a task that clients are told, in seconds."""
 _POLL_MS = 500

@@ -43,7 +43,7 @@ from handrail.spelling import checked_arguments
 from handrail.tools.provider_tool import PROVIDER_TOOLS
 
 _PIECE = 8
-"""Number of characters of a call's arguments in each streamed chunk."""
+"""Maximum number of characters of a call's arguments in each streamed chunk."""
 
 
 _EVERY = frozenset({"*/*"})
