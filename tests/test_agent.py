@@ -339,7 +339,7 @@ def test_its_workers_are_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_model", [True, False])
 def test_its_tools_have_its_own_adapter(by_model: bool) -> None:
-    """A prompt that an agent's tool evaluates runs on the agent's own model, whoever calls the agent."""
+    """If a tool of an agent evaluates a prompt, it uses the agent's own model, whether a model or a gate called the agent."""
 
     @tool
     async def think(context: ToolContext) -> str:

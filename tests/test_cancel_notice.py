@@ -332,9 +332,8 @@ def test_the_timeout_of_an_inner_call_does_not_fire_the_signal_of_the_outer_one(
             Tool[None, Any]("early", "Slow.", slow, effect="read", timeout=2),
         ]
         gate = open_gate(tools, clock=VirtualClock())
-        early = asyncio.ensure_future(
-            gate.invoke("early")
-        )  # so that the loop's timer starts outside of `work`
+        # All timers of a loop share one of asyncio's timers. This call starts it, so that it is not started inside of `work`.
+        early = asyncio.ensure_future(gate.invoke("early"))
         await asyncio.sleep(1)
         trace.append((await gate.invoke("work")).success)
         await early

@@ -631,6 +631,20 @@ async def test_every_altered_column_is_found(
         await journal.calls.load("run")
 
 
+async def test_an_altered_run_is_left_out_of_the_lists(
+    own_schema: None, open_journal: Open, sql: Callable[..., list[Any]]
+):
+    journal = open_journal()
+    for id in ("one", "two"):
+        await journal.runs.begin(
+            RunRecord(id=id, session_id=id, principal="p", prompt="p", model="m", began_at=1.0)
+        )
+    sql("UPDATE runs SET status = 'done' WHERE id = 'one'")
+    assert [row.record.id for row in await journal.runs.list()] == ["two"]
+    assert [row.session_id for row in await journal.runs.sessions("p")] == ["two"]
+    assert await journal.questions.open() == ()
+
+
 @pytest.mark.parametrize(("lease", "seconds"), [("2", "10s"), ("30", "30s")])
 def test_the_server_ends_the_transactions_of_a_host_that_is_gone(
     lease: str, seconds: str, monkeypatch: pytest.MonkeyPatch

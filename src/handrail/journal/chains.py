@@ -130,13 +130,15 @@ def fetch(connection: Connection, query: str, *values: object, **named: object) 
 
 @contextlib.contextmanager
 def texts_decoded(connection: Connection) -> Generator[None]:
-    """Read text that is not UTF-8 without an error while the block runs."""
-    file = cast(sqlite3.Connection, connection)
-    before, file.text_factory = file.text_factory, decode_text
+    """Read text that is not UTF-8 without an error while the block runs. In PostgreSQL, all text is valid."""
+    if not isinstance(connection, sqlite3.Connection):
+        yield
+        return
+    before, connection.text_factory = connection.text_factory, decode_text
     try:
         yield
     finally:
-        file.text_factory = before
+        connection.text_factory = before
 
 
 class Record(NamedTuple):

@@ -159,13 +159,13 @@ def check_run(chains: Chains, values: Sequence[Any], run_id: str | None = None) 
 def rescue_runs(connection: Connection, chains: Chains) -> Iterator[StoredRun | JournalAltered]:
     """Yield every run that can still be read from a damaged journal, and an error for each altered run that is still noticed.
 
-    The table of runs is read without its indexes, and from both ends, because SQLite can't read past a damaged page. The
-    chains show runs that the table no longer has.
+    A file's table of runs is read without its indexes, and from both ends, because SQLite can't read past a damaged page.
+    The chains show runs that the table no longer has.
     """
     found: dict[str, None] = {}
-    for order in ("", " DESC"):
-        query = f"SELECT {COLUMNS} FROM runs NOT INDEXED ORDER BY rowid{order}"
-        for values in _readable(connection, query):
+    is_file = isinstance(connection, sqlite3.Connection)
+    for order in ("NOT INDEXED ORDER BY rowid", "NOT INDEXED ORDER BY rowid DESC") if is_file else ("",):
+        for values in _readable(connection, f"SELECT {COLUMNS} FROM runs {order}"):
             if str(values[0]) not in found:
                 found[str(values[0])] = None
                 try:
