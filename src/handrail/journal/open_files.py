@@ -11,7 +11,8 @@ import os
 import threading
 from collections.abc import Callable
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Held while a file is examined. It is reentrant because garbage collection, which closes forgotten journals, may happen then."""
 _open: dict[tuple[int, int, int], int] = {}
 """How often each file is open, by process, device and inode. A forked process has none of its parent's locks."""
 

@@ -1,0 +1,20 @@
+"""The list of the database files that this process has open."""
+
+import threading
+from pathlib import Path
+
+from handrail.journal.open_files import OpenFile
+from support import PATIENCE
+
+
+def test_a_file_can_be_closed_while_another_one_is_examined(tmp_path: Path) -> None:
+    """Garbage collection may close a forgotten journal at that moment, in the same thread."""
+    for name in ("forgotten", "opened"):
+        (tmp_path / name).touch()
+    forgotten = OpenFile(str(tmp_path / "forgotten"), lambda: None)
+    opening = threading.Thread(
+        target=lambda: OpenFile(str(tmp_path / "opened"), forgotten.close).close(), daemon=True
+    )
+    opening.start()
+    opening.join(PATIENCE)
+    assert not opening.is_alive()
