@@ -202,7 +202,7 @@ class Runner:
         )
 
     async def _return(self, row: RunRow) -> None:
-        """Release a run that was claimed while the worker began to drain, so that it is due for other workers at once."""
+        """Release a run that this process holds and does not execute, so that it is due for other workers at once."""
         now = self._clock.now().timestamp()
         await self.journal.runs.leave(row.record.id, row.status, row.outcome, due_at=now)
 
@@ -375,9 +375,8 @@ class Runner:
         for run_id in tuple(self._unreleased - self._legs.keys()):
             row = await self.journal.runs.get(run_id)
             if row.status not in OVER and row.owner == self.journal.owner:
-                now = self._clock.now().timestamp()
                 with contextlib.suppress(RunBusy):
-                    await self.journal.runs.leave(run_id, row.status, row.outcome, due_at=now)
+                    await self._return(row)
             self._unreleased.discard(run_id)
 
     async def _cut_off(self) -> None:

@@ -80,9 +80,9 @@ class SqliteWorkspaces:
         def release(connection: Connection) -> None:
             row = _find(connection, database.chains, name)
             if row is not None and (row.run_id, row.owner) == (run_id, database.owner):
-                left = _replace(connection, database.chains, row, owner="")
-                if not _is_kept(connection, database, left):
-                    _replace(connection, database.chains, left, run_id="")
+                is_kept = _is_kept(connection, database, msgspec.structs.replace(row, owner=""))
+                left_to = run_id if is_kept else ""
+                _replace(connection, database.chains, row, run_id=left_to, owner="")
 
         await database.transact(release)
 

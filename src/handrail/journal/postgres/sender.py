@@ -16,7 +16,7 @@ import struct
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -38,7 +38,13 @@ _PREPARE = f"PREPARE {_NAME} ({', '.join(_TYPES)}) AS {_parts[0]}" + "".join(
 _BINARY = [pq.Format.BINARY] * len(_TYPES)
 _LONGEST = 65_536
 """Maximum size in bytes of a record that the loop sends."""
-_integer, _float = struct.Struct(">q").pack, struct.Struct(">d").pack
+_BY_TYPE: Mapping[str, Callable[[Any], bytes]] = {
+    "bigint": struct.Struct(">q").pack,
+    "double precision": struct.Struct(">d").pack,
+    "text": str.encode,
+    "bytea": bytes,
+}
+_ENCODERS = [_BY_TYPE[each] for each in _TYPES]
 
 
 class Addition(NamedTuple):
@@ -126,7 +132,7 @@ class Sender:
             values = self._chains.begin_fenced(record)
             if values is None:
                 return False
-            encoded = _encoded(*values)
+            encoded = _encoded(values)
         except (ArithmeticError, AttributeError, TypeError, ValueError, struct.error):
             record.sent = None  # the thread reports it
             return False
@@ -279,40 +285,6 @@ class _Reader:
             self._closed()
 
 
-def _encoded(
-    links: int,
-    seal: bytes,
-    number: int,
-    chain: str,
-    before: bytes,
-    owner: str,
-    also_number: int,
-    link: int,
-    kind: str,
-    key: str,
-    at: float,
-    session_id: str,
-    body: bytes,
-    mac: bytes,
-    state: str,
-    opens: int,
-) -> Sequence[bytes]:
+def _encoded(values: Sequence[Any]) -> Sequence[bytes]:
     """Return the values of the statement in PostgreSQL's binary format."""
-    return (
-        _integer(links),
-        seal,
-        _integer(number),
-        chain.encode(),
-        before,
-        owner.encode(),
-        _integer(also_number),
-        _integer(link),
-        kind.encode(),
-        key.encode(),
-        _float(at),
-        session_id.encode(),
-        body,
-        mac,
-        state.encode(),
-        _integer(opens),
-    )
+    return tuple(encode(value) for encode, value in zip(_ENCODERS, values, strict=True))
