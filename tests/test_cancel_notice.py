@@ -1,4 +1,4 @@
-"""Cancellation signals: a handler's signal fires before it is cancelled, and its own timeouts do not fire the signal."""
+"""Cancellation signals: a handler's signal fires before the handler is cancelled, and the handler's own timeouts do not fire it."""
 
 from __future__ import annotations
 
@@ -378,7 +378,7 @@ def test_ctrl_c_fires_the_signal_once_and_a_second_one_ends_the_program(times: i
     """Ctrl-C cancels the main task after the signal has fired. A second Ctrl-C is not lost, even if the handler goes on."""
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
-    )  # a shell's background programs ignore it
+    )  # a program that a shell starts in the background ignores SIGINT
     trace: Trace = []
 
     async def work(context: ToolContext, trace: Trace) -> None:

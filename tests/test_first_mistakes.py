@@ -75,7 +75,7 @@ def adapter(*answers: Any) -> Adapter:
     ],
 )
 def test_a_mistake_is_answered_with_a_hint(mistake: Any, words: str) -> None:
-    """Each mistake is refused with an error that says what to write instead."""
+    """Each mistake is refused with an error that says what is wrong or what to write instead."""
     with pytest.raises(DefinitionError, match=words):
         mistake()
 

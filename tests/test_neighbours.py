@@ -209,7 +209,7 @@ def test_a_file_that_fails_leaves_no_trace(folder: Path):
 
 @pytest.mark.parametrize("command", ["run", "runs", "serve"])
 def test_commands_do_not_import_what_lies_in_the_current_folder(tmp_path: Path, command: str):
-    """No command imports a file in the current folder that has the name of an optional module."""
+    """`run`, `runs` and `serve` import no file in the current folder that has the name of an optional module."""
     for name in (
         "brotli",
         "zstandard",

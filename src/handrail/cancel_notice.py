@@ -1,8 +1,8 @@
 """Notice of a cancellation: the listeners of a task are told of it before the cancellation lands.
 
 asyncio cancels a task by cancelling what the task waits for. So a task with listeners waits for a `Watched` in
-place of a future. When asyncio cancels the `Watched`, the `Watched` tells the listeners, and cancels the future in
-the next pass of the loop.
+place of a future. When asyncio cancels the `Watched` from outside the listeners' work, the `Watched` tells the
+listeners, and cancels the future in the next pass of the loop.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ listeners: dict[asyncio.Task[Any], Listeners] = {}
 
 
 def listen(task: asyncio.Task[Any], listener: Listener) -> None:
-    """Tell `listener` before the task is cancelled, until `forget` is called.
+    """Tell `listener` before a cancellation from outside its work lands, until `forget` is called.
 
     If the task already waits, this applies from the next time that it waits.
     """
@@ -114,7 +114,10 @@ class Watched:
         self._future.add_done_callback(callback, context=context)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Tell the listeners of a cancellation from outside, then cancel the future. Any other cancellation reaches it at once."""
+        """Tell the listeners of a cancellation from outside, and cancel the future in the next pass of the loop, unless it is done.
+
+        Any other cancellation cancels the future at once.
+        """
         if self.is_pending:
             return True
         found = listeners.get(self._task)

@@ -77,8 +77,8 @@ class Attachment:
     are equal if their bytes or addresses, names and media types are equal. Raises `DefinitionError` if the file can't be
     read or is too large, or if an argument is invalid.
 
-    The bytes are not a field. A record, a message or an event contains only the fields below, as a reference. A journal
-    stores the bytes once, under `digest`.
+    The bytes are not a field. A record, a message or an event is encoded with only the fields below, as a reference. A
+    journal stores the bytes once, under `digest`.
     """
 
     media_type: str
@@ -138,7 +138,7 @@ class Attachment:
 
     @property
     def content(self) -> bytes:
-        """The bytes. Raises `ToolValidationError` if this is only a reference, or if they are at an address."""
+        """The bytes. Raises `ToolValidationError` if `is_here` is false."""
         found: bytes | None = self.__dict__.get("_content")
         if found is None:
             why = (
@@ -153,7 +153,7 @@ class Attachment:
     def is_here(self) -> bool:
         """Whether the bytes are in memory.
 
-        They are not if they are at an address. Those of a reference from a journal are not until `load` is called.
+        They are not if the attachment has an address, or if it is a reference from a journal and `load` has not been called.
         """
         return "_content" in self.__dict__
 
@@ -190,7 +190,7 @@ class Attachment:
     def token_bound(self) -> int:
         """An estimate of the tokens that a provider counts, for a budget. The provider's own count is charged.
 
-        It is an upper estimate, except for a document or recording at an address: the size is unknown, so one page is assumed.
+        It is an upper estimate, except for anything but an image at an address: the size is unknown, so one page is assumed.
         """
         if self.is_text:
             return self.size

@@ -53,7 +53,7 @@ class ToolInvoked(Fact, frozen=True):
     stale: tuple[str, ...]
     """Slices and paths that the call had read and that something else changed before the call committed."""
     error: BaseException | None
-    """The exception, for telemetry; None if there was none. It is never shown to a model.
+    """The exception, for telemetry; None if there was none.
 
     Listeners see its traceback. Once they have returned, the traceback is removed, so that a session does not hold on to
     calls that are over. If the exception also ends the run, this is a copy without a traceback.

@@ -89,7 +89,7 @@ _is_closing: ContextVar[bool] = ContextVar("handrail_is_closing", default=False)
 def is_closing() -> bool:
     """Return whether the isolated work in this context is being closed, so that it can't await anything any more.
 
-    If not, a `GeneratorExit` is an error like any other, which user code has raised.
+    If it is not being closed, a `GeneratorExit` is an error like any other, which user code has raised.
     """
     return _is_closing.get()
 

@@ -220,7 +220,7 @@ class Filesystem(Protocol):
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
         """Replace the only occurrence of `old`, or with `all` every occurrence. Returns how many were replaced.
 
-        Raises `EditRefused` if `old` is not in the file, or is not unique and `all` is false.
+        Raises `EditRefused` if `old` is empty, equals `new`, or is not in the file, and if it is not unique and `all` is false.
         """
         ...
 
@@ -343,7 +343,7 @@ class ApprovalRecall(Protocol):
         ...
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
-        """Remember an answer for an offered scope. Without a scope, an approval covers only this request, a denial also other diffs of it."""
+        """Remember an answer for an offered scope, or without one for this request: an approval for its current diff, a denial for any diff."""
         ...
 
     def when_covered(self, wake: Callable[[], object], /) -> Callable[[], None]:
@@ -474,7 +474,7 @@ class WorkerSource(Protocol):
         ...
 
     def enter(self, frame: Any, /) -> AbstractAsyncContextManager[None]:
-        """Make the workers available. During the block, a worker also reports the messages of the frame's run to its callback."""
+        """Make the workers available, as `open` does. During the block, a message callback, if there is one, gets the run's messages."""
         ...
 
 

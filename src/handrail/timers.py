@@ -1,4 +1,7 @@
-"""Cheap timers: a heap of due times, served by a single timer of the event loop."""
+"""Cheap timers: a heap of due times, served by a single timer of the event loop.
+
+In this module, a listener is a subscriber of an event bus.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Also the number of spans that a `LostTime` remembers.
 _LONGEST_EXCUSE = 60.0
 """Maximum seconds by which a listener on a thread postpones a call's timeout, in case the listener never returns."""
 _threads = threading.Lock()
-"""Guards what threads and the loop both change in a `WorkClock`."""
+"""Guards the fields of a `WorkClock`, which threads and the loop both change."""
 _NO_CONTEXT = Context()
 """The context in which timers fire. The context of the code that starts a timer would keep its call in memory."""
 

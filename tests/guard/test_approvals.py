@@ -284,7 +284,7 @@ def test_a_withdrawn_question_is_a_cancelled_approval():
     ids=["yes", "yes because", "no", "late", "nobody"],
 )
 def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, expected: Approval):
-    """`request_approval` and `request_permission` return every outcome, even a denial, instead of raising an error."""
+    """`request_approval` and `request_permission` return the outcome, even a denial or a timeout, instead of raising an error."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -497,7 +497,7 @@ class Login:
 
 
 def test_secrets_are_not_shown():
-    """A secret reaches only the handler. The question and the events show it masked."""
+    """A secret reaches the handler. The question shows it masked, and no event contains it."""
     got: list[str] = []
 
     async def handler(params: Login, *, context: ToolContext) -> ToolResult[str]:

@@ -131,7 +131,7 @@ def by_prompt_model(ran: Ran) -> Tool[Any, Any]:
 
 
 def played(ran: Ran) -> Any:
-    """Return an operation in which a model plays an act that pays."""
+    """Return an operation that plays a handoff's `client` act, which pays."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         await context.call("pay")
@@ -289,7 +289,7 @@ def test_an_outer_rate_limits_nested_calls(way: Any, tmp_path: Path):
     ("name", "paid", "status"), [("own_rate", ["pay"], "ok"), ("rate_limit", [], "error")]
 )
 def test_rates_of_an_outer_and_a_nested_run_do_not_lift_each_other(name: str, paid: Ran, status: str):
-    """Both runs' limits apply. A nested limit with the name of an outer one is refused, since the two would share a count."""
+    """A nested run's own, lower limit applies. A nested limit with the name of an outer one is refused, since the two would share a count."""
     ran: Ran = []
 
     @tool

@@ -847,10 +847,7 @@ def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities:
 
 
 def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
-    """A section's policy is compared only with that section's tools.
-
-    A capability that looks like a misspelt one of another section's tool is not refused.
-    """
+    """A section's policy may name a capability that looks like a misspelling of one that only a tool outside the section has."""
     own: MarkdownSection[Any] = MarkdownSection(
         "Own", "own", "Own.", policies=[CapabilityPolicy({"fs.wrte": "ask"})]
     )
@@ -862,7 +859,7 @@ def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
 
 
 def test_a_rate_slides_and_says_how_long_to_wait():
-    """Each call counts for the length of the window, and a denial says how long to wait."""
+    """Each admitted call counts for the length of the window, and a denial says how long to wait."""
 
     async def main() -> list[str]:
         policy = RateLimitPolicy(2, 10, clock=VirtualClock())
@@ -987,7 +984,7 @@ def test_a_window_from_another_machines_clock_does_not_block():
 
 
 def test_rates_of_two_policies_are_apart():
-    """Two rate policies, for all tools and for a single tool, count separately."""
+    """Two rate policies count separately, so a call that one of them denies can count towards the other's rate."""
 
     async def main() -> list[bool]:
         clock = VirtualClock()

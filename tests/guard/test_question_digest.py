@@ -1,4 +1,4 @@
-"""A question's digest covers the validated arguments in canonical form, so equal arguments give the same digest."""
+"""Question digests and remembered decisions treat equal arguments alike, however they are written, and tell different ones apart."""
 
 from __future__ import annotations
 

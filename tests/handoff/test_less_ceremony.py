@@ -57,7 +57,7 @@ ANSWERS: list[tuple[Any, Any]] = [
 
 
 def only_client(answer: Any, act: Any) -> Handoff[Visit, Any]:
-    """Make a handoff whose only act is this `client`."""
+    """Make a handoff whose only act is this `client`, which is annotated to return this type of answer."""
     act.__annotations__["return"] = answer
     made = Handoff("book_visit", "Ask when we may come.", params=Visit, effect="staged")
     made.client(act)
@@ -157,7 +157,7 @@ def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
 
 
 async def test_people_read_a_sentence_and_never_the_name_of_a_function() -> None:
-    """A question has the handler's message and title. If it gives none, they are made from the question's kind."""
+    """A question has the message and title that the handler passes. Otherwise, they are made from the question's kind."""
 
     async def ask(visit: Visit, *, context: UserContext) -> str:
         said = await context.wait_for("visit", visit, message="When shall we come?", title="Your visit")

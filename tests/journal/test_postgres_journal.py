@@ -511,6 +511,12 @@ def test_code_in_a_schema_without_tables_is_refused(
     assert sql("SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", schema) == []
 
 
+def test_every_password_of_a_url_is_masked_in_messages():
+    address = parse_url("postgresql://me:one%20two@host/db?sslpassword=one%20two%203&password=four")
+    told = address.without_secret("one two 3, one%20two%203, one two, one%20two, four")
+    assert told == ", ".join(["***"] * 5)
+
+
 @pytest.mark.parametrize("password", ["12/horse", "12?horse", "12#horse", "12/a?b#horse"])
 def test_a_password_that_looks_like_the_rest_of_a_url_is_not_shown(password: str):
     with pytest.raises(JournalError, match="%2F") as raised:

@@ -1,6 +1,6 @@
 """Approvals: the permission that a call needs before it takes effect.
 
-Most calls that can be undone completely run first, in their forks, and the changes that they made there are approved.
+Most calls with the effect `staged` run first, in their forks, and the changes that they made there are approved.
 `runs_first` has the conditions.
 """
 
@@ -263,11 +263,11 @@ def _decided_by(approval: Approval, mode: str | None) -> DecidedBy:
 
 
 def runs_first(attempt: Attempt) -> bool:
-    """Return whether a call runs before it is approved: it can be undone completely, and a preview can be shown.
+    """Return whether a call runs before it is approved, so that a person can decide by its changes.
 
-    If no preview can be shown, because nobody is there or the mode is *strict*, a call that needs approval does
-    not run before it is approved. Neither does a call whose quorums can't be met, one that asks questions itself, or
-    one that runs commands, unless the commands are known to reach nothing but the folder.
+    This requires an effect that can be previewed, and a broker that shows previews. `Broker` does so if a person can be
+    asked and the mode is *interactive* or not set. A call does not run first if its quorums can't be met, or if it asks
+    questions itself. Nor does a call that runs commands, unless these are known to reach nothing but the folder.
     """
     if "proc.exec" in attempt.tool.capabilities and attempt.tool.reach != "":
         return False
@@ -367,7 +367,7 @@ def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
 
 
 def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
-    """Return the paths to which these paths resolve, since a link may point into another folder. Empty if the files have no links."""
+    """Return the paths to which these paths resolve, since a link may point into another folder. Empty if the files can't have links."""
     frame = attempt.frame
     files: Any = frame.world.filesystem
     if files is None:

@@ -69,7 +69,7 @@ class SharedArguments(TypedDict, total=False):
 
 
 class ResumeArguments(SharedArguments, total=False):
-    """Arguments of `resume` and `resume_stream`. They take precedence over the adapter's own."""
+    """Arguments of `resume` and `resume_stream`. They take precedence over the adapter's own options."""
 
     session: Session | None
     """The session of the run. Without one, a session is created.
@@ -85,7 +85,7 @@ class ResumeArguments(SharedArguments, total=False):
 
 
 class RunArguments(ResumeArguments, total=False):
-    """Arguments of `evaluate`, `stream` and `run`. They take precedence over the adapter's own."""
+    """Arguments of `evaluate`, `stream` and `run`. They take precedence over the adapter's own options."""
 
     history: Iterable[Message]
     """Earlier messages, placed before the new one."""
@@ -155,7 +155,7 @@ class NestedArguments(TypedDict, total=False):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The options of one run. They are frozen: `updated`, `tightened` and `nested` return new options."""
+    """The options of one run. They are frozen: methods such as `updated` return other options."""
 
     session: Session | None = None
     bus: EventBus | None = None

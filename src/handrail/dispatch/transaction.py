@@ -61,7 +61,7 @@ class RecordedFork(Protocol):
         ...
 
     def content(self, digest: str, /) -> bytes:
-        """Return the staged bytes with a digest."""
+        """Return the staged bytes with this digest."""
         ...
 
 
@@ -183,7 +183,10 @@ class Transaction(msgspec.Struct, eq=False):
         return found
 
     def seal(self) -> None:
-        """Make every fork refuse further changes, so that exactly what is shown now is applied later."""
+        """Make the forks of files refuse further changes, so that exactly the files that are shown now are applied later.
+
+        The session's fork still accepts events.
+        """
         for fork in self.touched:
             fork.seal()
 
@@ -194,7 +197,7 @@ class Transaction(msgspec.Struct, eq=False):
             fork.prepare()
 
     def apply(self) -> None:
-        """Apply every fork, without failing or waiting. If there are durable forks, use `apply_all` instead."""
+        """Apply every fork, after `prepare`. If there are durable forks, use `apply_all` instead."""
         for fork in self.touched:
             fork.apply()
 
@@ -253,7 +256,7 @@ class Transaction(msgspec.Struct, eq=False):
             fork.revert()
 
     def publish(self) -> None:
-        """Publish the call's state events, once they are part of the session itself."""
+        """Publish the call's state events, if they have been committed into the session itself."""
         if self._session is not None:
             self._session.publish()
 
@@ -308,8 +311,8 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
 def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") -> None:
     """Tell the calls around a committed call that it has committed past their transactions.
 
-    `records` are its recorded changes, which the calls around it record too, unless it has committed into the session. They
-    note this call's name, or `name` if it is given: that of an inner call that has committed past all of them.
+    `records` are its recorded changes, which the calls around it record too, unless it has committed into the session.
+    `name` is the name that they note; by default, it is the name of the call.
     """
     outer, into = attempt.parent, attempt.open_transaction.parent
     assert outer is not None, "only an inner call commits past another"
