@@ -155,7 +155,7 @@ async def test_the_run_goes_on(declared: Any, make: Callable[[], Any], words: st
 
 
 async def test_a_result_is_rendered_once() -> None:
-    """The gate renders a value inside the call. Model, record and event get that text."""
+    """A value is rendered once, although the model, the record and the event all need its text."""
     model = ScriptedModel([ToolCall("work"), "bye"])
     journal = MemoryJournal()
     value = Fickle()

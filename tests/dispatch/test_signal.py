@@ -28,7 +28,7 @@ class Stopped:
 
 
 def gate_of(handler: Any, reason: str, clock: Clock) -> Gate:
-    """Open a gate whose only tool is stopped after five seconds, for this reason."""
+    """Open a gate whose only tool is stopped after five seconds, if the reason is a timeout or a deadline."""
     made = Tool[None, Any](
         "work", "Works.", handler, effect="read", timeout=5 if reason == "timeout" else None
     )

@@ -1,4 +1,4 @@
-"""Tests for the lines that show people which tools of its own a provider has run."""
+"""Lines that show people which of its own tools a provider has run."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_only_a_vendors_own_address_needs_a_key(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_missing_key_is_short():
-    """The error names the variables and has no cause, and its traceback shows no frame inside Handrail."""
+    """The error for a missing key is one line that names the variable. It has no cause, and its traceback shows no frame inside Handrail."""
     with pytest.raises(PromptEvaluationError, match="Set ANTHROPIC_API_KEY in the environment") as caught:
         Agent("anthropic:m", "Be brief.").run("hi").wait()
     assert caught.value.__cause__ is None
@@ -282,7 +282,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     ("attribute", "said"), [("fast", "Mine."), ("adapter", "Of the adapter."), ("agent", "Of the agent.")]
 )
 async def test_a_model_of_ones_own_by_name(module: str, attribute: str, said: str):
-    """`module:name` is a model, or the model of an adapter or agent, and is remembered by that name."""
+    """`module:name` names a model, or the model of an adapter or agent, and `reference_to` returns that name."""
     name = f"{module}:{attribute}"
     assert await asked(name) == said
     assert reference_to(model_named(name)) == name
@@ -355,7 +355,7 @@ def test_a_module_beside_a_worker(tmp_path: Path):
 
 
 async def test_a_module_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A model in code may be named after a module of the current folder, although that is not on Python's path."""
+    """The name of a model may refer to a module in the current folder, although that folder is not on Python's path."""
     name = f"here_{abs(hash(tmp_path))}"
     (tmp_path / f"{name}.py").write_text("from handrail import ScriptedModel\nm = ScriptedModel(['Here.'])\n")
     with pytest.raises(DefinitionError, match="there is no module or provider"):

@@ -118,7 +118,7 @@ def test_a_refused_setting_names_the_model() -> None:
 
 
 def test_what_a_provider_of_chat_lacks_is_a_row_of_the_table() -> None:
-    """A server that differs from OpenAI refuses the settings that its row names, and sends the others."""
+    """A setting that a provider's row in the table names as missing is refused. Other settings are sent."""
     request = ModelRequest("", Sent([UserMessage("hi")]), Sent(), settings=ModelSettings(seed=1))
     for provider in ("moonshotai", "deepseek"):
         with pytest.raises(ModelRequestRefused, match=f"{provider}:m.*it has no seed"):
@@ -261,7 +261,7 @@ async def test_settings_are_inherited_and_may_be_replaced() -> None:
 
 
 async def test_settings_are_those_of_the_run_when_it_is_resumed(tmp_path: Path) -> None:
-    """A run that is forked and resumed by another process has the settings with which it began."""
+    """A run that is forked and resumed by another adapter has the settings with which it began."""
     settings, prompt = ModelSettings(stop=("END",), tool_choice="look"), Prompt("p", "Do.", tools=[look])
     first = ScriptedModel([ToolCall("look"), "done"])
     await Adapter(first, journal=SqliteJournal(tmp_path / "runs.db")).evaluate(

@@ -312,7 +312,7 @@ async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
 async def test_a_tool_sees_what_is_left_of_the_providers_limits(
     headers: dict[str, str], limit: RateLimit | None
 ) -> None:
-    """Tools see the provider's remaining rate limits in any header format. Values that make no sense are left out."""
+    """Tools see the remaining rate limits from OpenAI's and Anthropic's headers. Values that make no sense are left out."""
     seen: list[RateLimit | None] = []
 
     @tool(effect="pure")
