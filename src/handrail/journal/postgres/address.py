@@ -52,8 +52,7 @@ def parse_url(url: str) -> Address:
     except ValueError:
         raise JournalError("postgresql://…", "its URL can't be read", _ADVICE) from None
     if "@" in parts.path or parts.fragment or any("@" in name for name, _ in options):
-        # The password contains one of `/?#`, so the rest of it would be taken for another part of the URL, and
-        # shown.
+        # The password contains one of `/?#`, so the rest of it would be taken for another part of the URL, and shown.
         advice = "In the password, write '/', '?', '#' and '@' as %2F, %3F, %23 and %40."
         raise JournalError("postgresql://…", "its URL can't be read", advice)
     before, _, host = parts.netloc.rpartition("@")
