@@ -131,7 +131,7 @@ def test_attempts_and_pauses_share_the_timeout() -> None:
         ended, took = await outcome(flaky(3, timeout=10, takes=4))  # attempts at 0-4 and 7-11 s
         assert (ended.status, took) == ("timed out", 10)
         assert "longer than 10 seconds" in ended.result.message
-        ended, took = await outcome(flaky(3, timeout=12, takes=4))  # attempts at 0-4 and 7-11 s; 14 s would be too late
+        ended, took = await outcome(flaky(3, timeout=12, takes=4))  # a third attempt at 14 s is too late
         assert (ended.status, ended.attempts, took) == ("error", 2, 11)
         ended, took = await outcome(flaky(3, timeout=30, takes=4))
         assert (ended.status, ended.attempts, took) == ("error", 3, 18)
