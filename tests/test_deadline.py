@@ -48,7 +48,7 @@ def test_it_is_kept_in_utc(clock: FakeClock):
 
 
 def test_a_time_without_a_zone_is_refused_with_a_hint(clock: FakeClock):
-    """A time without a zone is refused, because it means a different moment on every machine."""
+    """A time without a zone is refused, because it can mean different moments on different machines."""
     with pytest.raises(
         DefinitionError, match=r"2030-01-01T00:00:00 has no time zone.*`Deadline.after\(300\)`"
     ):

@@ -612,7 +612,7 @@ def test_an_outcome_that_comes_as_the_wait_looks_up_is_not_lost(monkeypatch: pyt
     "error", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"]
 )
 def test_an_exit_in_the_work_reaches_the_waiter(error: BaseException):
-    """`SystemExit` or `KeyboardInterrupt` in the work is raised by the wait, and the shared loop goes on."""
+    """`SystemExit` or `KeyboardInterrupt` in the work is raised by the wait, and the shared loop keeps running."""
     with pytest.raises(type(error)) as caught:
         failing(error).wait()
     assert caught.value is error
@@ -620,7 +620,7 @@ def test_an_exit_in_the_work_reaches_the_waiter(error: BaseException):
 
 
 def test_an_exit_in_a_handlers_thread_reaches_the_waiter():
-    """`sys.exit()` on a handler's thread is raised by the wait, and the shared loop goes on."""
+    """`SystemExit` from `sys.exit()` on a handler's thread is raised by the wait, and the shared loop keeps running."""
 
     def leave() -> None:
         sys.exit(4)

@@ -296,7 +296,7 @@ RESULTS = (
 
 @given(RESULTS, st.sampled_from([Any, str, dict, list, int, bytes]))
 def test_any_return_value_leaves_a_conversation_that_can_be_sent(value: Any, declared: Any) -> None:
-    """Whatever a handler returns, the run goes on, and the model is sent text that can be encoded."""
+    """Whatever a handler returns, the run continues, and the model is sent text that can be encoded."""
 
     async def main() -> None:
         model = ScriptedModel([ToolCall("work"), "bye"])

@@ -194,7 +194,7 @@ async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
 
 
 async def test_exactly_this_is_not_asked_about_again_in_the_session():
-    """A call approved exactly is not asked about again in its session, even with a different broker or argument order."""
+    """An exact approval covers the same call later in its session, even with a different broker or argument order."""
     desk = Desk(EXACT)
     assert (await desk.call("pay", amount=1, to="ann")).success
     gate = open_gate(TOOLS, session=desk.session, **desk.options)
@@ -254,7 +254,7 @@ async def test_another_tool_of_the_same_name_is_another():
 
 
 async def test_arguments_that_nobody_saw_are_part_of_it():
-    """An approval does not cover a call with a different secret, and the saved session reveals neither secret."""
+    """An exact approval does not cover a call with a different secret, and the saved session reveals neither secret."""
     got: list[str] = []
 
     @tool
@@ -515,7 +515,7 @@ async def test_a_tool_without_capabilities_has_scopes_of_its_own():
 
 
 async def test_a_permission_is_for_the_kind_and_the_tool():
-    """A remembered permission covers its kind for all arguments of its tool, but no other kind and no other tool."""
+    """A permission remembered for its scope covers its tool's calls with other arguments, but no other kind and no other tool."""
     desk = Desk(SCOPE)
     assert (await desk.call("need", kind="net")).value
     assert (await desk.call("need", kind="net", again=1)).value

@@ -537,7 +537,7 @@ def test_one_path_has_many_spellings(how_read: str, how_written: str):
 
 
 def test_a_file_changed_by_somebody_else_must_be_read_again():
-    """A file may be written only while it has a content that this session has read or written."""
+    """A file may be written only while its content is one that this session has read or written."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})

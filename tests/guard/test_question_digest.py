@@ -99,7 +99,7 @@ def spelled(data: st.DataObject, amount: int, tags: set[str], limit: int) -> str
 
     to = {"name": "Ada", "limit": number(limit)}
     if not limit and data.draw(st.booleans()):
-        del to["limit"]  # the default
+        del to["limit"]  # 0 is its default
     written = {
         "amount": number(amount),
         "to": shuffled(to),
@@ -174,7 +174,7 @@ def questions_about(name: str, *spellings: str) -> int:
 def test_a_remembered_decision_covers_equal_arguments(
     data: st.DataObject, amount: int, tags: set[str], limit: int
 ):
-    """A decision on exactly one call covers the same call however it is spelled, and no call with other arguments."""
+    """An exact decision covers its call however the arguments are spelled, and no call with other arguments."""
     same = [spelled(data, amount, tags, limit) for _ in range(3)]
     assert questions_about("pay", *same) == 1
     others = [

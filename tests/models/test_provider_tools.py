@@ -414,7 +414,7 @@ ENDED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", ENDED)
 async def test_a_call_that_was_interrupted_gets_an_error_as_its_result(name: str) -> None:
-    """If Anthropic does not continue a call that it paused, the next request of the session has a result for it."""
+    """If Anthropic does not continue a call that it paused, the session's next request has an error as the call's result."""
     kind = "mcp_tool_use" if name == "remote" else "server_tool_use"
     failed = whole({"error": {"message": "no"}}, 400)
     async with raw_server(paused(name, kind), failed, whole(DONE["messages"])) as server:
@@ -429,7 +429,7 @@ async def test_a_call_that_was_interrupted_gets_an_error_as_its_result(name: str
 
 
 async def test_a_call_that_another_provider_continued_gets_an_error_as_its_result() -> None:
-    """If another provider answers after Anthropic paused, Anthropic's next request has a result for its call."""
+    """If another provider answers after Anthropic paused a call, the next request to Anthropic has an error as the call's result."""
     down = whole({"error": {"message": "x"}}, 529)
     async with (
         raw_server(paused("web_search"), down, down, whole(DONE["messages"])) as one,

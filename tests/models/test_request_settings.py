@@ -274,7 +274,7 @@ async def test_settings_are_those_of_the_run_when_it_is_resumed(tmp_path: Path) 
 
 
 async def test_settings_of_agents_prompts_and_adapters() -> None:
-    """A run's own settings come before its prompt's, and those before its adapter's."""
+    """A run's own settings take precedence over its prompt's, and the prompt's over its adapter's."""
     model = ScriptedModel(["done"] * 3)
     adapter = Adapter(model, model_settings=ModelSettings(seed=1, effort="low", verbosity="low"))
     agent = Agent(adapter, "Do.", model_settings=ModelSettings(effort="medium", verbosity="medium"))
