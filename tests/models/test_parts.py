@@ -356,7 +356,10 @@ def test_a_local_model_reads_words() -> None:
 
 
 def test_everything_is_taken_by_a_script() -> None:
-    """A scripted model takes attachments of every kind, because it stands in for any model."""
+    """A scripted model takes attachments of every kind, because it stands in for any model.
+
+    A text file is accepted even by a model that takes no attachments.
+    """
     takes = ScriptedModel([]).traits.takes
     assert all(takes.sends(each) for each in (PLOT, PAPER, CLIP, FAR))
     assert Takes().problem(NOTES) is None
