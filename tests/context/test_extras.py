@@ -86,7 +86,7 @@ def test_what_is_missing_is_a_key_error_or_the_default():
 
 
 def test_it_is_a_mapping_and_read_only():
-    """Extras can be iterated and have a length, but can't be changed."""
+    """Extras can be iterated and have a length, but can't be changed, not even through the dict that they were made from."""
     source = {"a": 1, "b": 2}
     extras: Any = Extras(source)
     source["c"] = 3

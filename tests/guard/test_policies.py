@@ -842,7 +842,7 @@ def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any
     ],
 )
 def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities: list[str]):
-    """A policy may name a capability that no tool has, unless it looks like a misspelling of a tool's capability that the policy does not name."""
+    """A policy may name a capability that no tool has, if it resembles no tool's capability or the policy also names the one that it resembles."""
     open_gate([doing("staged", *capabilities)], policies=[CapabilityPolicy(verdicts)])
 
 

@@ -309,7 +309,7 @@ def test_settings_beside_a_whole_prompt() -> None:
 async def test_settings_of_a_worker(tmp_path: Path) -> None:
     """The settings in a worker's file apply when it is run by itself and when another worker calls it.
 
-    A run's settings fill in what the file leaves out. In a call, the file's settings come before the caller's.
+    A run's settings fill in what the file leaves out. In a call, the file's settings take precedence over the caller's.
     """
     front = (
         "---\nsettings: {effort: high, stop: [END], parallel_calls: false}\ndescription: Works.\n---\nWork."

@@ -502,7 +502,7 @@ class Table(ModuleType):
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fixture: replaces `genai_prices` with `Table`, whether or not the extra is installed."""
+    """Replace `genai_prices` with `Table`, whether or not the extra is installed."""
     monkeypatch.setitem(sys.modules, "genai_prices", Table("genai_prices"))
     prices._from_table.cache_clear()
     yield
