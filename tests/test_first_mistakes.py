@@ -118,7 +118,7 @@ def test_commands_are_writes_too() -> None:
 
 
 def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
-    """Messages that the run adds are marked, so that they can be told from the user's."""
+    """Messages that the run adds are marked, so that they can be told apart from the user's."""
     from dataclasses import dataclass
 
     @dataclass(frozen=True)

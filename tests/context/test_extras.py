@@ -115,7 +115,7 @@ def test_the_built_in_keys():
 
 
 def test_a_key_can_be_subscripted_and_is_a_value():
-    """Keys with equal definitions are equal and hashable, with or without a type argument."""
+    """Keys with equal definitions are equal and hashable, with or without a type argument. A key can't be changed."""
     assert ExtraKey[int]("n", int) == ExtraKey("n", int)
     assert len({ExtraKey("n", int), ExtraKey[int]("n", int), ExtraKey("m", int)}) == 2
     with pytest.raises(AttributeError):

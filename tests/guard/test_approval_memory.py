@@ -526,7 +526,7 @@ async def test_a_permission_is_for_the_kind_and_the_tool():
 
 
 async def test_a_message_is_remembered_as_it_was_put():
-    """A remembered approval of a message covers neither another message nor the same message from a call with other arguments."""
+    """A remembered approval of a message covers the message in an identical call, but no other message and no call with other arguments."""
     desk = Desk(EXACT)
     for message in ("sure?", "sure?", "really?"):
         assert (await desk.call("wonder", message=message)).value[0]

@@ -255,7 +255,7 @@ def test_an_outer_policy_is_told_of_the_results_of_nested_runs(way: Any, tmp_pat
 
 
 def test_a_sections_policy_is_told_of_the_results_of_nested_runs() -> None:
-    """A policy that an outer run has from a section sees and judges the results of calls in nested runs."""
+    """A policy of an outer run's section sees the results of calls in nested runs, and can reject them."""
 
     class Judges(Forbids):
         def on_result(
