@@ -127,7 +127,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule | N
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
-    """Keep the browser open while consecutive tests use it."""
+    """Close the browser after a test, unless the next test uses it too."""
     yield
     browsers = sys.modules.get("support.browsers")
     if browsers is not None:

@@ -86,7 +86,7 @@ class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
 
     @property
     def text(self) -> str:
-        """The texts of the results, each on its own line."""
+        """The texts of the results, separated by line breaks."""
         return "\n".join(result.text for result in self.results)
 
 
@@ -210,7 +210,7 @@ class SentPart(msgspec.Struct, frozen=True):
     tokens_left: int | None = None
     resets_at: datetime | None = None
     extras: dict[str, Any] = {}
-    """Further JSON values for `context.extras` in the calls of the answer, by the names of their keys."""
+    """Further JSON values for `context.extras` in the calls of the answer, by key."""
 
 
 class TextPart(msgspec.Struct, frozen=True):

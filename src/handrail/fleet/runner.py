@@ -84,7 +84,7 @@ class _Leg:
 
 
 class Runner:
-    """Executes the runs of some apps that wait in a journal, at most `limit` at once.
+    """Executes runs of these apps that wait in a journal, at most `limit` runs at once.
 
     - `dispatcher`: an engine that starts legs, such as `DbosDispatcher`. Without one, the runner claims runs from the journal.
     - `host`: the name by which runs are pinned to this host.
@@ -249,7 +249,7 @@ class Runner:
     async def _hand_over(self, handed: dict[str, float], now: float) -> dict[str, float]:
         """Hand due runs to the engine, at most 1000 at a time. A run that is still due after a while is handed over again.
 
-        Returns when each leg that is still due was handed over.
+        Returns the time at which each leg that is still due was handed over.
         """
         kept: dict[str, float] = {}
         for row in await self.journal.queue.due(self.queues, host=self.host, limit=1000):
@@ -370,7 +370,7 @@ class Runner:
     async def _release(self) -> None:
         """Release the runs that could not be released when their legs failed.
 
-        Otherwise this process would hold them as long as it lives, because it keeps renewing its lease.
+        Otherwise this process could hold them as long as it lives, because in PostgreSQL one lease covers all runs of a process.
         """
         for run_id in tuple(self._unreleased - self._legs.keys()):
             row = await self.journal.runs.get(run_id)

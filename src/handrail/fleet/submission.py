@@ -43,7 +43,7 @@ class Submission:
     - `startup_files`: patterns of the startup files in the folder that the run's calls may change without a separate approval.
     - `host`: the only host whose workers take the run. Default: this host if there is a `folder`, otherwise any host. A
       workspace moves with its run, so it pins the run to no host.
-    - `attachments`: files for the model: attachments, paths of files on this host, or http addresses. The bytes of files are
+    - `attachments`: files for the model, given as attachments, paths on this host, or http addresses. The bytes of files are
       recorded with the run. Addresses are recorded as they are.
     - `deadline`: how many seconds the run has once it begins.
 

@@ -25,9 +25,9 @@ from handrail.schema.secrets import MASK, is_masked
 def check_answer(question: Question, answer: Answer, now: datetime) -> None:
     """Raise `AnswerRefused` unless an answer is valid.
 
-    It must carry this question's digest, be in time and have a known outcome. It must come from the person who was asked
-    or, if quorums decide the question, have the votes that decide it. If its outcome is `answered`, its value must match the
-    schema.
+    It must carry this question's digest, be in time, have a known outcome and come from the person who was asked. If its
+    outcome is `answered`, its value must match the schema and, if quorums decide the question, it must have the votes that
+    decide it; it may then come from anyone.
     """
     check_sender(question, answer)
     check_in_time(question, answer, now)
@@ -109,7 +109,7 @@ def check_value(question: Question, answer: Answer, check: Check | None) -> None
 
 
 def still_fits(answer: Answer, check: Check | None) -> bool:
-    """Return whether a recorded answer can be used: it has no secret, and no check of the asker rejects its value.
+    """Return whether a recorded answer can be used: it has no secret, and the asker's check, if there is one, accepts its value.
 
     The check runs again because the answer may have been given in a process that could not check it.
     """

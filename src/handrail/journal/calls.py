@@ -54,7 +54,7 @@ class SqliteCalls:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._applying: set[str] = set()
-        """The ids of the calls whose files this process is changing at the moment."""
+        """The ids of the calls that this process is committing, or whose files it is changing."""
 
     def commit_now(self, unit: CommitUnit, /) -> bool:
         """Record a call that changes no files, if this can't block. Returns False if `commit` must be awaited instead.
@@ -275,7 +275,7 @@ class SqliteSteps:
             try:
                 value = await (function() if row is None or unsettled is None else unsettled())
                 encoded = encode(value, f"step {key!r} returned")
-            except Exception:  # not a cancellation: that step may have happened, so it stays reserved
+            except Exception:  # a step that was cancelled may have happened, so it stays reserved
                 if row is None:  # an earlier reservation stays until its outcome is decided
                     with contextlib.suppress(RunBusy):  # the new owner decides
                         await self._add(run_id, key, CLEARED, b"")

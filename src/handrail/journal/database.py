@@ -101,7 +101,7 @@ class Database:
         self._waiting = 0
         """How many jobs have been added and have not ended. While there are none, the thread does not use its connection."""
         self._lock = threading.Lock()
-        """Held while a job is added, and while a job runs in the caller's thread.
+        """Held while a job is added, while a job runs in the caller's thread, and while the thread is told to end.
 
         So no job is added after the thread was told to end.
         """

@@ -62,7 +62,8 @@ def shared_key(journal: str, file: str | None) -> bytes:
 
     The secret is the content of `file`, or else `HANDRAIL_KEY`, or else the content of the file that
     `HANDRAIL_KEY_FILE` names. Raises `JournalError` if none of them is given, or if the file is empty, can't be
-    read, or can be accessed by others. Root may own it and let its group read it. This creates no key, since other machines would not have it.
+    read, or can be accessed by others. Root may own the file and let its group read it. This creates no key, since other machines
+    would not have it.
     """
     given = os.environ.get(KEY_VARIABLE)
     file = file or (None if given else os.environ.get(KEY_FILE_VARIABLE))

@@ -220,8 +220,8 @@ def read_files(
 ) -> dict[str, WorkspaceFile | None]:
     """Return the paths that have changed after the version `since`, with their states; None for a removed path.
 
-    Raises `JournalAltered` if one of these rows was altered. Rows that were removed or set back to an earlier state are
-    noticed only if all rows are read, with `since=0`.
+    Raises `JournalAltered` if the row of the workspace or of one of these paths was altered. Rows that were removed or set
+    back to an earlier state are noticed only if all rows are read, with `since=0`.
     """
     return _read_files(connection, chains, name, _find(connection, chains, name), since)
 
@@ -250,7 +250,7 @@ def workspace_alterations(connection: Connection, chains: Chains) -> Iterator[Jo
 
 
 def _line(connection: Connection, database: Database, name: str) -> WorkspaceLine:
-    """Return a workspace as it is listed. This reads its files, so that the files of one workspace at a time are in memory."""
+    """Return a workspace as it is listed. This reads the rows of its files, to count them, but keeps none of them in memory."""
     try:
         row = _find(connection, database.chains, name)
         states = _read_files(connection, database.chains, name, row).values()

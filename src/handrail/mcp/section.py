@@ -119,7 +119,7 @@ class McpTools(LiveSection):
 
 
 class _Server:
-    """One server: its connection, its tools, and the calls in progress."""
+    """One server: its connection on each event loop, its tools, and the calls in progress."""
 
     def __init__(self, name: str, server: Server, rules: ToolRules, required: bool) -> None:
         self.name = name
@@ -185,7 +185,8 @@ class _Server:
     async def ask_login(self, address: str) -> str:
         """Ask the person of the oldest call in progress to log in.
 
-        Raises `LoginNeeded` if there is no call, or nobody logs in. Without a call, the model is offered a tool that asks.
+        Raises `LoginNeeded` if there is no call, or nobody logs in. If there is no call, `connect` offers the model a tool that
+        asks.
         """
         self._needs_login = not self.calls
         return await elicitation.ask_login(self.name, self.calls[0] if self.calls else None, address)
@@ -234,7 +235,7 @@ class _Server:
         for each in described:
             known = before.get(each.name)
             if each.name in made:
-                continue  # a server that lists a name twice means the first
+                continue  # of two tools with the same name, the first counts
             own = Names(names[each.name], capabilities[each.name], self.name)
             if known is not None and each.name in same and known.is_called(own):
                 made[each.name] = known

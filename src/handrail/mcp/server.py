@@ -65,7 +65,7 @@ class ToolServer:
     - `sections`: the sections that are served as MCP prompts; by default, those of the prompt.
     - `park_after`: seconds for which a recorded call that waits for an answer stays in memory.
 
-    Only the tools of sections that are shown in full are served. Further arguments apply to each run.
+    The tools of sections that are not shown in full are not served. Further arguments apply to each run.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class ToolServer:
                 has_ended = await call.wait()
                 if (
                     call.task.cancelled()
-                ):  # by a different request or process, so this request's session goes on
+                ):  # by a different request or process: this request's session is still open
                     return content_of(ToolResult.error(f"{call.name} was cancelled."))
                 if has_ended and not call.is_parked:
                     await call.flush()

@@ -38,7 +38,7 @@ TASK_REQUIRED = "mcp.task.required"
 TASK_AFTER = 1.0
 """Seconds after which a call of a tool that has neither `TASK` nor `TASK_REQUIRED` becomes a task."""
 TASK_SECONDS = 30 * 24 * 3600
-"""The lifetime of a task that clients are told, in seconds."""
+"""The lifetime of a task in seconds, as reported to clients."""
 _POLL_MS = 500
 
 

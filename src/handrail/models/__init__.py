@@ -1,4 +1,4 @@
-"""Models: one class for each provider API. Each implements the `Model` protocol, which streams an answer in parts.
+"""Models: classes for the providers' APIs. Each implements the `Model` protocol, which streams an answer in parts.
 
 This module also defines the errors of model requests. `ModelError`, their base class, is in `handrail.errors`.
 

@@ -65,7 +65,7 @@ _NEEDED = "models of other providers need pydantic-ai, which is not installed. R
 
 
 class BridgedModel:
-    """A model from any other provider, as in `BridgedModel("cohere:command-a")`.
+    """A model of any provider that pydantic-ai supports, as in `BridgedModel("cohere:command-a")`.
 
     Each provider needs its own packages (`pip install 'pydantic-ai-slim[cohere]'`) and its key in an environment
     variable, which pydantic-ai's documentation names. A configured pydantic-ai model is accepted too;

@@ -80,7 +80,7 @@ class Address(msgspec.Struct, frozen=True):
     variable: str
     path: str = ""
     port: int | None = None
-    """The port to add if the variable has none, as in `OLLAMA_HOST=10.0.0.5`; None to add none. https gets none either."""
+    """The port to add to an http address without one, as in `OLLAMA_HOST=10.0.0.5`; None to add none."""
 
     def find(self) -> str:
         """Return the address in the variable, with the port and the path added if they are missing, or "" if it is not set."""

@@ -64,7 +64,7 @@ class Checked(msgspec.Struct, frozen=True):
     examples: str
     output_schema: Schema[Any] | None
     is_fixed: bool
-    """Whether every rendering of the prompt is the same, except for the opened sections."""
+    """Whether every rendering of the prompt is the same, except for the opened sections and the deadline."""
     is_live: bool
     """Whether the tools of a section can change during a run."""
 
@@ -278,7 +278,7 @@ def _check(prompt: Prompt[Any]) -> Checked:
 
 
 class _Check:
-    """Checks a new prompt. Each method is one rule."""
+    """Checks the definition of a new prompt."""
 
     def __init__(self, prompt: Prompt[Any]) -> None:
         self.prompt = prompt

@@ -63,10 +63,10 @@ async def undo(
     - changed files in a folder, and no `filesystem` was passed, or
     - changed only files that are not recorded, or that belong to the run from which this one was forked.
 
-    `UndoRefused` is also raised once an undo finds a file that someone else has changed. Inner calls that were undone
+    `UndoRefused` is also raised if the undo finds a file that someone else has changed. Inner calls that were undone
     before that stay undone, and the error's `undone` lists them.
     Raises `RunError` if the run has no such call, `RunBusy` if a live process owns a run of the session, and
-    `WorkspaceBusy` while a run has the workspace.
+    `WorkspaceBusy` while a different run has the workspace.
     """
     row = await journal.runs.get(run_id)
     await check_nobody_works(journal, row)

@@ -70,8 +70,8 @@ class Misfit(NamedTuple):
 def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
     """Return the definite mistakes in a value: wrong types, missing and unknown fields, invalid choices.
 
-    Everything else is left to the process that has the Python type or runs the tool. With `secret`, no part of the value is
-    repeated. If checking takes too many steps or levels, the only mistake says so.
+    At most `_MAX_FOUND` are returned. Everything else is left to the process that has the Python type or runs the tool. With
+    `secret`, no part of the value is repeated. If checking takes too many steps or levels, the only mistake says so.
     """
     return found_by(Comparison(schema), value, secret=secret)
 

@@ -156,7 +156,7 @@ class Session:
                 self._dispatcher.subscriber_blocked(listener, fact, before, after)
 
     def keep(self, fact: object) -> None:
-        """Log a fact without publishing it, because listeners were already notified of it."""
+        """Log a fact without publishing it."""
         keep = self._recorders.get(type(fact)) or self._recorder_of(fact)
         keep(fact)
 
