@@ -75,7 +75,7 @@ def returned(*attachments: Attachment, text: str = "done") -> tuple[Message, ...
 
 
 def test_a_picture_from_a_tool_on_the_chat_wire() -> None:
-    """The API takes only text in a tool's message, so the tool's picture follows in a user message that names the tool."""
+    """The chat API takes only text in a tool's message, so the tool's picture follows in a user message that names the tool."""
     *_, result, picture = sent("chat", *returned(PLOT))
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "done"}
     told, shown = picture["content"]

@@ -170,7 +170,7 @@ RESULT = ToolMessage((CallAnswered("call_0123456789abcdef", "f", "1"),))
 
 @pytest.mark.parametrize("provider", CHAT)
 def test_the_fields_of_a_streamed_request(provider: str):
-    """Each provider gets the limit and the stream options that it knows."""
+    """Each provider gets the token limit and the stream options in the fields that it knows."""
     body = sent_by(provider, UserMessage("hi"), stream=True, max_tokens=5)
     newer = provider in ("openai", "azure", "groq", "moonshotai")
     assert body["max_completion_tokens" if newer else "max_tokens"] == 5
