@@ -77,7 +77,7 @@ def test_after_the_end_of_the_calendar_is_refused(seconds: float, clock: FakeClo
 
 
 def test_one_in_the_past_has_passed(clock: FakeClock):
-    """A deadline in the past is accepted, because it may come from a record, and has expired."""
+    """A deadline in the past is accepted, because it may come from a record. It has expired."""
     deadline = Deadline(START - timedelta(seconds=5), clock=clock)
     assert deadline.expired
     assert deadline.remaining() == -5

@@ -509,7 +509,7 @@ def test_its_repr_says_what_it_is():
 @pytest.mark.parametrize("thrown", [ValueError("mine"), ValueError], ids=["an error", "a class"])
 @pytest.mark.parametrize("begun", [True, False])
 def test_throwing_into_it_raises_there(thrown: Any, begun: bool):
-    """`throw` raises the error inside the operation's work, or ends an operation that has not started."""
+    """`throw` raises the error inside the operation's work. If the work has not started, it never runs."""
     seen: list[str] = []
 
     async def work() -> None:
@@ -662,7 +662,7 @@ def test_waiting_is_over_as_soon_as_the_work_is(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_operation_whose_constructor_fails_is_collected_quietly() -> None:
-    """A wrong argument raises only its own error: the half-made operation is removed without a warning."""
+    """If the constructor of an operation raises, there is no warning about an unused operation."""
     with pytest.raises(TypeError, match="zzz"):
         Operation(zzz=1)  # pyright: ignore[reportCallIssue]
     gc.collect()

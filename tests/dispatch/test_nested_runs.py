@@ -501,7 +501,7 @@ def test_a_synchronous_handler_can_nest_by_hand() -> None:
 
 
 def test_run_as_agent_takes_files_resources_workers_and_any_tool(tmp_path: Path) -> None:
-    """Outside a call, `run_as_agent` gives the tool the files, resources and workers, and raises `CallFailed` if the tool fails."""
+    """Outside a call, `run_as_agent` takes files, resources and workers for the tool, and raises `CallFailed` if the tool fails."""
 
     async def work(context: ToolContext) -> None:
         context.filesystem.write("a.txt", context.resources.get(Database).name)

@@ -223,7 +223,7 @@ async def test_a_generator_inside_a_value_is_told() -> None:
     "make", [lambda: None, lambda: [1], lambda: ToolResult.ok([HALF])], ids=["None", "list", "half"]
 )
 def test_a_wrong_return_value_of_an_irreversible_handler_says_that_it_ran(make: Callable[[], Any]) -> None:
-    """The model is told that a handler ran although its return value is wrong, since its effect remains."""
+    """If an irreversible handler's return value is wrong, the model is told that the call could not be undone."""
 
     async def main() -> None:
         async def handler(params: None, *, context: ToolContext) -> Any:

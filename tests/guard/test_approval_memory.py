@@ -440,7 +440,7 @@ async def test_a_link_leads_out_of_a_scope(tmp_path: Path):
 
 
 async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path):
-    """Links in a resource's filesystem are followed, like those in the run's own files."""
+    """A path that leads out of a scope through a link is not covered, even if the files are bound as a resource."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
     desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # the key is a protocol
@@ -526,7 +526,7 @@ async def test_a_permission_is_for_the_kind_and_the_tool():
 
 
 async def test_a_message_is_remembered_as_it_was_put():
-    """A remembered approval of a message covers neither another message nor the same message from a call with other arguments."""
+    """A remembered approval of a message covers the message in an identical call, but no other message and no call with other arguments."""
     desk = Desk(EXACT)
     for message in ("sure?", "sure?", "really?"):
         assert (await desk.call("wonder", message=message)).value[0]
@@ -737,7 +737,7 @@ async def test_a_scope_says_nothing_of_what_can_not_be_shown():
 
 
 def test_it_is_listed_with_all_there_is_to_know():
-    """A remembered decision records who made it, when, what it covers and its question. Each use publishes an event."""
+    """A remembered decision records who made it, when, what it covers and its question. Each use of it is recorded in the session."""
 
     async def main() -> None:
         clock = VirtualClock()

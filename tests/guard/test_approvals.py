@@ -355,7 +355,7 @@ def test_schema_of_an_approval_is_plain():
 
 
 def test_parallel_requests_each_get_their_own_answer():
-    """Each of several concurrent calls gets its own answer, in whatever order the answers arrive."""
+    """Each of several concurrent calls gets its own answer, even if the answers arrive in reverse order."""
 
     class Slow(Person):
         async def ask(self, question: Question, /) -> Any:

@@ -138,7 +138,7 @@ def test_a_secret_is_covered():
 
 @pytest.mark.parametrize("tags", [["b", "a", "c"], ["c", "b", "a"]])
 def test_sets_are_shown_in_order(tags: list[str]):
-    """The items of a set are shown sorted, since their order would differ in the next process."""
+    """The items of a set are shown sorted, since their order could differ in the next process."""
     question = asked("pay", json.dumps({"amount": 1, "to": {"name": "Ada"}, "tags": tags, "notes": {}}))
     assert question.payload["arguments"]["tags"] == ["a", "b", "c"]
 

@@ -173,7 +173,7 @@ async def test_a_declared_folder_may_be_deleted(files: Any):
 
 
 def outer_tool(*steps: tuple[str, str] | Work) -> Tool[Any, Any]:
-    """Return a tool that calls others, or works on files itself, in this order."""
+    """Return a tool that takes these steps in order. Each step calls another tool or works on files itself."""
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
         for step in steps:

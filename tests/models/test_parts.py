@@ -75,7 +75,7 @@ def returned(*attachments: Attachment, text: str = "done") -> tuple[Message, ...
 
 
 def test_a_picture_from_a_tool_on_the_chat_wire() -> None:
-    """The API takes only text in a tool's message, so the tool's picture follows in a user message that names the tool."""
+    """The chat API takes only text in a tool's message, so the tool's picture follows in a user message that names the tool."""
     *_, result, picture = sent("chat", *returned(PLOT))
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "done"}
     told, shown = picture["content"]
@@ -356,7 +356,10 @@ def test_a_local_model_reads_words() -> None:
 
 
 def test_everything_is_taken_by_a_script() -> None:
-    """A scripted model takes attachments of every kind, because it stands in for any model."""
+    """A scripted model takes attachments of every kind, because it stands in for any model.
+
+    A text file is accepted even by a model that takes no attachments.
+    """
     takes = ScriptedModel([]).traits.takes
     assert all(takes.sends(each) for each in (PLOT, PAPER, CLIP, FAR))
     assert Takes().problem(NOTES) is None

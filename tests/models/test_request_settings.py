@@ -169,7 +169,7 @@ def test_a_model_that_must_call_gets_no_choice_without_settings() -> None:
 
 @pytest.mark.parametrize(("effort", "budget"), [("none", 0), ("low", 1024), ("high", 24576)])
 def test_effort_of_older_gemini_models_is_a_budget(effort: str, budget: int) -> None:
-    """Gemini 2.5 has no levels of thought, so the effort is sent as a thinking budget, beside the model's own options."""
+    """Gemini 2.5 has no thinking levels, so the effort is sent as a thinking budget, beside the model's own options."""
     request = ModelRequest("", Sent([UserMessage("hi")]), Sent(), settings=ModelSettings(effort=effort))
     model = GeminiModel(
         "gemini-2.5-flash", options={"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}
@@ -309,7 +309,7 @@ def test_settings_beside_a_whole_prompt() -> None:
 async def test_settings_of_a_worker(tmp_path: Path) -> None:
     """The settings in a worker's file apply when it is run by itself and when another worker calls it.
 
-    A run's settings fill in what the file leaves out. In a call, the file's settings come before the caller's.
+    A run's settings fill in what the file leaves out. In a call, the file's settings take precedence over the caller's.
     """
     front = (
         "---\nsettings: {effort: high, stop: [END], parallel_calls: false}\ndescription: Works.\n---\nWork."
