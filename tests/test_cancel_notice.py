@@ -332,7 +332,7 @@ def test_the_timeout_of_an_inner_call_does_not_fire_the_signal_of_the_outer_one(
             Tool[None, Any]("early", "Slow.", slow, effect="read", timeout=2),
         ]
         gate = open_gate(tools, clock=VirtualClock())
-        # All timers of a loop share one of asyncio's timers. This call starts it, so that it is not started inside of `work`.
+        # All timers of a loop share one asyncio timer. The call of `early` starts that timer outside of `work`.
         early = asyncio.ensure_future(gate.invoke("early"))
         await asyncio.sleep(1)
         trace.append((await gate.invoke("work")).success)
@@ -375,7 +375,7 @@ async def test_nothing_is_kept_of_a_call_whose_coroutine_is_closed() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_fires_the_signal_once_and_a_second_one_ends_the_program(times: int) -> None:
-    """Ctrl-C cancels the main task after the signal has fired. A second Ctrl-C is not lost, even if the handler goes on."""
+    """Ctrl-C cancels the main task after the signal has fired. A second Ctrl-C ends the program, even if the handler keeps waiting."""
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a program that a shell starts in the background ignores SIGINT

@@ -185,7 +185,7 @@ def test_bytecode_in_the_folder_is_not_run(folder: Path):
     module = load_module(str(folder / "front_desk.py"))
     assert (module.WORD, module.VALUE) == ("booked", "booked")
     assert not list(WorkerRegistry(folder).check())
-    assert not list(folder.rglob("beside_later*.pyc"))  # none is written either
+    assert not list(folder.rglob("beside_later*.pyc"))  # no bytecode is written either
 
 
 def test_a_neighbour_without_its_source_is_not_found(folder: Path):

@@ -145,7 +145,7 @@ def test_what_a_provider_gives_is_optional():
 
 
 def test_require_rendered_gives_it_or_names_the_prompt():
-    """`require_rendered` returns the rendered prompt, and raises an error that names the prompt before rendering."""
+    """`require_rendered` returns the rendered prompt. Before there is one, it raises an error that names the prompt."""
     prompt = SimpleNamespace(name="reviewer", sections=())
     with pytest.raises(NotRendered, match="prompt 'reviewer' has not been rendered yet") as caught:
         headless_context(prompt=prompt).require_rendered()

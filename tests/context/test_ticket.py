@@ -156,7 +156,7 @@ def test_another_version_is_refused_by_number(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_contexts_ticket_is_one():
-    """`context.ticket()` seals the call's own ids, depth, deadline and capabilities."""
+    """`context.ticket()` seals the call's own ids, tool, depth, deadline and capabilities."""
     deadline = Deadline(datetime(2031, 5, 1, tzinfo=UTC))
     context = headless_context(
         call_id="call-9",

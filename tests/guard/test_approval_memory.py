@@ -194,7 +194,7 @@ async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
 
 
 async def test_exactly_this_is_not_asked_about_again_in_the_session():
-    """A call approved exactly is not asked about again in its session, even with a different broker or argument order."""
+    """An exact approval covers the same call later in its session, even with a different broker or argument order."""
     desk = Desk(EXACT)
     assert (await desk.call("pay", amount=1, to="ann")).success
     gate = open_gate(TOOLS, session=desk.session, **desk.options)
@@ -254,7 +254,7 @@ async def test_another_tool_of_the_same_name_is_another():
 
 
 async def test_arguments_that_nobody_saw_are_part_of_it():
-    """An approval does not cover a call with a different secret, and the saved session reveals neither secret."""
+    """An exact approval does not cover a call with a different secret, and the saved session reveals neither secret."""
     got: list[str] = []
 
     @tool
@@ -440,7 +440,7 @@ async def test_a_link_leads_out_of_a_scope(tmp_path: Path):
 
 
 async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path):
-    """Links in a resource's filesystem are followed, like those in the run's own files."""
+    """A path that leads out of a scope through a link is not covered, even if the files are bound as a resource."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
     desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # the key is a protocol
@@ -515,7 +515,7 @@ async def test_a_tool_without_capabilities_has_scopes_of_its_own():
 
 
 async def test_a_permission_is_for_the_kind_and_the_tool():
-    """A remembered permission covers its kind for all arguments of its tool, but no other kind and no other tool."""
+    """A permission remembered for its scope covers its tool's calls with other arguments, but no other kind and no other tool."""
     desk = Desk(SCOPE)
     assert (await desk.call("need", kind="net")).value
     assert (await desk.call("need", kind="net", again=1)).value
@@ -526,7 +526,7 @@ async def test_a_permission_is_for_the_kind_and_the_tool():
 
 
 async def test_a_message_is_remembered_as_it_was_put():
-    """A remembered approval of a message covers neither another message nor the same message from a call with other arguments."""
+    """A remembered approval of a message covers the message in an identical call, but no other message and no call with other arguments."""
     desk = Desk(EXACT)
     for message in ("sure?", "sure?", "really?"):
         assert (await desk.call("wonder", message=message)).value[0]
@@ -737,7 +737,7 @@ async def test_a_scope_says_nothing_of_what_can_not_be_shown():
 
 
 def test_it_is_listed_with_all_there_is_to_know():
-    """A remembered decision records who made it, when, what it covers and its question. Each use publishes an event."""
+    """A remembered decision records who made it, when, what it covers and its question. Each use of it is recorded in the session."""
 
     async def main() -> None:
         clock = VirtualClock()

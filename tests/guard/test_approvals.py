@@ -146,7 +146,7 @@ def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str,
 
 
 def test_no_mode_is_never_approve_all():
-    """A gate opened without an approval mode and without a person approves nothing."""
+    """A gate without an approval mode and without a person denies a call that needs approval."""
 
     async def main() -> str:
         return (await open_gate([pay], policies=[CapabilityPolicy()]).invoke("pay", {"amount": 1})).message
@@ -236,7 +236,7 @@ async def cancelling(scene: Scene) -> None:
     ids=range(8),
 )
 def test_each_refusal_is_named_and_the_run_continues(person: Any, words: str):
-    """After any refusal, the model is told what happened to its call, and the next call runs."""
+    """After each kind of refusal, the model is told what happened to its call, and the next call runs."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -355,7 +355,7 @@ def test_schema_of_an_approval_is_plain():
 
 
 def test_parallel_requests_each_get_their_own_answer():
-    """Each of several concurrent calls gets its own answer, in whatever order the answers arrive."""
+    """Each of several concurrent calls gets its own answer, even if the answers arrive in reverse order."""
 
     class Slow(Person):
         async def ask(self, question: Question, /) -> Any:

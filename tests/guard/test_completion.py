@@ -1,4 +1,4 @@
-"""Completion checks that fail: the run is held, within the checker's cap, and the model is told why."""
+"""Completion checks that fail: the run is held up to the checker's cap, and the model is told why."""
 
 from __future__ import annotations
 

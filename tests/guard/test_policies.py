@@ -537,7 +537,7 @@ def test_one_path_has_many_spellings(how_read: str, how_written: str):
 
 
 def test_a_file_changed_by_somebody_else_must_be_read_again():
-    """A file may be written only while it has a content that this session has read or written."""
+    """A file may be written only while its content is one that this session has read or written."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -842,7 +842,7 @@ def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any
     ],
 )
 def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities: list[str]):
-    """A policy may name a capability that no tool has, unless it looks like a misspelling of a tool's capability that the policy does not name."""
+    """A policy may name a capability that no tool has, if it resembles no tool's capability or the policy also names the one that it resembles."""
     open_gate([doing("staged", *capabilities)], policies=[CapabilityPolicy(verdicts)])
 
 
@@ -951,7 +951,7 @@ def test_the_count_itself_lets_in_no_more_than_may_be():
 
 
 def test_a_rate_costs_the_same_however_many_calls_there_were():
-    """A stored rate window is never longer than the rate, and denied calls add nothing to it."""
+    """After many calls, a stored rate window is no longer than the rate, and denied calls have added nothing to it."""
 
     async def main() -> None:
         session = Session()

@@ -173,7 +173,7 @@ async def test_a_declared_folder_may_be_deleted(files: Any):
 
 
 def outer_tool(*steps: tuple[str, str] | Work) -> Tool[Any, Any]:
-    """Return a tool that calls others, or works on files itself, in this order."""
+    """Return a tool that takes these steps in order. Each step calls another tool or works on files itself."""
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
         for step in steps:
@@ -260,7 +260,7 @@ def test_a_sections_policy_judges_only_the_tools_of_its_section(files: Any):
 
 
 async def test_files_that_are_bound_as_a_resource_are_judged(files: Any):
-    """The policy also checks files that the run got as a resource."""
+    """The policy also checks files that are bound as a resource."""
     binding: Any = Binding(Filesystem, lambda resources: files)  # pyright: ignore[reportArgumentType]  # a protocol as a key
     gate = open_gate([working(WRONG["overwrites"])], policies=[ReadBeforeWritePolicy()], resources=[binding])
     assert not (await gate.invoke("work")).success

@@ -303,7 +303,7 @@ async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> No
 
 
 async def test_a_handoff_that_succeeded_answers_as_a_whole() -> None:
-    """If the outer call fails after a handoff succeeded, the handoff is compensated or reported as a whole."""
+    """If the outer call fails after a handoff succeeded, the handoff as a whole is compensated or reported as not undone."""
     undone: list[object] = []
 
     async def undo(params: Deal, value: str, *, context: ToolContext) -> None:
@@ -426,7 +426,7 @@ async def test_before_must_park(returned: Any) -> None:
 
 
 async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
-    """The client gets only the declared public fields: a subclass loses its others, and a dict with others is refused."""
+    """The client gets only the declared public fields: an instance of a subclass loses its other fields, and a dict with others is refused."""
 
     @dataclass(frozen=True)
     class Marked(Offer):
@@ -626,7 +626,7 @@ def test_time_a_person_takes_does_not_count_towards_the_timeout(person: int, cli
 
 
 def test_cost_is_counted_through_every_level() -> None:
-    """The usage of the innermost models is part of the response, and counts towards the root's budget."""
+    """The usage of the innermost model is part of the response, and counts towards the root run's budget."""
 
     async def ask(offer: Offer, *, context: ToolContext) -> Pick:
         assert context.prompt_model

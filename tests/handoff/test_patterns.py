@@ -122,7 +122,7 @@ def test_pattern_in_its_environments(name: str, where: str) -> None:
 
 @pytest.mark.parametrize(("name", "where"), WITH_A_MOCK)
 async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
-    """A pattern's `client` act runs alone with a mock context, as in a unit test."""
+    """A pattern's `client` act gives the expected answer when it runs alone with a mock context, as in a unit test."""
     pattern = PATTERNS[name]
     answer, did = await run_mocked(name, where)
     assert answer == pattern.expected[where]

@@ -120,7 +120,7 @@ def test_any_damage_is_refused_or_harmless(
 
 
 def test_verify_says_what_is_missing(path: Path):
-    """`handrail runs verify` names the log, the number of pages that are left, and what to do."""
+    """`handrail runs verify` says how many pages of the log can still be read, and what to do."""
     data = log_of(path).read_bytes()
     frames = (len(data) - 32) // (PAGE + 24)
     log_of(path).write_bytes(data[: 32 + 3 * (PAGE + 24)])

@@ -152,7 +152,7 @@ async def test_a_unit_of_a_run_that_is_not_recorded_is_one_statement_until_anoth
 
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_a_call_is_recorded_whether_or_not_one_statement_is_enough(open_journal: Open, is_known: bool):
-    """A call is recorded by one statement or, if this process does not know the head of the run's chain, by a transaction."""
+    """A call is recorded whether or not this process knows the head of the run's chain, without which one statement is not enough."""
 
     @tool(effect="pure")
     async def add(a: int, b: int) -> int:
@@ -219,7 +219,7 @@ async def test_many_processes_add_at_the_same_time(open_journal: Open):
 
 
 async def test_parked_runs_cost_a_claim_nothing(open_journal: Open, sql: Callable[..., list[Any]]):
-    """With 10,000 parked runs, a claim finds a due run through an index that has no parked runs in it."""
+    """With 10,000 parked runs, a claim finds a due run through the index `runs_for_workers`, without a scan of all runs."""
     journal = open_journal(inline=True)
     await journal.queue.submit(request("due", session="s"))
     columns = [name for (name,) in sql(_COLUMNS) if name not in ("id", "session_id", "status", "due_at")]
@@ -275,7 +275,7 @@ async def test_only_the_lease_says_whether_a_process_is_alive(
 ):
     """A process keeps its run until its lease ends by the database's clock.
 
-    No process table and no host's clock is used.
+    Neither a process table nor a host's clock is used.
     """
     first, second = open_journal(), open_journal()
     await first.runs.begin(run())
@@ -655,7 +655,7 @@ async def test_an_altered_run_is_left_out_of_the_lists(
 def test_the_server_ends_the_transactions_of_a_host_that_is_gone(
     lease: str, seconds: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The server ends a transaction whose client is silent for the length of the lease, and for at least ten seconds.
+    """The server ends a transaction whose client is silent for the length of the lease, or for ten seconds if the lease is shorter.
 
     Otherwise, the locks of a lost host would keep its runs from all other processes.
     """

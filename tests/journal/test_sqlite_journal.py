@@ -289,7 +289,7 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
-    """A file that is not a journal, or one with a different schema version, is refused with the reason."""
+    """A file that is not a journal, or one with a different schema version, is refused with the reason. So is an invalid `durability`."""
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE t (x)")
     other.close()
@@ -406,7 +406,10 @@ def test_a_secret_that_could_be_guessed_is_refused(tmp_path: Path, monkeypatch: 
 
 
 async def test_a_mark_that_was_rolled_back_is_made_again(tmp_path: Path):
-    """The first call of a session is marked in its chain. If its transaction is rolled back, the next call is marked instead."""
+    """The first call of a session is marked in its chain. If its transaction is rolled back, the next call is marked instead.
+
+    `verify` finds a mark that was changed.
+    """
     journal = SqliteJournal(tmp_path / "journal.db", watch=None)
     await journal.calls.commit(CommitUnit(run_id="run", call_id="a", session_id="s"))
     database = journal._database

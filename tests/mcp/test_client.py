@@ -272,10 +272,7 @@ async def test_last_words_of_a_server() -> None:
 
 
 async def test_secrets_of_a_server_are_hidden() -> None:
-    """A secret from a server's settings is hidden wherever the server repeats it:
-
-    in a text, a value, an error, a file or a question.
-    """
+    """A secret from a server's settings is hidden if the server repeats it in a text, a value, an error, a file or a question."""
     async with server(env={"API_TOKEN": "hunter2hunter2", "PLAIN": "text"}) as section:
         calls = [ToolCall("leak", {"text": text}) for text in ("text", "value", "error", "file", "question")]
         person = Person(answers={"mcp.form": {"size": 4}})

@@ -241,7 +241,7 @@ async def test_required_scopes(claim: dict[str, Any]) -> None:
 
 
 async def test_keys_are_not_read_without_tls() -> None:
-    """Metadata that names an http address for the keys is refused, because keys could be replaced on the way."""
+    """Metadata is refused if its address of the keys is http and not a known loopback name, because keys could be replaced on the way."""
     provider = Provider()
     async with listening(provider.answer) as elsewhere:
         provider.keys_at = elsewhere.replace("127.0.0.1", "127.1").removesuffix("/mcp") + "/keys"
@@ -261,7 +261,7 @@ async def test_metadata_of_a_different_issuer_is_refused() -> None:
 
 
 def test_what_contradicts_an_issuer_is_refused() -> None:
-    """An issuer needs TLS, and excludes any other way to authenticate.
+    """An issuer's address needs TLS, and an issuer excludes the app's own hook.
 
     With an issuer, the server has no page for answers.
     """

@@ -100,7 +100,7 @@ async def test_a_failed_call_is_a_completed_task() -> None:
 
 
 async def test_questions_are_answered_one_by_one() -> None:
-    """A task has an input request for each open question. It goes on when all of them have been answered."""
+    """A task has an input request for each open question. The task continues when all of them have been answered."""
     work = Work()
     async with process(work, MemoryJournal()) as session:
         task = (await session.call("order"))["taskId"]

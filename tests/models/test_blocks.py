@@ -69,7 +69,7 @@ def test_every_block_is_sent_back(wire: str, data: st.DataObject) -> None:
 def test_every_block_is_sent_back_after_a_fork(
     wire: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A run that is forked and resumed by another process sends back every block of the recorded answer."""
+    """A run that is forked and then resumed, as by another process, sends back every block of the recorded answer."""
     blocks, chunks, stream = data.draw(answers(wire))
     path = tmp_path_factory.mktemp("blocks") / "runs.db"
 

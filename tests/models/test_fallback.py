@@ -95,7 +95,7 @@ def _line(event: object) -> str:
 async def tell(
     first: list[bytes], second: list[bytes], *, stream: bool = False, on_refusal: bool = False
 ) -> Told:
-    """Run a prompt on Anthropic's wire and then OpenAI's, with servers that give these answers."""
+    """Run a prompt on an Anthropic model, with an OpenAI model to fall back to. Their servers give these answers."""
     session, journal = Session(), MemoryJournal()
     async with raw_server(*first) as one, raw_server(*second) as two:
         claude = AnthropicModel("claude", base_url=one.url, key_variable=None, price=DEAR)

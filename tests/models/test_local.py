@@ -189,7 +189,7 @@ async def test_structured_output_is_held_to_its_schema():
 
 @on_a_loop
 async def test_complete_gives_one_of_the_choices():
-    """`complete` returns one of the choices. For two reviews that follow four examples, it returns the right one."""
+    """`complete` returns one of the choices. For each of two reviews that follow four examples, it returns the right one."""
     reviews = {
         "A wonderful film.": "good",
         "It broke after a day.": "bad",

@@ -1,4 +1,4 @@
-"""Startup files are files that programs run automatically. Diffs mark them, and changing one needs a person's approval."""
+"""Startup files are files that programs run automatically. Diffs mark them, and changing one on disk needs a person's approval."""
 
 from __future__ import annotations
 
@@ -430,7 +430,7 @@ async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passe
 
 
 def test_the_list_of_names_is_no_string(root: Path) -> None:
-    """`startup_files` must be a list, because a string would be read as a list of letters."""
+    """`startup_files` can't be a string, because that would be read as a list of letters."""
     with pytest.raises(DefinitionError, match=r"Pass a list of paths: \['\.envrc'\]"):
         DirectoryFilesystem(root, startup_files=".envrc")
 

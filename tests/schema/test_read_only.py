@@ -1,4 +1,4 @@
-"""Data that tools see and share can't be changed, at any depth. Copies of it can."""
+"""Data that tools see and share can't be changed, at any depth. Deep copies of it can."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_unknown_types_are_refused_by_name():
 
 
 def test_a_name_in_the_text_never_imports_or_finds_anything_else():
-    """A type name in the text imports nothing, and finds only given types and Handrail's own event types."""
+    """A type name in the text imports nothing, and finds only given types and Handrail's own types."""
     slices = json.loads(save(filled([Plan("a")])))["slices"]
     (contents,) = slices.values()
     for name in ("os.system", "handrail.session.session.Session.fork", "handrail.errors.nothing", "sys", ""):

@@ -132,7 +132,7 @@ class Adapter:
         """Run the prompt until the model is done.
 
         `params` fills the prompt's templates; a plain string is the user's message. Evaluating again on the
-        same session continues its conversation. `arguments` take precedence over the adapter's own. If a tool's
+        same session continues its conversation. `arguments` take precedence over the adapter's own options. If a tool's
         handler calls this, the run is part of the handler's call, as with `context.adapter.evaluate`.
 
         If a tool fails, the model is told, and the run continues. Raises `PromptEvaluationError` if the run can't

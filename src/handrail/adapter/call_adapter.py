@@ -130,7 +130,7 @@ class CallAdapter:
 def bind_model(frame: Frame, adapter: Adapter, settings: Settings) -> None:
     """Let the calls of a run, and the runs nested in them, use the run's adapter and model.
 
-    If the environment has its own `prompt_model`, that one is used.
+    An environment's own `prompt_model` takes precedence over the run's model.
     """
     settings = settings.inherited()
     frame.model.adapter = lambda attempt: CallAdapter(adapter, settings, attempt)

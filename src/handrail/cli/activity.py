@@ -96,13 +96,13 @@ class Activity:
     verbose: bool = False
     rows: dict[str, Row] = field(default_factory=dict[str, Row])
     thinking: Row | None = None
-    """The row for the outermost run's model, from a request until its answer begins; otherwise None."""
+    """The row for the outermost run's model, from a request until its answer begins or it fails; otherwise None."""
     root: str = ""
     """The id of the outermost run; "" until the run has begun."""
     denied: list[str] = field(default_factory=list[str])
     """Names of the tools whose calls were not approved."""
     done: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """For each call that succeeded, the id of its outermost run and its own id, oldest first."""
+    """For each call that succeeded, the id of its outermost run and its own id, in the order in which the calls ended."""
     _thought: str = ""
     """The thinking of the outermost run's model that has not been printed yet."""
     _group: str = ""

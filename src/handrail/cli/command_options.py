@@ -1,4 +1,4 @@
-"""The commands' options, each declared once, and the functions that interpret them."""
+"""The options of `run`, `chat`, `worker`, `submit` and `serve`, and the functions that interpret options."""
 
 from __future__ import annotations
 

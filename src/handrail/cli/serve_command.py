@@ -175,7 +175,7 @@ def _check_apart(options: ServeOptions) -> None:
 def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
     """Return the certificate and its key, or None if neither is given.
 
-    Raises `UsageError` if only one is given, and `DefinitionError` if they are not a certificate and
+    Raises `UsageError` if only one is given, and `DefinitionError` if they can't be read or are not a certificate and
     its key.
     """
     from handrail.serve.server import Tls

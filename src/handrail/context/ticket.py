@@ -26,7 +26,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     """The id of the run in its journal."""
     place: str
-    """The place in the run where the ticket was issued. It is the same when the handler runs again."""
+    """The place in the run where the ticket was issued. It is the same when a resumed run enters the handler again."""
     call_id: str
     session_id: str
     tool: str

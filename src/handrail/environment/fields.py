@@ -51,7 +51,10 @@ def _lookup(reference: str, root: JsonSchema) -> JsonSchema:
 
 
 def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema], bool]:
-    """Return the alternatives of a schema, except null, and whether the value may be null."""
+    """Return the alternatives of a union, except null, and whether null is one of them.
+
+    A schema that is not a union is its own only alternative.
+    """
     of = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(of, list):
         rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf", "discriminator")}

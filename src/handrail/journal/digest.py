@@ -28,7 +28,7 @@ _SHORTEST_SECRET = 16
 
 
 def new_key() -> bytes:
-    """Create a random key for digests."""
+    """Return a random key of 32 bytes."""
     return secrets.token_bytes(_KEY_BYTES)
 
 
@@ -65,7 +65,8 @@ def shared_key(journal: str, file: str | None) -> bytes:
 
     The secret is the content of `file`, or else `HANDRAIL_KEY`, or else the content of the file that
     `HANDRAIL_KEY_FILE` names. Raises `JournalError` if none of them is given, if the secret is too short, or if the
-    file can't be read or can be accessed by others. Root may own it and let its group read it. This creates no key, since other machines would not have it.
+    file can't be read or can be accessed by others. Root may own the file and let its group read it. This creates no key,
+    since other machines would not have it.
     """
     given = os.environ.get(KEY_VARIABLE)
     file = file or (None if given else os.environ.get(KEY_FILE_VARIABLE))
@@ -98,8 +99,8 @@ def _derived(secret: bytes, journal: str, source: str) -> bytes:
 def folder_key() -> bytes:
     """Return the key with which this user's processes sign the commits that they stage in folders.
 
-    It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file beside the journals, where tools can't reach
-    it. If that file can't be created or used, the process uses a random key, which no other process knows.
+    It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file in the state folder. If that file can't be created or
+    used, the process uses a random key, which no other process knows.
     """
     given = os.environ.get(KEY_VARIABLE)
     if given:

@@ -13,7 +13,7 @@ from handrail.spelling import nearest
 
 
 def named_tools_of(policy: ToolPolicy) -> frozenset[str]:
-    """Return the names that a policy lists in `named_tools`; empty if it decides on every tool."""
+    """Return the names that a policy lists in `named_tools`; empty if it lists none."""
     return frozenset(getattr(policy, "named_tools", None) or ())
 
 

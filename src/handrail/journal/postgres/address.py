@@ -52,8 +52,7 @@ def parse_url(url: str) -> Address:
     except ValueError:
         raise JournalError("postgresql://…", "its URL can't be read", _ADVICE) from None
     if "@" in parts.path or parts.fragment or any("@" in name for name, _ in options):
-        # The password contains one of `/?#`, so the rest of it would be taken for another part of the URL, and
-        # shown.
+        # The password contains one of `/?#`, so the rest of it would be taken for another part of the URL, and shown.
         advice = "In the password, write '/', '?', '#' and '@' as %2F, %3F, %23 and %40."
         raise JournalError("postgresql://…", "its URL can't be read", advice)
     before, _, host = parts.netloc.rpartition("@")
@@ -78,7 +77,7 @@ def parse_url(url: str) -> Address:
 
 
 def _parse_lease(text: str | None, shown: str) -> float | None:
-    """Parse the length of a lease: a number of seconds above 0, such as `2` or `0.5`, or `2s`.
+    """Parse the length of a lease: a number of seconds above 0, such as `2`, `0.5` or `2s`.
 
     Returns None if `text` is None. Raises `JournalError` for any other text.
     """
