@@ -339,7 +339,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def beat(self) -> Done:
         """Renew the lease on the call's job, if there is one, and restart the tool's `heartbeat=` timer, if it has one.
 
-        Until the handler's first beat, beats are sent for it. After that, only its own beats renew the lease.
+        Until the handler's first beat, the lease is renewed for it. After that, only its own beats renew the lease.
         """
         self._source.home.check()
         return self._source.beat()
