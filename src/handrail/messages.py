@@ -103,9 +103,9 @@ Between = Callable[[Any, Any], bytes]
 class Sent(Generic[T]):
     """An append-only sequence that caches its encoding for each wire.
 
-    `encoded(encode)` joins the items with commas, or with what `between` returns. Each encoder encodes an item only
-    once. Encoders are compared by identity, so a wire must use one function for all its requests, always with the same
-    `between`.
+    `encoded(encode)` joins the items with commas, or with what `between` returns. It keeps the result for each encoder, so that
+    only new items have to be encoded later. Encoders are compared by identity, so a wire must use one function for all its
+    requests, always with the same `between`.
     """
 
     __slots__ = ("_encoded", "_items")

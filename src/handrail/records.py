@@ -67,14 +67,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float
     """When the run began, in seconds since 1970. For a run that has not begun, when it was submitted or is due."""
     begin: bytes = b""
-    """The data that the adapter needs to begin the run in the same way again. Only the adapter reads it."""
+    """The data that is needed to begin the run in the same way again, as the adapter encodes it; b"" for a run that has not begun."""
     app: str = ""
     """Reference to the prompt: a worker's file, or `module:name`; "" if it is not known."""
     code: str = ""
     """A digest of the app's code, to detect changes; "" if it is not known."""
     forked_from: str = ""
     request: bytes = b""
-    """The encoded request of a submitted run; b"" for other runs. Only the adapter reads it."""
+    """The encoded request of a submitted run; b"" for other runs."""
 
     @property
     def mark(self) -> Mark:
@@ -110,7 +110,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the owner was alive and held its lease when the row was read."""
     changed_at: float = 0.0
     outcome: bytes = b""
-    """The run's outcome, once it is over. Only the adapter reads it."""
+    """The run's outcome as the adapter encodes it; b"" until the run is over."""
     questions: int = 0
     """The number of the run's open questions."""
     stopping: bool = False

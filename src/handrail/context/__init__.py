@@ -408,7 +408,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
 
 class UserContext(ToolContext, frozen=True, eq=False):
-    """A context with a person to ask. A tool whose handler takes it is offered only if there is a person."""
+    """A context with a person to ask. A tool whose handler takes it is offered only if it can ask a person."""
 
     @property
     def wait_for(self) -> WaitFor:
@@ -419,7 +419,7 @@ class UserContext(ToolContext, frozen=True, eq=False):
 
 
 class AgentContext(ToolContext, frozen=True, eq=False):
-    """A context with a model to ask. A tool whose handler takes it is offered only if there is such a model."""
+    """A context with a model to ask. A tool whose handler takes it is offered only if it can ask a model."""
 
     @property
     def prompt_model(self) -> PromptModel:
@@ -460,4 +460,4 @@ class WorkerContext(ToolContext, frozen=True, eq=False):
 
 
 class WorkerUserContext(WorkerContext, UserContext, frozen=True, eq=False):
-    """The context of a worker's tools that ask a person. Such a tool is offered only in a worker, if there is a person."""
+    """The context of a worker's tools that ask a person. They are offered only in a worker, and only if they can ask a person."""

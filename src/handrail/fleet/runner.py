@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.fleet")
 
 _LOOK_SECONDS = 0.5
-"""Maximum seconds between two checks of the journal for due runs and for runs to cancel."""
+"""Maximum seconds to wait between two checks of the journal for due runs and for runs to cancel."""
 _ANNOUNCE_SECONDS = 10.0
 """Seconds for which a worker counts as alive after it was last announced."""
 _PARK_AFTER = 0.2
@@ -76,7 +76,7 @@ class _Leg:
         self.app = app
         self.environment: _LegEnvironment | BrowserEnvironment = _LegEnvironment()
         self.narration: Narration | None = None
-        """Reports the leg to the people who watch the run's thread; None if the run belongs to no thread."""
+        """Reports the leg to the people who watch the run's thread; None if nothing is reported."""
 
     @property
     def run_id(self) -> str:
@@ -223,7 +223,11 @@ class Runner:
         await engine.work(execute, self.queues, self.limit)
 
     async def _tend(self) -> None:
-        """Stop cancelled runs, announce that this worker is alive, and hand due runs to the engine, until the worker ends."""
+        """Do the worker's periodic work until it ends.
+
+        Announce that it is alive, tend its narrator, release the runs of failed legs, stop runs that are to be cancelled, and
+        hand due runs to the engine.
+        """
         announced = 0.0
         handed: dict[str, float] = {}
         while not self._ended:

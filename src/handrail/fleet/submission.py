@@ -111,8 +111,8 @@ async def submit(
     """Record a run for a worker to begin, and return its row. This process does not execute it.
 
     A text is submitted as the message of a run in a new session. If the same principal has submitted a run with the same key
-    before, that run's row is returned, and nothing is recorded. With a `dispatcher`, its engine starts the first leg. Raises
-    `RunError` if the journal already has another run with this id.
+    before, that run's row is returned, and nothing is recorded. The `dispatcher`, if there is one, is asked to start the first
+    leg. Raises `RunError` if the journal already has another run with this id.
     """
     asked = Submission(submission) if isinstance(submission, str) else submission
     now = clock.now().timestamp()

@@ -43,7 +43,7 @@ class Claim:
         """Claim the handoff and run the call. The claim is given up if the call does not succeed.
 
         Raises `AnswerRefused` if another call has claimed the handoff. Raises `OutcomeUnknown` if an earlier process ended
-        during the call, unless this call belongs to a resumed run.
+        while it was finishing the handoff, unless this call belongs to a resumed run.
 
         A call that is entered again, because its run was resumed or the call around it was attempted again, has the
         same key and keeps its claim.

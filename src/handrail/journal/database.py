@@ -197,10 +197,9 @@ class Database:
         return self._connection is not None or self._shared is not None
 
     def add_now(self, run_id: str, record: NewRecord) -> bool:
-        """Add a record as `add` does, in the caller's thread, if this can't block. Returns False if nothing was added.
+        """Add a record as `add` does, in the caller's thread, if this can't block.
 
-        Unless all jobs run in the caller's thread anyway, it can block if writes are synced, if another process is writing, or
-        if earlier jobs have not ended.
+        Returns False if nothing was added and `add` must be awaited instead.
         """
         shared = self._shared
         connection = self._connection or shared

@@ -25,7 +25,7 @@ _KEY_BYTES = 32
 
 
 def new_key() -> bytes:
-    """Create a random key for digests."""
+    """Return a random key of 32 bytes."""
     return secrets.token_bytes(_KEY_BYTES)
 
 
@@ -94,8 +94,8 @@ def _derived(secret: bytes) -> bytes:
 def folder_key() -> bytes:
     """Return the key with which this user's processes sign the commits that they stage in folders.
 
-    It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file beside the journals, where tools can't reach
-    it. If that file can't be created or used, the process uses a random key, which no other process knows.
+    It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file in the state folder. If that file can't be created or
+    used, the process uses a random key, which no other process knows.
     """
     given = os.environ.get(KEY_VARIABLE)
     if given:

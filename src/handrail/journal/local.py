@@ -31,7 +31,7 @@ T = TypeVar("T")
 log = logging.getLogger("handrail.questions")
 
 _KEPT_ANSWERS = 100
-"""How many closed questions are kept, so that a repeated or late answer to one of them is recognised."""
+"""How many of the questions that are over are kept, so that a repeated or late answer to one of them is recognised."""
 _TRIES = 3
 """How many invalid answers the environment may give. After the last, the question counts as declined."""
 
@@ -95,7 +95,7 @@ class LocalSteps:
         return value
 
     def begin(self, key: str, call: str, live: Collection[str]) -> None:
-        """Note the outermost call that a step belongs to, and drop the steps of calls that are not live any more.
+        """Note the outermost call that a step belongs to, and drop the steps of the calls that are not in `live`.
 
         The key of a step contains the key of its call, so a step of a call that is over is never looked up again.
         """
@@ -156,7 +156,7 @@ class LocalQuestions:
     - If a call runs again and asks the same question, it gets the same answer. The question is asked again if it timed
       out, was cancelled, or got an answer with a secret.
     - Only the asker gets the secrets in an answer. Whatever is kept, recorded or shown is masked.
-    - Of the questions that are over, the last hundred are kept. Nobody waits for an older one.
+    - Of the questions that are over, at most the last hundred are kept.
     """
 
     def __init__(

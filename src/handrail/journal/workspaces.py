@@ -181,9 +181,9 @@ class SqliteWorkspaces:
 def advance(connection: Connection, database: Database, run_id: str, delta: WorkspaceDelta) -> None:
     """Make the next version of a workspace.
 
-    Raises `WorkspaceTakenError` unless this process has the workspace for this run, and it is at the version that the
-    call worked on. Raises `BlobNotFoundError` if the bytes of a file are not stored, and `JournalAltered` if a row was altered or
-    the workspace was removed.
+    Raises `WorkspaceTakenError` if this process no longer has the workspace for this run, or if the workspace has a different
+    version from the one that the call worked on. Raises `BlobNotFoundError` if the bytes of a file are not stored, and
+    `JournalAltered` if a row was altered or the workspace was removed.
     """
     row = _known(connection, database.chains, delta)
     if (row.run_id, row.owner, row.version) != (run_id, database.owner, delta.base):
@@ -200,7 +200,7 @@ def advance(connection: Connection, database: Database, run_id: str, delta: Work
 
 def _revert(connection: Connection, database: Database, unit: CommitUnit, delta: WorkspaceDelta) -> None:
     row = _known(connection, database.chains, delta)
-    if row.run_id != unit.run_id:  # no process has the run itself
+    if row.run_id != unit.run_id:  # if they are equal, no process holds the run
         _check_free(connection, database, row)
     opposite = [WorkspaceChange(each.path, each.new, each.old) for each in delta.changes]
     gone = {each.path for each in opposite if each.new is None}

@@ -38,10 +38,7 @@ It returns the address at which the browser ended, or "" if the redirect reached
 
 
 class LoginNeeded(HandrailError, ConnectionError):
-    """Raised if nobody logs in to a server that needs a login.
-
-    Nobody can be asked, the person declines or does not answer, or the login fails.
-    """
+    """Raised if nobody logs in to a server: nobody can be asked, the person declines or does not answer, or the login fails."""
 
 
 @dataclasses.dataclass(frozen=True)

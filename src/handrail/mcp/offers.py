@@ -103,7 +103,7 @@ class SectionPrompts:
         )
 
     async def complete(self, request: Any, params: wire.CompleteRequestParams) -> wire.CompleteResult:
-        """Return at most `MAX_VALUES` values of a prompt's argument that begin with the typed text, in upper or lower case.
+        """Return at most `MAX_VALUES` values of a prompt's argument that begin with the typed text, ignoring case.
 
         Only an argument whose type lists its values has any. Raises `MCPError` if there is no such prompt.
         """
@@ -259,7 +259,7 @@ def _is_regular(files: Any, path: str) -> bool:
 class FileResources:
     """The files of a principal as MCP resources. Their addresses begin with `base`, such as `files:///`.
 
-    Files are read as the calls of the same principal see them, and nothing outside their folder can be read.
+    Files are read as the principal's calls see them. Nothing else can be read.
     """
 
     def __init__(self, base: str, files: Callable[[str], Any], principal_of: Callable[[Any], str]) -> None:

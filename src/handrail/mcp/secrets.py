@@ -14,7 +14,7 @@ from pydantic import BaseModel
 _Model = TypeVar("_Model", bound=BaseModel)
 
 HIDDEN = "[secret]"
-"""The text in place of a secret."""
+"""The text that replaces a secret."""
 _MIN_LENGTH = 6
 """Minimum length of a value that is hidden. A shorter value may occur inside ordinary words."""
 _NAMED = re.compile(

@@ -47,9 +47,9 @@ class McpTools(LiveSection):
     runs on the same event loop. Its tools go through the gate like any others. Every tool is `irreversible`, unless `effects` has
     an effect for it under the name that the server uses, or `trust_annotations` is set and the server says that the tool is
     read-only or idempotent. `prefix` is put before each name. `timeout` limits one call, in seconds. If the server can't be
-    reached, a run fails, or begins without the tools if `required` is false. If it needs a login, a run begins with one tool,
-    which asks the person to log in. Raises `DefinitionError` unless exactly one of `command`, `url` and `server` is given, or
-    if that argument, the prefix or an effect is invalid.
+    used, a run fails, or begins without the tools if `required` is false. If the server needs a login and has a `Login`, a run
+    begins with one tool, which asks the person to log in. Raises `DefinitionError` unless exactly one of `command`, `url` and
+    `server` is given, or if that argument, the prefix or an effect is invalid.
     """
 
     def __init__(
@@ -368,7 +368,7 @@ class _Server:
 
         Such a server does not say which call the question belongs to. So the question is asked on behalf of the oldest call
         in progress. Nobody is asked if no call is in progress, or if the calls have different principals, because one principal
-        could see and answer another's question.
+        could otherwise see and answer another's question.
         """
         principals = {each.session.principal for each in self.calls}
         context = self.calls[0] if len(principals) == 1 else None

@@ -16,8 +16,8 @@ from handrail.tools import Tool
 class ServedTools:
     """The tools of a prompt, and further tools, such as agents and workers.
 
-    The prompt's own policies decide on all tools, and a section's policies on the tools of that section. The tools of sections
-    that are not shown in full are not served. The tools of live sections may change at any time.
+    The prompt's own policies decide on all tools. A section's policies decide on the tools of the section and of the sections
+    inside it. The tools of sections that are not shown in full are not served. The tools of live sections may change at any time.
     """
 
     def __init__(

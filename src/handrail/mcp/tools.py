@@ -49,7 +49,7 @@ class McpTool(Tool[Any, Any]):
 
 
 class Source(NamedTuple):
-    """The file that names a server. `handrail resume` reads it again."""
+    """The file that names a server. `handrail runs resume` reads it again."""
 
     path: str
     digest: str

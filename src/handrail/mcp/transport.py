@@ -35,7 +35,7 @@ from handrail.tools.result import clean_text
 log = logging.getLogger("handrail.mcp")
 
 Mode = Literal["auto", "legacy", "2026-07-28"]
-"""The protocol to speak: `auto` asks the server, and `legacy` is the one before version 2026-07-28."""
+"""The version of the protocol to use: `auto` asks the server, and `legacy` is a version before 2026-07-28."""
 Lost = Callable[[str], None]
 """A function that is called with the reason when a server goes away."""
 

@@ -1,10 +1,10 @@
-"""`BridgedModel`: models of all other providers, through pydantic-ai.
+"""`BridgedModel`: models of other providers, through pydantic-ai.
 
 Only pydantic-ai's model layer is used: one request, one answer. The loop, tools, retries and validation are
 Handrail's. docs/design.md says why this library was chosen. It is imported when the first `BridgedModel` is
 created.
 
-Messages are converted to pydantic-ai's and back. Its errors become `ModelError`s, from which keys are removed.
+Messages are converted to pydantic-ai's, and its answers to parts. Its errors become `ModelError`s, from which keys are removed.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Prompt(Generic[OutputT]):
     `Prompt("guide", "Answer briefly.", tools=[weather])` has one section without a heading. Texts and sections
     can be mixed: `Prompt("guide", ["Answer briefly.", FileTools()])`. With `output=Report` it is a
     `Prompt[Report]`, and the model's answer is a `Report`. The prompt's policies decide on every tool; a section's
-    policies decide on the tools of the section and of its children.
+    policies decide on the tools of the section and of the sections inside it.
 
     The constructor raises `PromptDefinitionError` if the definition is invalid, and `ToolDefinitionError` if a tool is
     incomplete.

@@ -1,7 +1,7 @@
 """Bindings: how the resources that tools request by protocol are created and closed.
 
-A resource is created on first use; one with the scope `fresh`, at every request. The resources of a scope are closed in
-reverse order of creation.
+A resource with the scope `fresh` is created at every request, and any other on first use. The resources of a scope are
+closed in reverse order of creation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Binding(Generic[T]):
 
     `provide` takes the run's other resources and returns this one. It may be a plain or async function, or a plain or
     async generator function that yields the resource once and closes it after the `yield`. If a function that is not a
-    generator creates an object with an `aclose()` or `close()` method, that method is called when the scope ends.
+    generator returns an object with an `aclose()` or `close()` method, that method is called when the scope ends, unless
+    the object comes from another binding.
     """
 
     protocol: type[T]

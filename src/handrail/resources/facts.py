@@ -120,7 +120,7 @@ def _as_far_as_allowed() -> Generator[None]:
 
 
 def born_in(at: str, status: os.stat_result) -> Facts | None:
-    """Return facts for a private folder that passes on the same to new files as the folder `at`, or None if that passes on nothing.
+    """Return facts for a private folder in which new files inherit what they would in the folder `at`, or None if that is nothing.
 
     A set-group-ID folder passes on its group. A default access list decides who may access new files.
     """

@@ -30,8 +30,9 @@ class FileChange(msgspec.Struct, frozen=True):
 class FileFork(Overlay):
     """One call's version of the files, which is either committed to the files it was forked from or dropped.
 
-    Reads are repeatable, even if others commit changes in the meantime. Once the fork is prepared or dropped, reading or
-    writing files through it or a fork of it raises `ContextExpired`, in every thread.
+    Reads are repeatable: if others have changed a file meanwhile, it still has the same content in the fork, or reading it
+    again raises `Conflict`. Once the fork is prepared or dropped, reading or writing files through it or a fork of it raises
+    `ContextExpired`, in every thread.
     """
 
     __slots__ = ()

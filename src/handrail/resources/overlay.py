@@ -1,7 +1,7 @@
 """`Overlay`: a layer over another layer. It holds only what was read or changed through it.
 
-Reads are remembered, so once a fork has read a path or folder, it keeps seeing the same content. The cost of a fork
-does not depend on the number of files.
+Reads are remembered, so a path or folder that a fork has read stays the same for the fork, unless the fork changes it. The
+cost of a fork does not depend on the number of files.
 """
 
 from __future__ import annotations

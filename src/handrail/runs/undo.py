@@ -32,7 +32,7 @@ class Undoing(msgspec.Struct, frozen=True):
     call_id: str
     tool: str
     paths: Sequence[str]
-    """The paths of the restored files."""
+    """The paths whose earlier state was restored."""
     slices: Sequence[str]
     stands: Sequence[str]
     """The call's external effects, which an undo does not reverse."""
@@ -61,7 +61,7 @@ async def undo(
     - was undone or discarded before,
     - has changes that are not applied,
     - changed files in a folder, and no `filesystem` was passed, or
-    - changed only files that are not recorded, or that belong to the run from which this one was forked.
+    - changed files that are not recorded, or that belong to the run from which this one was forked.
 
     `UndoRefused` is also raised if the undo finds a file that someone else has changed. Inner calls that were undone
     before that stay undone, and the error's `undone` lists them.

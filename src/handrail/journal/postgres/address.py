@@ -77,7 +77,7 @@ def parse_url(url: str) -> Address:
 
 
 def _parse_lease(text: str | None, shown: str) -> float | None:
-    """Parse the length of a lease: a number of seconds above 0, such as `2` or `0.5`, or `2s`.
+    """Parse the length of a lease: a number of seconds above 0, such as `2`, `0.5` or `2s`.
 
     Returns None if `text` is None. Raises `JournalError` for any other text.
     """

@@ -136,7 +136,7 @@ class PostgresDatabase(Database):
         return not self._waiting and not self._closed
 
     def _wake(self) -> None:
-        """Give the thread an empty job, with the lock held."""
+        """Give the thread an empty job, unless the database is closed. The caller must hold the lock."""
         if not self._closed:
             self._waiting += 1
             self._jobs.put(Job(lambda connection: None, single=True))

@@ -84,7 +84,7 @@ class Sender:
         self._process = os.getpid()
         """The process that has the thread. A forked child must not use the connection."""
         self._queue: deque[Addition] = deque()
-        """The records that are being added, all of the same loop. Only the first one may have been sent."""
+        """The records that are being added, all from the same loop. Only the first one may have been sent."""
         self._result: pq.abc.PGresult | None = None
         """The result of the statement that was sent; None until it has arrived."""
         self._reader: _Reader | None = None

@@ -150,8 +150,8 @@ class Area:
     def _make_part(self) -> Path:
         """Create and lock a folder for this process.
 
-        Before the folder is locked, a different process may take it for the folder of a dead process, and remove it. A new
-        one is created then. Raises `FileError` if this happens too often.
+        Before the folder is locked, a different process may mistake it for the folder of a dead process, and remove it. In
+        that case, a new one is created. Raises `FileError` if this happens too often.
         """
         for _ in range(_TRIES):
             for folder in (self.folder, self.folder / "at-work", self.folder / "done"):
@@ -439,7 +439,7 @@ class Area:
         return None
 
     def undo(self, commit: Commit) -> tuple[str, ...]:
-        """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored paths, sorted.
+        """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored and removed paths, sorted.
 
         The order is that of any commit: the manifest is written, the kept commit is claimed, its files are renamed, and
         only then is it removed. If anything fails before that, it is kept. Raises `UndoRefused` if a path was

@@ -48,8 +48,8 @@ class DirectoryFilesystem(Linked):
 
     - `staging`: the folder for pending changes and displaced files, on the same disk. The default is
       `.<name>.handrail` beside the root, or `.staging.handrail` in the root if it is a mount point or nothing can be
-      created beside it. A folder directly in the root works too and is then hidden, but a command's overlay can't be
-      mounted over such a root.
+      created beside it. A folder directly in the root works too and is then hidden. While the staging folder is in the
+      root, no overlay can be mounted for a command.
     - `limits`: how much one call may change, and the maximum size of a file that can be read.
     - `startup_files`: patterns of the startup files that calls may change without a separate approval, such as
       `conftest.py` or `.github/workflows/*`.

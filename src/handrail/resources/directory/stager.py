@@ -143,7 +143,7 @@ def _stage(
 
 
 class _Stager:
-    """Fills one commit's slots."""
+    """Fills the slots of one commit with its new content."""
 
     def __init__(self, jail: Jail, area: Area, folder: Path, root: os.stat_result) -> None:
         self._jail = jail

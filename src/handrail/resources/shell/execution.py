@@ -58,7 +58,7 @@ class CommandLimits:
     files: int = 1_000_000
     """Maximum number of files and folders in the upper layer, or in the copy if the command runs on a copy.
 
-    Each private folder, such as `/tmp`, may hold as many, or one for each KiB of `memory` if that is fewer, but always 1024.
+    Each private folder, such as `/tmp`, may hold as many, but at most one for each KiB of `memory`. It may always hold 1024.
     """
     processes: int = 1024
     """Maximum number of processes and threads at a time."""

@@ -157,8 +157,8 @@ class WorkspaceFork(DirectoryFork):
     def _lasting(self, path: str, node: Node) -> str:
         """Return the recorded state of the file or folder at a path, because its status on disk differs from host to host.
 
-        Returns "" for a node that a fork created, and for an ignored path, which stays on its host. Returns the status on disk
-        for an older state than the recorded one.
+        Returns "" for a missing path, for a node that a fork created, and for an ignored path, which stays on its host. Returns
+        the status on disk if the node is not in the recorded state.
         """
         status = super()._lasting(path, node)
         cache = self._workspace.cache
@@ -166,7 +166,7 @@ class WorkspaceFork(DirectoryFork):
             return ""
         entry = cache.entries.get(path)
         if entry is None or not (entry.state.kind == "folder" or entry.version == status):
-            return status  # this state is older than the recorded one, and no host has it any more
+            return status  # for example an older state, which no host has any more
         return f"{entry.state.kind} {entry.state.mode:o} {entry.state.digest}"
 
     def _changed_states(self) -> WorkspaceDelta | None:
