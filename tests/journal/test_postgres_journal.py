@@ -83,7 +83,7 @@ def entry(key: str) -> Entry:
 
 
 class Wire:
-    """Counts the statements of an inline journal, and cuts its connection where a test says so."""
+    """Lists the statements of an inline journal, and cuts its connection before or after a statement that a test chooses."""
 
     def __init__(self, journal: PostgresJournal) -> None:
         self.connection: Any = journal._database._connection

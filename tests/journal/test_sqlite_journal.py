@@ -116,7 +116,7 @@ def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     [(None, None), (0, 0), ({"a": [1, "b"]}, {"a": [1, "b"]}), (Point(1), {"x": 1}), (Model(y=2), {"y": 2})],
 )
 def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: Any, recorded: Any):
-    """A step runs once. Later, its value is read from the record as plain data. A failed step runs again."""
+    """A step that has succeeded is not run again. After the file is reopened, its value is plain data. A failed step is run again."""
     runs: list[str] = []
 
     async def failing() -> Any:
@@ -260,7 +260,7 @@ def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path:
 
 
 def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
-    """Commits from several tasks are all recorded, in their order."""
+    """Commits from several tasks are all recorded, in the order in which the tasks were created."""
 
     async def main(journal: SqliteJournal) -> Any:
         await asyncio.gather(*[journal.calls.commit(unit(str(number))) for number in range(100)])

@@ -88,7 +88,7 @@ def labels(values: list[Any]) -> list[str]:
 
 
 def choose(values: list[Any], typed: str) -> Any:
-    """Return the option with this label or text. If no option has it, case is ignored.
+    """Return the option with this label or text. If there is none, the text is compared without regard to case.
 
     Raises `ValueError` if no option matches, or if several options match when case is ignored.
     """

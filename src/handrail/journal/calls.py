@@ -99,7 +99,7 @@ class SqliteCalls:
 
     async def applied(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
-        await self._settle(unit, "applied", synced=False)  # if this is lost in a power cut, recovery repeats it
+        await self._settle(unit, "applied", synced=False)  # if lost in a power cut, recovery repeats it
 
     async def void(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)

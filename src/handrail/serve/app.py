@@ -97,7 +97,8 @@ class ServedApp:
         self._logs_link = token is None
         if oidc is not None and not principals.has_people:
             raise DefinitionError(
-                "OpenID Connect sign-in needs users, but the server has none. Add one: handrail users add NAME."
+                "OpenID Connect needs users, and an app without its own `authenticate`. Add a user: "
+                "handrail users add NAME."
             )
         self.routes = routes = Routes(
             self.threads,

@@ -140,7 +140,8 @@ class People:
         """
         if not _NAME.fullmatch(name) or name == RESERVED:
             raise DefinitionError(
-                f"{name!r} can't be a user's name. Use 1 to 64 letters, digits and . _ @ -, but not {RESERVED!r}."
+                f"{name!r} can't be a user's name. Use 1 to 64 letters, digits and . _ @ -, beginning with a letter or digit, "
+                f"but not {RESERVED!r}."
             )
         given = set(roles)
         for role in sorted(given):

@@ -289,7 +289,8 @@ class Principals:
             raise self._wrong_secret(
                 request,
                 "LinkUsed",
-                "this link has already been used or has expired, or it belongs to another server. Open the newest link that the server printed.",
+                "this link has already been used or has expired, or it belongs to another server or browser. Open the newest "
+                "link that the server printed.",
             )
         return link.name
 
