@@ -53,7 +53,7 @@ class Conversation:
         """The sections that a model has opened in this conversation, in order."""
 
     def load(self) -> None:
-        """Load this conversation from the session's log."""
+        """Load this conversation from the session's log, and note the call ids in all conversations of the session."""
         session = self._of()
         for fact in session[MessageAdded].all():
             if fact.conversation == self.key:
