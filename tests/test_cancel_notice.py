@@ -1,4 +1,4 @@
-"""Cancellation signals: a handler's signal fires before it is cancelled, and its own timeouts do not fire the signal."""
+"""Cancellation signals: a handler's signal fires before the handler is cancelled, and the handler's own timeouts do not fire it."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def test_the_timeout_of_an_inner_call_does_not_fire_the_signal_of_the_outer_one(
             Tool[None, Any]("early", "Slow.", slow, effect="read", timeout=2),
         ]
         gate = open_gate(tools, clock=VirtualClock())
-        # All timers of a loop share one of asyncio's timers. This call starts it, so that it is not started inside of `work`.
+        # All timers of a loop share one asyncio timer. The call of `early` starts that timer outside of `work`.
         early = asyncio.ensure_future(gate.invoke("early"))
         await asyncio.sleep(1)
         trace.append((await gate.invoke("work")).success)
@@ -375,10 +375,10 @@ async def test_nothing_is_kept_of_a_call_whose_coroutine_is_closed() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_fires_the_signal_once_and_a_second_one_ends_the_program(times: int) -> None:
-    """Ctrl-C cancels the main task after the signal has fired. A second Ctrl-C is not lost, even if the handler goes on."""
+    """Ctrl-C cancels the main task after the signal has fired. A second Ctrl-C ends the program, even if the handler keeps waiting."""
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
-    )  # a shell's background programs ignore it
+    )  # a program that a shell starts in the background ignores SIGINT
     trace: Trace = []
 
     async def work(context: ToolContext, trace: Trace) -> None:

@@ -86,7 +86,7 @@ class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
 
     @property
     def text(self) -> str:
-        """The texts of the results, each on its own line."""
+        """The texts of the results, separated by line breaks."""
         return "\n".join(result.text for result in self.results)
 
 
@@ -103,9 +103,9 @@ Between = Callable[[Any, Any], bytes]
 class Sent(Generic[T]):
     """An append-only sequence that caches its encoding for each wire.
 
-    `encoded(encode)` joins the items with commas, or with what `between` returns. Each encoder encodes an item only
-    once. Encoders are compared by identity, so a wire must use one function for all its requests, always with the same
-    `between`.
+    `encoded(encode)` joins the items with commas, or with what `between` returns. It keeps the result for each encoder, so that
+    only new items have to be encoded later. Encoders are compared by identity, so a wire must use one function for all its
+    requests, always with the same `between`.
     """
 
     __slots__ = ("_encoded", "_items")
@@ -210,7 +210,7 @@ class SentPart(msgspec.Struct, frozen=True):
     tokens_left: int | None = None
     resets_at: datetime | None = None
     extras: dict[str, Any] = {}
-    """Further JSON values for `context.extras` in the calls of the answer, by the names of their keys."""
+    """Further JSON values for `context.extras` in the calls of the answer, by key."""
 
 
 class TextPart(msgspec.Struct, frozen=True):

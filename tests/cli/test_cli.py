@@ -461,7 +461,7 @@ def test_errors_are_json_too(folder: Path, arguments: list[str], code: int, kind
 
 
 def test_json_says_what_was_not_approved(folder: Path):
-    """With `--json`, the object lists the calls that were not approved."""
+    """With `--json`, the object lists the tools whose calls were not approved."""
     said = json.loads(run(folder, "payer", "--json").stdout)
     assert (said["ok"], said["exit_code"], said["not_approved"]) == (False, 3, ["pay"])
 

@@ -202,7 +202,7 @@ async def test_nested_calls_are_below_a_heading():
 
 @pytest.mark.parametrize("verbose", [False, True])
 async def test_a_thought_is_folded(verbose: bool):
-    """A model's thinking is shown as one line before its answer, or in full if the view is verbose."""
+    """The first line of a model's thinking is shown with the number of other lines, or all lines if the view is verbose."""
     thinks = Reply("Rain.", thinking="First I look.\n\nThen I say\x1b[2J it.")
     _, said = await run_and_say(ScriptedModel([thinks]), verbose=verbose)
     lines = [line for line in said if line.startswith("∴")]

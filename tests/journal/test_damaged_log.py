@@ -88,7 +88,7 @@ def expected(crashed: Path, tmp_path_factory: pytest.TempPathFactory) -> Reading
 
 
 def damage(kind: str, at: int, data: bytes) -> bytes | None:
-    """Return a log with one bit flipped, cut off or with a page zeroed at a place given by `at`, or None if it is deleted."""
+    """Return a log with one bit flipped, its end cut off or a page zeroed, at a place given by `at`; None if it is to be deleted."""
     changed = bytearray(data)
     if kind == "flip":
         changed[at // 8 % len(data)] ^= 1 << at % 8
@@ -120,7 +120,7 @@ def test_any_damage_is_refused_or_harmless(
 
 
 def test_verify_says_what_is_missing(path: Path):
-    """`handrail runs verify` names the log, the number of pages that are left, and what to do."""
+    """`handrail runs verify` says how many pages of the log can still be read, and what to do."""
     data = log_of(path).read_bytes()
     frames = (len(data) - 32) // (PAGE + 24)
     log_of(path).write_bytes(data[: 32 + 3 * (PAGE + 24)])

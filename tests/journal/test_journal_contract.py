@@ -52,7 +52,7 @@ class Hands:
 
 
 Open = Callable[[], Journal]
-"""Opens the same journal again, as another process would."""
+"""A function that opens the same journal again, as another process would."""
 
 POSTGRES = pytest.param("postgres", marks=pytest.mark.once)
 """PostgreSQL is tested under one Python version only: it starts slowly, and SQLite's tests cover the threads."""
@@ -602,7 +602,7 @@ async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal
 async def test_a_session_finds_its_calls_in_chains_of_runs_that_are_not_recorded(
     processes: tuple[Journal, Journal],
 ):
-    """A session finds its calls in the chain of a run that is not recorded, whichever process added them.
+    """A session's calls are found in the chain of a run that is not recorded, whichever process added them.
 
     The chain may also contain calls of other sessions.
     """
@@ -703,7 +703,7 @@ async def test_a_voided_unit_was_never_committed(journal: Journal):
 
 
 async def test_units_whose_files_nobody_applies_are_found_after_a_crash(processes: tuple[Journal, Journal]):
-    """After a crash, another process finds the units whose files were not applied, unless their owner still applies them."""
+    """A process finds the units of other processes whose files were not applied, but not the units that it is applying itself."""
     first, second = processes
     await first.calls.commit(unit("plain"))
     for call in ("1", "2"):

@@ -147,7 +147,7 @@ each_alteration = pytest.mark.parametrize(("how", "where"), ALTERED.values(), id
 
 @each_alteration
 async def test_every_use_refuses_it(folder: Path, how: Alter, where: str):
-    """A session with a removed or reordered run can't be resumed, undone, loaded or forked."""
+    """If a run was removed or reordered, its session can't be loaded, and the session's runs can't be resumed, undone or forked."""
     alter(folder, how)
     with pytest.raises(JournalAltered, match=where):
         await resume(folder)
@@ -163,7 +163,10 @@ async def test_every_use_refuses_it(folder: Path, how: Alter, where: str):
 
 @each_alteration
 def test_verify_says_where(folder: Path, how: Alter, where: str):
-    """`handrail runs verify` names the run, both for the whole journal and for another run of the session."""
+    """`verify` says where the alteration is, for the whole journal and for another run of the session, and the command fails.
+
+    A run of another session verifies.
+    """
     alter(folder, how)
     for words in (["verify"], ["verify", "three"]):
         result = CliRunner().invoke(

@@ -216,7 +216,7 @@ def test_the_server_needs_a_way_to_authenticate() -> None:
 
 
 async def test_a_call_that_is_cancelled_elsewhere() -> None:
-    """If a call is cancelled while its request waits for it, the request gets an error, and the session goes on."""
+    """If a call is cancelled while its request waits for it, the request gets an error, and the session can still be used."""
     journal = MemoryJournal()
     served = ToolServer(PROMPT, journal=journal)
 

@@ -239,7 +239,7 @@ def expire(file: Path) -> None:
 
 
 async def test_expired_tokens_are_refreshed_without_a_person(tmp_path: Path) -> None:
-    """A later process gets a new access token from the server that issued the old one. The tokens stay private."""
+    """A later connection gets a new access token from the server that issued the old one. The tokens stay private."""
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
         server, file = await logged_in(guarded, tmp_path)

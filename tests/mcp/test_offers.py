@@ -187,7 +187,7 @@ async def test_missing_arguments_are_asked_for() -> None:
 
 @modes
 async def test_the_attachments_of_a_section_are_content(mode: Any) -> None:
-    """An image, a sound, a file and a link follow the text of a prompt, even if the section is shown as a summary."""
+    """An image, a sound, a file and a link follow the text of a prompt. So does the image of a section shown as a summary."""
     files = [
         Attachment(PNG, "a.png"),
         Attachment(b"fLaC", "a.flac"),
@@ -250,7 +250,7 @@ async def test_only_regular_files_are_resources(tmp_path: Path) -> None:
 @modes
 @pytest.mark.parametrize("cursor", ["-1", "\u0663", "9" * 5000])
 async def test_a_made_up_cursor_is_refused(mode: Any, cursor: str) -> None:
-    """A cursor that the server did not return is refused with an error that says so, however long it is."""
+    """A malformed cursor is refused with an error that says that the server did not return it, however long the cursor is."""
     files = MemoryFilesystem()
     server = ToolServer(Prompt("p", "Text."), files=lambda principal: files, resource_address="files:///")
     async with Client(server.server, mode=mode) as client:

@@ -168,7 +168,10 @@ async def test_an_approval_survives_a_restart(log: Log, approved: bool) -> None:
 
 
 async def test_a_refused_answer_is_asked_for_again(log: Log) -> None:
-    """An answer that does not match its schema, or no answer, leaves the question open, and the client is told why."""
+    """An answer that does not match its schema leaves the question open, and the client is told why.
+
+    A request without an answer leaves the question open too.
+    """
     server = Restarts(log, MemoryJournal())
     given = {"product": "shirt"}
     async with server.process() as session:
@@ -242,7 +245,7 @@ async def test_the_acts_of_a_handoff_run_once(log: Log, mode: Any) -> None:
 
 
 async def test_a_different_principal_can_not_answer(log: Log) -> None:
-    """A call belongs to the principal who made it: nobody else can find, answer or continue it."""
+    """A call belongs to the principal who made it: nobody else can find or resume it."""
     journal = MemoryJournal()
     server = ToolServer(prompt_of(log), journal=journal)
     order = (await server.tools.all())["order"]

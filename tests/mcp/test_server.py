@@ -96,7 +96,7 @@ def client(mode: Any, **options: Any) -> Client:
 
 
 async def no_answer(context: Any, params: Any) -> ElicitResult:
-    """Declare that the client can ask a person, and fail if it does, because the test answers itself."""
+    """Fail if the client is asked. A client with this callback declares that it can ask a person."""
     raise AssertionError("the test answers by itself")
 
 

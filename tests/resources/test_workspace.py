@@ -268,7 +268,7 @@ async def test_a_run_that_loses_its_workspace_stops_and_can_be_resumed(
 async def test_a_tool_that_finds_another_workspace_or_run_busy_fails_as_any_call_does(
     journal: AnyJournal, hosts: tuple[Path, Path]
 ):
-    """An error about another run or workspace fails only the call that raises it, and the run goes on."""
+    """An error about another run or workspace fails only the call that raises it, and the run continues."""
     here, _ = hosts
 
     @tool(effect="read")

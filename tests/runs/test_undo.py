@@ -59,7 +59,10 @@ def state_of(recorder: Recorder, session: Session) -> Any:
 
 
 async def carry_out(base: Path, script: list[Any], split: int, target: int | None) -> Any:
-    """Make the calls in two runs of one session and undo the call `target`. Return the state, the units and the refusal."""
+    """Make the calls in two runs of one session, and undo the call `target`, if it is not None.
+
+    Returns the state, the units, and the error if the undo was refused.
+    """
     recorder = Recorder(base)
     session = Session(id="s")
     try:
@@ -206,7 +209,7 @@ async def test_a_parked_run_continues_without_the_call(recorder: Recorder):
 
 
 async def test_what_can_not_be_undone_is_said(recorder: Recorder):
-    """Undo is refused for failed or unknown calls, for file changes if no filesystem is passed, and in a fork of the run."""
+    """Undo is refused for failed or unknown calls, for file changes if no filesystem is passed, and for file changes in a fork."""
     await recorder.run(
         "r", [call("read", path="none"), call("write", path="a", text="x"), call("send", text="y")], "end"
     )

@@ -392,7 +392,8 @@ async def _(client: Client) -> str:
     assert all(b"\r\nretry-after: 5\r\n" in head for head in full)
     assert (await client.ask("GET", "/health")).json["status"] == "ok"
     refused(await client.ask("GET", "/about"), 503, "TooManyConnections")
-    await client.app.threads.thread("local", "a").say("again")  # runs in progress continue
+    # the open streams still get the events of a new run
+    await client.app.threads.thread("local", "a").say("again")
     for at in served:
         async with asyncio.timeout(PATIENCE):
             await opened[at][0].readuntil(b"You said")

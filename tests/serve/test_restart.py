@@ -420,7 +420,7 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
 
 
 def killed(folder: Path, said: str) -> str:
-    """Run a server in its own process until its run works or waits, then kill it. Return what it printed."""
+    """Run a server in its own process until it prints that its run works or waits, then kill it. Return the printed line."""
     process = warm_python.start([SUPPORT / "serve_app.py", folder, said], env=importing_support())
     assert process.stdout is not None
     try:

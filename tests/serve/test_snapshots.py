@@ -68,7 +68,7 @@ def test_a_thread_that_was_dropped_is_the_same_when_it_is_made_again(
 
 
 def test_a_result_beside_an_open_question_is_shown_before_and_after_parking(tmp_path: Path) -> None:
-    """The result of a finished call is shown at once, even while other calls of its turn are open."""
+    """A thread in which one call has ended and another of the same turn waits has the same snapshot after parking."""
     check_dropped(tmp_path, [([[["note", {"text": "a"}], ["choose", {}]]], "answer")], True)
 
 

@@ -196,7 +196,7 @@ def test_nobody_is_left_after_everyone_went():
     "event", ["text", b"", 1, 1.5, True, None, {}, [], (), set[int](), One, Base, object, print]
 )
 def test_plain_values_are_refused(event: object):
-    """A plain value is refused as an event, even if somebody subscribes to `object`."""
+    """A value of a built-in type, or a class, is refused as an event, even if somebody subscribes to `object`."""
     bus, heard = Dispatcher(), list[object]()
     for _ in range(2):
         with pytest.raises(EventRefused, match=r"(Make it a frozen dataclass|Pass an instance)") as raised:

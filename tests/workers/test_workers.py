@@ -392,7 +392,7 @@ async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) ->
 
 
 async def test_a_files_depth_is_counted_from_the_worker(tmp_path: Path) -> None:
-    """With `limits: {depth: 0}`, a worker's call of a worker fails because it is nested too deeply, and the first one goes on."""
+    """With `limits: {depth: 0}`, a worker's call of another worker is nested too deeply and fails, and the calling worker continues."""
     helper = "---\nlimits: {depth: 0}\nworkers: [helper]\n---\nHelp."
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=helper)
     models = {
@@ -557,7 +557,7 @@ def only_in_a_worker(context: WorkerContext) -> str:
 
 
 async def test_a_tool_that_needs_a_worker_is_not_offered_elsewhere() -> None:
-    """A tool that needs a worker is not offered elsewhere, and if it is called anyway, the error says what is missing."""
+    """A tool that needs a worker is not offered outside a worker, and if it is called anyway, the error says what is missing."""
     script = ScriptedModel([ToolCall("only_in_a_worker", {}), "end"])
     await Adapter(script).evaluate(Prompt("p", "Go.", tools=[only_in_a_worker]), "go")
     assert [each.tool.name for each in script.requests[0].tools] == []

@@ -43,7 +43,7 @@ CANCEL_NOTE = "Cancelled. Unfinished calls were undone."
 
 
 class UsageError(Exception):
-    """Raised if a command can't start with the given options. The message says what to change."""
+    """Raised if a command can't be carried out with the given arguments. The message is for the user."""
 
 
 class Failure(NamedTuple):
@@ -91,7 +91,7 @@ def _parked_message(error: RunParked, journal: str) -> str:
 
 
 def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
-    """Return the exit code of a finished run, and a note to print with its answer, which may be ""."""
+    """Return the exit code of a finished run, and a note to print with its answer, or ""."""
     notes = {
         "length": "The answer was cut off at the model's length limit.",
         "refused": "The model refused to answer.",

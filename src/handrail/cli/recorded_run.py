@@ -42,8 +42,8 @@ class Program(NamedTuple):
     def adapter(self, model: str | None, recorded: str) -> Adapter:
         """Return an adapter for the given model, or else for the recorded one.
 
-        If the module has its own adapter with that model, it is returned. If its adapter has a different model, a copy with
-        that model is returned.
+        If the module has an adapter with this model, that adapter is returned. If its adapter has a different model, a
+        copy with this model is returned.
         """
         own, wanted = self.own, model or recorded
         if own is not None and wanted in (own.model.name, reference_to(own.model)):

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class CallBus:
-    """The event bus as a tool sees it. A tool can publish only its own events."""
+    """The event bus as a tool sees it. A tool can't publish Handrail's own facts."""
 
     __slots__ = ("_attempt",)
 
@@ -44,7 +44,7 @@ class CallBus:
         return self._attempt.frame.session.dispatcher.subscribe(kind, listener)
 
     def listens_for(self, kind: type, /) -> bool:
-        """Return whether this type has a subscriber, so that creating an event is worthwhile."""
+        """Return whether an event of this type could reach a subscriber, so that creating the event is worthwhile."""
         return self._attempt.frame.session.dispatcher.listens_for(kind)
 
 

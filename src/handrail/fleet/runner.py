@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.fleet")
 
 _LOOK_SECONDS = 0.5
-"""Maximum seconds between two checks of the journal for due runs and for runs to cancel."""
+"""Maximum seconds to wait between two checks of the journal for due runs and for runs to cancel."""
 _ANNOUNCE_SECONDS = 10.0
 """Seconds for which a worker counts as alive after it was last announced."""
 _PARK_AFTER = 0.2
@@ -76,7 +76,7 @@ class _Leg:
         self.app = app
         self.environment: _LegEnvironment | BrowserEnvironment = _LegEnvironment()
         self.narration: Narration | None = None
-        """Reports the leg to the people who watch the run's thread; None if the run belongs to no thread."""
+        """Reports the leg to the people who watch the run's thread; None if nothing is reported."""
 
     @property
     def run_id(self) -> str:
@@ -84,7 +84,7 @@ class _Leg:
 
 
 class Runner:
-    """Executes the runs of some apps that wait in a journal, at most `limit` at once.
+    """Executes runs of these apps that wait in a journal, at most `limit` runs at once.
 
     - `dispatcher`: an engine that starts legs, such as `DbosDispatcher`. Without one, the runner claims runs from the journal.
     - `host`: the name by which runs are pinned to this host.
@@ -223,7 +223,11 @@ class Runner:
         await engine.work(execute, self.queues, self.limit)
 
     async def _tend(self) -> None:
-        """Stop cancelled runs, announce that this worker is alive, and hand due runs to the engine, until the worker ends."""
+        """Do the worker's periodic work until it ends.
+
+        Announce that it is alive, tend its narrator, release the runs of failed legs, stop runs that are to be cancelled, and
+        hand due runs to the engine.
+        """
         announced = 0.0
         handed: dict[str, float] = {}
         while not self._ended:
@@ -249,7 +253,7 @@ class Runner:
     async def _hand_over(self, handed: dict[str, float], now: float) -> dict[str, float]:
         """Hand due runs to the engine, at most 1000 at a time. A run that is still due after a while is handed over again.
 
-        Returns when each leg that is still due was handed over.
+        Returns the time at which each leg that is still due was handed over.
         """
         kept: dict[str, float] = {}
         for row in await self.journal.queue.due(self.queues, host=self.host, limit=1000):
@@ -370,7 +374,7 @@ class Runner:
     async def _release(self) -> None:
         """Release the runs that could not be released when their legs failed.
 
-        Otherwise this process would hold them as long as it lives, because it keeps renewing its lease.
+        Otherwise this process could hold them as long as it lives, because in PostgreSQL one lease covers all runs of a process.
         """
         for run_id in tuple(self._unreleased - self._legs.keys()):
             row = await self.journal.runs.get(run_id)

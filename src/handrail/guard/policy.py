@@ -62,7 +62,7 @@ class ResultsNoter(Protocol):
 
 
 class CheckOnly:
-    """A policy that ignores results."""
+    """A base class for policies that ignore results."""
 
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
@@ -105,7 +105,7 @@ class SequentialDependencyPolicy:
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
         if tool.name in self._watched:
-            # The note is not looked up first, because a call that reads the notes becomes stale whenever another one writes.
+            # The note is not looked up first, because a call that reads notes becomes stale when another call writes one.
             context.session.dispatch(PolicyNote(self.name, tool.name, "succeeded"))
 
 
@@ -323,9 +323,10 @@ def _named(tool: Tool[Any, Any], params: Any, context: ToolContext) -> set[str]:
 
 
 class Scoped:
-    """A section's policy. It decides on the section's tools, and is notified of the successful results of all tools.
+    """A section's policy. It decides on the section's tools only.
 
-    If it is a `ResultsNoter`, it only takes note of the results of other tools.
+    Its `on_result` gets the successful results of all tools. If the policy is a `ResultsNoter`, its `note_result` gets those
+    of tools outside the section instead.
     """
 
     def __init__(self, policy: ToolPolicy, tools: frozenset[str]) -> None:
@@ -350,9 +351,9 @@ class Scoped:
 
 
 class ScopedChanges(Scoped):
-    """A section's `ChangePolicy`. It judges the section's tools.
+    """A section's `ChangePolicy`. It judges the section's tools only.
 
-    It takes note of the results of other tools only if it is a `ResultsNoter`.
+    It gets the results of other tools only if it is a `ResultsNoter`.
     """
 
     def __init__(self, policy: ToolPolicy, judge: ChangePolicy, tools: frozenset[str]) -> None:

@@ -54,7 +54,7 @@ class SqliteCalls:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._applying: set[str] = set()
-        """The ids of the calls whose files this process is changing at the moment."""
+        """The ids of the calls that this process is committing, or whose files it is changing."""
 
     def commit_now(self, unit: CommitUnit, /) -> bool:
         """Record a call that changes no files, if this can't block. Returns False if `commit` must be awaited instead.
@@ -99,7 +99,7 @@ class SqliteCalls:
 
     async def applied(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
-        await self._settle(unit, "applied", synced=False)  # if lost in a power cut, recovery adds it again
+        await self._settle(unit, "applied", synced=False)  # if lost in a power cut, recovery repeats it
 
     async def void(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
@@ -275,7 +275,7 @@ class SqliteSteps:
             try:
                 value = await (function() if row is None or unsettled is None else unsettled())
                 encoded = encode(value, f"step {key!r} returned")
-            except Exception:  # not a cancellation: that step may have happened, so it stays reserved
+            except Exception:  # a step that was cancelled may have happened, so it stays reserved
                 if row is None:  # an earlier reservation stays until its outcome is decided
                     with contextlib.suppress(RunBusy):  # the new owner decides
                         await self._add(run_id, key, CLEARED, b"")

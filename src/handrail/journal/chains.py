@@ -296,7 +296,7 @@ class Chains:
     ) -> tuple[bytearray, bytearray]:
         """Return the MAC of a record and the new seal of its chain.
 
-        They are bytearrays: sqlite3 looks for an adapter of every `bytes`, which takes longer than binding it.
+        They are bytearrays, because sqlite3 looks up an adapter for each `bytes` object, which takes longer than binding it.
         """
         digest = self._digest(
             record.chain,
@@ -389,7 +389,7 @@ class Chains:
         return found
 
     def _rows(self, connection: Connection, chain: str) -> list[Any]:
-        """Return the rows of a chain. If SQLite can't read one, raises a `JournalAltered` that names the first such record."""
+        """Return the rows of a chain. If one is damaged, raises a `JournalAltered` that names the first record that can't be read."""
         try:
             return fetch(connection, _READ, chain)
         except sqlite3.Error as error:

@@ -87,7 +87,7 @@ class Leases(Protocol):
         ...
 
     def renew(self, connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:
-        """Renew the lease of a run that this process owns, unless it was renewed a short time ago."""
+        """Renew the lease of a run that this process owns. May do nothing if it was renewed a short time ago."""
         ...
 
     def is_lapsed(self) -> bool:

@@ -243,7 +243,7 @@ class SqliteQuestions:
         a different answer is recorded.
         """
         if answer.outcome not in ("answered", "declined"):
-            return  # the question may be asked again
+            return
         encoded = encode(answer, f"the answer to {answer.question_id!r} is")
         plain = msgspec.msgpack.decode(encoded, type=Answer)
         now, chains = self._clock.now(), self._database.chains

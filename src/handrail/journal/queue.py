@@ -280,7 +280,7 @@ class SqliteQueue:
 
 
 _LONG_GONE = 3600.0
-"""Seconds for which a worker's row is kept at least after its announcement has expired."""
+"""Minimum number of seconds for which a worker's row is kept after its announcement has expired."""
 
 
 def make_due(connection: Connection, chains: Chains, run_id: str, at: float) -> None:

@@ -100,7 +100,7 @@ def _sealed(chains: Chains, row: StoredRun) -> tuple[Any, ...]:
 
 
 def find_run(connection: Connection, chains: Chains, run_id: str) -> StoredRun:
-    """Return the row of a run. Raises `RunUnknown` if there is none, or `JournalAltered` if it is not as it was written."""
+    """Return the row of a run. Raises `RunUnknown` if there is no such run, and `JournalAltered` if its row was changed or removed."""
     chain = run_chain(run_id)
     with reading(chains, chain, 1, f"run {run_id}"):
         rows = fetch(connection, f"SELECT {COLUMNS} FROM runs WHERE id = ?", run_id)

@@ -414,7 +414,7 @@ def check_new(connection: Connection, run_id: str) -> None:
 
 
 def _renew(connection: Connection, database: Database, row: StoredRun, now: float) -> bool | HandrailError:
-    """Renew the lease of a run. Returns whether the run should be cancelled, or why its record can't be trusted."""
+    """Renew the lease of a run. Returns whether the run should be cancelled, or an error if that can't be verified."""
     database.leases.renew(connection, database.chains, row, now)
     try:
         return bool(row.stopping) and verified(connection, database.chains, row.id).cancelled
@@ -476,7 +476,7 @@ def insert_new(
 
 
 def _after(run: RunRecord, last: float | None) -> RunRecord:
-    """Return the run with a start time after its session's last run, even if the clock was set back or stands still."""
+    """Return the run with a start time later than `last`, that of its session's last run, even if the clock was set back or stands still."""
     if last is None or run.began_at > last:
         return run
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))

@@ -138,7 +138,7 @@ class RunRecords:
 
     @property
     def tickets(self) -> dict[str, bytes]:
-        """The texts of the tickets that the run has issued, by place."""
+        """The texts of the tickets that the run has issued, as bytes, by place."""
         return {each.key: each.body for each in self.own if each.kind == TICKET}
 
     @property

@@ -38,7 +38,7 @@ PROBE_TIMEOUT = 5.0
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds between attempts to connect: the first wait, doubled after each failure up to the longest."""
 PATIENCE = 5.0
-"""Maximum seconds that a call waits for the next attempt. If that is further away, the call fails at once."""
+"""Maximum seconds that a call waits for the next attempt. If the attempt is further away, the call fails at once."""
 MAX_REOPENED = 5
 """Maximum number of attempts to open a lost connection again before a call needs it."""
 REFRESH_EVERY = 1.0
@@ -106,7 +106,7 @@ class Connection:
         self._failures = 0
         self._next_attempt = 0.0
         self._why = ""
-        """Why the current attempt to connect failed, or why the connection was lost; "" if neither is so."""
+        """Why connecting failed, or why the connection was lost; "" if neither has happened since the last attempt began."""
         self._last_why = ""
         """Why the last connection was lost, for the calls that were in progress on it."""
         self._stale = False

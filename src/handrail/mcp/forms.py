@@ -32,7 +32,7 @@ def can_ask(request: Any) -> bool:
 
 
 def address_of(question: Question, url: str) -> wire.ElicitRequestURLParams:
-    """Return a question as an address to open, at which it is answered."""
+    """Return a request to open the address at which a question is answered."""
     return wire.ElicitRequestURLParams(message=message_of(question), url=url)
 
 

@@ -50,7 +50,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     limit: str = "max_tokens"
     """The field that limits the length of an answer."""
     seed: str = "seed"
-    """The field that makes answers repeatable."""
+    """The field for the `seed` in `ModelSettings`."""
     stream_options: bool = True
     """Whether a request for a stream may have `stream_options`. A server that refuses them reports its tokens anyway."""
     native_output: bool = True
@@ -65,7 +65,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     Content with parts that are not text counts as a field, and what the server adds to a call is always sent back.
     """
     thought_with_calls: str = ""
-    """The field for the model's thinking that the server requires in an answer with calls; "" for none."""
+    """The field for the model's thinking that the server requires in an answer with calls; "" if it requires none."""
     lacks: frozenset[str] = frozenset()
     """The settings in `ModelSettings` that the server does not have."""
     forced: re.Pattern[str] = re.compile("")
@@ -80,7 +80,7 @@ class Address(msgspec.Struct, frozen=True):
     variable: str
     path: str = ""
     port: int | None = None
-    """The port to add if the variable has none, as in `OLLAMA_HOST=10.0.0.5`; None to add none. https gets none either."""
+    """The port to add to an http address without one, as in `OLLAMA_HOST=10.0.0.5`; None to add none."""
 
     def find(self) -> str:
         """Return the address in the variable, with the port and the path added if they are missing, or "" if it is not set."""
@@ -162,7 +162,7 @@ def _standing_in(provider: Provider) -> Quirks:
 def _with_port(given: str, port: int) -> str:
     """Return a complete address for a host, a host with a port, or an address.
 
-    `0.0.0.0` and `::` become 127.0.0.1. An http address without a port gets this one.
+    `0.0.0.0` and `::` become 127.0.0.1. An http address without a port gets `port`.
     """
     parts = urlsplit(given if "://" in given else f"http://{given}")
     host = parts.hostname or ""

@@ -59,7 +59,7 @@ class Reply(msgspec.Struct, frozen=True):
     delay: float = 0.0
     """Seconds to wait before the first part."""
     error: Exception | None = None
-    """An error to raise after the text and the calls, in place of the usage and the stop reason; None for none."""
+    """An error to raise after the text and the calls, in place of the usage and the stop reason; None to raise nothing."""
     stop: StopReason | None = None
     """The stop reason. If None, it is `calls` for a reply with calls, and otherwise `done`."""
     cut: bool = False

@@ -167,7 +167,7 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)  # no slots, because calling a subscripted generic class sets an attribute
 class RenderedPrompt(Generic[OutputT]):
-    """A prompt as a model sees it. It is immutable: opening a section returns a new prompt."""
+    """A prompt as a model sees it. It is immutable: `open` and `refreshed` create new ones."""
 
     text: str
     tools: tuple[AnyTool, ...]

@@ -32,7 +32,7 @@ class Undoing(msgspec.Struct, frozen=True):
     call_id: str
     tool: str
     paths: Sequence[str]
-    """The paths of the restored files."""
+    """The paths whose earlier state was restored."""
     slices: Sequence[str]
     stands: Sequence[str]
     """The call's external effects, which an undo does not reverse."""
@@ -61,12 +61,12 @@ async def undo(
     - was undone or discarded before,
     - has changes that are not applied,
     - changed files in a folder, and no `filesystem` was passed, or
-    - changed only files that are not recorded, or that belong to the run from which this one was forked.
+    - changed files that are not recorded, or that belong to the run from which this one was forked.
 
-    `UndoRefused` is also raised once an undo finds a file that someone else has changed. Inner calls that were undone
+    `UndoRefused` is also raised if the undo finds a file that someone else has changed. Inner calls that were undone
     before that stay undone, and the error's `undone` lists them.
     Raises `RunError` if the run has no such call, `RunBusy` if a live process owns a run of the session, and
-    `WorkspaceBusy` while a run has the workspace.
+    `WorkspaceBusy` while a different run has the workspace.
     """
     row = await journal.runs.get(run_id)
     await check_nobody_works(journal, row)

@@ -357,7 +357,7 @@ def _indescribable(annotation: Any, error: Exception) -> DefinitionError:
 
 
 class _Closed(GenerateJsonSchema):
-    """Generates JSON Schema in which objects with known fields allow no others, and generated titles are omitted."""
+    """Generates JSON Schema in which objects with known fields allow no others. Titles of classes and generated titles are omitted."""
 
     ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {  # pyright: ignore[reportIncompatibleVariableOverride]  # pydantic leaves ClassVar out
         "skipped-choice",

@@ -188,7 +188,7 @@ class LiveRun:
 
     @property
     def is_parking(self) -> bool:
-        """Whether the run is being parked. If so, answers go to the journal, not to this run."""
+        """Whether the run is being parked, or has been. If so, answers go to the journal, not to this run."""
         parking = self.environment.parking
         return parking is not None and parking.parked
 
@@ -243,7 +243,7 @@ class LiveRun:
         await self.wait()
 
     async def park(self, grace: float) -> None:
-        """Park the run as soon as everything in it waits for an answer. After `grace` seconds, cut it off.
+        """Park the run as soon as everything in it waits for an answer. If it still works after `grace` seconds, cut it off.
 
         A run that is cut off is recorded as if the process had died.
         """
@@ -365,7 +365,7 @@ class LiveRun:
     async def _report_changes(self) -> None:
         """Report the file changes of finished calls, as the journal recorded them.
 
-        One query covers all calls that have finished by then.
+        One query covers all calls that finished before it.
         """
         try:
             while self._has_committed:

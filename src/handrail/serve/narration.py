@@ -113,7 +113,7 @@ class Narrator:
         await self._look(*self._legs)
 
     async def sweep(self) -> None:
-        """Delete old batches, and watchers that have not been heard of for a while."""
+        """Delete old batches, and watchers that have expired."""
         await self._broadcasts.sweep()
 
     def close(self) -> None:

@@ -154,7 +154,8 @@ def exception_handlers(
 ) -> dict[Any, Any]:
     """Return the exception handlers that Starlette uses for every route.
 
-    `refused` is called with the kind of each refusal. `served` tells a client that requests an unknown address what the server has.
+    `refused` is called with the kind of each `HandrailError` that a route raises. `served` tells a client that requests
+    an unknown address what the server has.
     """
 
     async def handle_ours(request: Request, error: Exception) -> Response:

@@ -72,7 +72,7 @@ class _State(NamedTuple):
     run_id: str
     """The id of the active run; "" if there is none."""
     leg: str
-    """The id of its open leg; "" if there is none."""
+    """The id of the active run's open leg; "" if there is none."""
     messages: Sequence[dict[str, Any]]
     """The finished messages, rendered."""
     open: Sequence[Event]
@@ -163,8 +163,8 @@ def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str,
 async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
     """Return events that show a thread as it is now, the feed's number at that moment, and the open leg's id.
 
-    The id is "" if no leg is open. The client then follows the feed after that number. Raises `ThreadUnknown` if the
-    thread has no runs.
+    The id is "" if no leg is open. The feed's events after that number continue the returned ones. Raises
+    `ThreadUnknown` if the thread has no runs.
     """
     found = await _read_state(journal, seen)
     newest = found.rows[-1] if found.rows else None

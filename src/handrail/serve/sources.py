@@ -243,9 +243,10 @@ class Loaded:
 def load(app: str, *, model: Model | None = None, approvals: Any = None, files: Any = None) -> Loaded:
     """Load an app: a module (`pkg.mod`, `pkg.mod:prompt`, `file.py`), a worker file, or a folder of workers.
 
-    A module defines `agent`, or `prompt` and `adapter`. It may also define `state` (the types of the slices that
+    A module defines an agent or a prompt. Without a name after the colon, `prompt` is served, or else `agent`. A prompt
+    also needs an `adapter`, unless `model` is given. A module may also define `state` (the types of the slices that
     clients see), `authenticate`, and `renderers` (the path of a script, relative to the module). Raises
-    `DefinitionError` if the app can't be loaded, or does not say which model to use.
+    `DefinitionError` if the app can't be loaded, or if neither the app nor `model` says which model to use.
     """
     path = Path(app)
     if path.is_dir() or path.suffix == ".md":

@@ -115,7 +115,7 @@ def test_a_forked_process_does_not_take_its_parents_folder(folders: Folders):
 
 
 def test_a_forked_process_does_not_take_folders_that_its_parent_has_synced(folders: Folders):
-    """Under `power`, folders for commits are made in advance. A process that is forked during a call makes its own."""
+    """For synced commits of a journal, folders are made in advance. A process that is forked during a call makes its own."""
     files = folders({"a": "0"})
 
     def begun(call: str) -> Any:

@@ -70,7 +70,7 @@ class Hooked(Disk):
 
 
 def save(path: Path, text: str) -> None:
-    """Save a file as most editors do."""
+    """Save a file by renaming a new one over it, as many editors do."""
     path.with_name(f"{path.name}.swp").write_text(text)
     path.with_name(f"{path.name}.swp").rename(path)
 

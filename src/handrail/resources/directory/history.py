@@ -183,7 +183,7 @@ class History:
 
 
 def call_digest(key: CallKey) -> str:
-    """Return the digest of a call's key under which its commits are kept."""
+    """Return the digest under which a call's commits are kept. It depends on the ids of the journal, the run and the call."""
     text = "\0".join((key.journal, key.run_id, key.call_id))
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 

@@ -94,7 +94,7 @@ class Ground(Shared):
                         yield place, spelled(target[len(root) + 1 :])
 
     def _startup_names(self) -> Collection[str]:
-        """Return the names in the root with which the path of a startup file begins.
+        """Return the names in the root with which a path in `PLACES` begins.
 
         A small root is listed. In a large one, each known name is looked up.
         """
@@ -123,7 +123,7 @@ class Linked(Layer):
     # --- hooks that forks override; the folder itself records no reads ------------------------------
 
     def _is_pinned(self, folder: str, name: str) -> bool:
-        """Return whether this layer has already read a path, so that its content must stay the same."""
+        """Return whether this layer has already read or changed a path, so that its content must stay the same."""
         return False
 
     def _forget(self, folder: str, name: str) -> None:

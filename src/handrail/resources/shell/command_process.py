@@ -255,7 +255,7 @@ def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: St
 
     If a process is stuck in the kernel, `ShellError` is raised while it is still running. After `timeout` seconds the
     command is killed. If `stop` is requested, the command is killed and `CommandStopped` is raised. Output is read as it
-    arrives, so the command never blocks on it. At most `limit` bytes of it are kept.
+    arrives, and at most `limit` bytes of it are kept.
     """
     with contextlib.ExitStack() as closing:
         process = _Process(request, stdin, limit, closing)

@@ -36,7 +36,7 @@ from handrail.resources.shell.sandbox import (
 from handrail.resources.shell.usage import SECONDS, Usage
 
 REQUESTS = 3
-"""The descriptor on which requests arrive. Each contains the isolation, the network, two limits and three descriptors."""
+"""The descriptor on which requests arrive. Each request contains the isolation, the network, two limits and three descriptors."""
 
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
@@ -176,7 +176,7 @@ def _failure(failed: StepFailed) -> Reply:
 
 
 def _first_process(isolation: str, control: socket.socket, ready: int, streams: tuple[int, ...]) -> NoReturn:
-    """Enter the sandbox, start the command and reap orphans until the command ends.
+    """Enter the sandbox, if there is one, start the command and reap orphans until the command ends.
 
     A probe has no command, so the operations that an overlay must support are tried instead. In a sandbox, the kernel
     kills all processes of the command when this process exits.

@@ -47,9 +47,9 @@ _lock = threading.Lock()
 
 
 def probe(folder: Path) -> Support:
-    """Try which sandbox works in `folder`. The result is cached for the folder's disk and the user.
+    """Find out which sandbox works in `folder`. The result is cached for the folder's disk and the user.
 
-    A real overlay is mounted, and each kind of mark is created in it once.
+    On Linux, sandboxes are tried with a real overlay, in which each kind of mark is created once.
     """
     if sys.platform != "linux":
         return Support("none", False, ("Linux",))

@@ -6,7 +6,8 @@
         files/     the files themselves
 
 A copy is disposable. Each time a run opens the workspace, the copy is first made equal to what the journal has recorded:
-paths that differ are replaced, and paths that are not recorded are removed. Ignored paths are left alone.
+paths that differ are replaced, and paths that are not recorded are removed. An ignored path is left alone, unless the
+folder that contains it is removed.
 """
 
 from __future__ import annotations

@@ -39,10 +39,10 @@ class Workspace:
     host keeps a copy. When a run opens the workspace there, only content that the copy lacks is fetched.
     Files, links, folders and permissions are recorded; owners, attributes, pipes and sockets are not.
 
-    - `name`: up to 100 letters, digits, `.`, `_` and `-`, of which the first is a letter or digit. Runs with the same
+    - `name`: 1 to 100 letters, digits, `.`, `_` and `-`, starting with a letter or digit. Runs with the same
       journal and name work on the same files.
     - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`, or below
-      `~/.cache` if that is not an absolute path.
+      `~/.cache` unless `$XDG_CACHE_HOME` is an absolute path.
     - `ignore`: names that are not recorded, at any depth, such as `node_modules` or `*.pyc`. A pattern with a `/` is
       compared with the whole path.
     - `limits`, `startup_files`: as for `DirectoryFilesystem`.
@@ -74,7 +74,10 @@ class Workspace:
 
     @classmethod
     def named(cls, address: str, *, startup_files: Collection[str] = ()) -> Workspace | None:
-        """Return the workspace with the address `workspace:NAME`, or None if the address is a folder's path."""
+        """Return the workspace with the address `workspace:NAME`, or None for any other address.
+
+        Raises `DefinitionError` if the name is invalid.
+        """
         if not address.startswith(WORKSPACE):
             return None
         return cls(workspace_name(address), startup_files=startup_files)

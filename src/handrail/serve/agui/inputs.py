@@ -73,7 +73,7 @@ class RunInput(NamedTuple):
     said: tuple[str, ...]
     """The texts of the user messages after the last assistant or tool message."""
     attached: tuple[Attachment, ...]
-    """The attachments of those messages."""
+    """The attachments of the messages in `said`."""
     named: tuple[tuple[str, str], ...]
     """The id and the text of each user message. The client chooses the ids. Messages with very long ids are left out."""
     answers: tuple[InterruptAnswer, ...]
@@ -277,7 +277,8 @@ async def submit(
 ) -> Submitted:
     """Start a run, or continue one with answers. `recorded` holds the questions of the thread's newest run.
 
-    Raises `RequestRefused` for an invalid input. Any other `HandrailError` becomes events that report it.
+    Raises `RequestRefused` if the input contains nothing new, or if `start` does. Any other `HandrailError` becomes
+    events that report it.
     """
     try:
         return Submitted(await _submit(thread, input, recorded, start), [])
