@@ -55,7 +55,7 @@ async def worker(
 
 
 async def until(done: Callable[[], Any]) -> Any:
-    """Wait until a condition holds."""
+    """Wait until `done` returns something true, and return that."""
     async with asyncio.timeout(PATIENCE):
         while not (found := await result if asyncio.iscoroutine(result := done()) else result):
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Journals altered by something other than Handrail: verify, resume, answer and undo refuse them and name the record."""
+"""Journals altered by something other than Handrail: `verify` says where, and resume, answer and undo are refused."""
 
 import asyncio
 import re
@@ -223,7 +223,7 @@ async def undo_last(folder: Path) -> None:
 
 
 def test_a_clean_journal_is_used(folder: Path):
-    """A journal that was not altered can be verified, undone and resumed, and verifies again afterwards."""
+    """In a journal that was not altered, a call can be undone and a run resumed, and `verify` succeeds before and after."""
     code, said = runs_program(folder, "verify")
     assert (code, "nothing was altered" in said) == (0, True)
     asyncio.run(undo_last(folder))

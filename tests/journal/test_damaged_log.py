@@ -88,7 +88,7 @@ def expected(crashed: Path, tmp_path_factory: pytest.TempPathFactory) -> Reading
 
 
 def damage(kind: str, at: int, data: bytes) -> bytes | None:
-    """Return a log with one bit flipped, cut off or with a page zeroed at a place given by `at`, or None if it is deleted."""
+    """Return a log with one bit flipped, its end cut off or a page zeroed, at a place given by `at`; None if it is to be deleted."""
     changed = bytearray(data)
     if kind == "flip":
         changed[at // 8 % len(data)] ^= 1 << at % 8

@@ -52,7 +52,7 @@ class Hands:
 
 
 Open = Callable[[], Journal]
-"""Opens the same journal again, as another process would."""
+"""A function that opens the same journal again, as another process would."""
 
 POSTGRES = pytest.param("postgres", marks=pytest.mark.once)
 """PostgreSQL is tested under one Python version only: it starts slowly, and SQLite's tests cover the threads."""
@@ -602,7 +602,7 @@ async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal
 async def test_a_session_finds_its_calls_in_chains_of_runs_that_are_not_recorded(
     processes: tuple[Journal, Journal],
 ):
-    """A session finds its calls in the chain of a run that is not recorded, whichever process added them.
+    """A session's calls are found in the chain of a run that is not recorded, whichever process added them.
 
     The chain may also contain calls of other sessions.
     """

@@ -200,7 +200,7 @@ def test_an_unknown_price_is_refused_under_a_money_limit_only():
 
 
 def test_what_was_really_spent_is_recorded_beyond_the_bound():
-    """If more was used than reserved, the actual usage is charged, and further reservations are refused."""
+    """If more was used than reserved, the actual usage is charged, and further reservations of that unit are refused."""
     root = BudgetTracker(Budget(tokens=10))
     child = root.share(Budget(tokens=9))
     child.reserve(tokens=9).settle(tokens=12, requests=1)

@@ -240,7 +240,7 @@ def test_our_own_facts_need_not_be_named():
 
 
 def test_secrets_are_not_in_the_text():
-    """Pydantic secrets are saved as asterisks, and an event with a secret is refused if the session has a journal."""
+    """Pydantic secrets are saved as asterisks, and the check that a journal adds refuses an event with a secret."""
     login = Login(user="ann", password=SecretStr("hunter2"))
 
     @dataclass(frozen=True)
@@ -370,7 +370,7 @@ def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: s
 
 
 def test_what_can_be_saved_passes_the_check():
-    """`check_serialisable` accepts every event that can be restored unchanged, and refuses any other."""
+    """`check_serialisable` accepts events that can be restored unchanged, and refuses others."""
     for event in EVENTS:
         check_serialisable(event)
     for wrong in (Bare(), Plan("x", raw=b"\xff"), local_type("a")(Todo(1)), local_type("a")((1, 2))):

@@ -557,7 +557,7 @@ def only_in_a_worker(context: WorkerContext) -> str:
 
 
 async def test_a_tool_that_needs_a_worker_is_not_offered_elsewhere() -> None:
-    """A tool that needs a worker is not offered elsewhere, and if it is called anyway, the error says what is missing."""
+    """A tool that needs a worker is not offered outside a worker, and if it is called anyway, the error says what is missing."""
     script = ScriptedModel([ToolCall("only_in_a_worker", {}), "end"])
     await Adapter(script).evaluate(Prompt("p", "Go.", tools=[only_in_a_worker]), "go")
     assert [each.tool.name for each in script.requests[0].tools] == []

@@ -414,7 +414,7 @@ def check_new(connection: Connection, run_id: str) -> None:
 
 
 def _renew(connection: Connection, database: Database, row: StoredRun, now: float) -> bool | HandrailError:
-    """Renew the lease of a run. Returns whether the run should be cancelled, or an error if its records of that were altered."""
+    """Renew the lease of a run. Returns whether the run should be cancelled, or an error if that can't be verified."""
     database.leases.renew(connection, database.chains, row, now)
     try:
         return bool(row.stopping) and verified(connection, database.chains, row.id).cancelled
