@@ -450,7 +450,7 @@ def test_a_journal_without_its_key_is_refused(url: str, monkeypatch: pytest.Monk
         PostgresJournal(url)
     monkeypatch.setenv("HANDRAIL_KEY_FILE", str(file))
     PostgresJournal(url).close()
-    monkeypatch.setenv("HANDRAIL_KEY", "a different one")
+    monkeypatch.setenv("HANDRAIL_KEY", "a different secret")
     with pytest.raises(JournalError, match="were not written with this key"):
         PostgresJournal(url)
     file.chmod(0o644)

@@ -378,18 +378,31 @@ def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytes
             SqliteJournal(path)
     key.write_bytes(first)
     SqliteJournal(path).close()
-    monkeypatch.setenv("HANDRAIL_KEY", "another")
+    monkeypatch.setenv("HANDRAIL_KEY", "the key of another journal")
     with pytest.raises(JournalError, match="were not written with this key"):
         SqliteJournal(path)
     monkeypatch.delenv("HANDRAIL_KEY")
     monkeypatch.setenv("HANDRAIL_KEY_FILE", str(tmp_path / "missing"))
     with pytest.raises(JournalError, match="can't be read from"):
         SqliteJournal(path)
-    (tmp_path / "shared").write_text("another")
+    (tmp_path / "shared").write_text("the key of another journal")
     (tmp_path / "shared").chmod(0o600)
     monkeypatch.setenv("HANDRAIL_KEY_FILE", str(tmp_path / "shared"))
     with pytest.raises(JournalError, match="were not written with this key"):
         SqliteJournal(path)
+
+
+def test_a_secret_that_could_be_guessed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, file = tmp_path / "runs.db", tmp_path / "key"
+    file.touch(mode=0o600)
+    for secret, problem in (("", "is empty"), ("x" * 15, "has 15 bytes, so it could be guessed")):
+        file.write_text(f"{secret}\n")
+        monkeypatch.setenv("HANDRAIL_KEY", secret)
+        monkeypatch.setenv("HANDRAIL_KEY_FILE", str(file))
+        with pytest.raises(JournalError, match=f"{problem}. Use a long random secret, such as"):
+            SqliteJournal(path)
+    monkeypatch.setenv("HANDRAIL_KEY", "x" * 16)
+    SqliteJournal(path).close()
 
 
 async def test_a_mark_that_was_rolled_back_is_made_again(tmp_path: Path):

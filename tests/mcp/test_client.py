@@ -93,7 +93,7 @@ async def test_effects_only_by_the_user() -> None:
 
 
 async def test_policies_approvals_and_events() -> None:
-    """A server's tool needs the same approval as any other tool."""
+    """A policy asks for the approval of a call to a server's tool, and the call is made only if it is approved."""
     for approve in (True, False):
         person = Person(approve=approve)
         async with server(policies=[CapabilityPolicy()]) as section:
@@ -209,7 +209,7 @@ async def test_server_that_dies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "why"), [("flood", "without an answer"), ("huge", "more than 16 MB")])
 async def test_server_that_floods(name: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that sends too much is disconnected, and the next call starts a new one."""
+    """A server that sends too much is disconnected, and the next call works."""
     monkeypatch.setattr(transport, "MAX_UNASKED", 500)
     async with server() as section:
         _, told, _ = await run(section, ToolCall(name), ToolCall("echo", {"text": "a"}))
@@ -315,7 +315,7 @@ async def test_changed_list_is_read_without_a_call(monkeypatch: pytest.MonkeyPat
 
 
 async def test_restarted_server_has_other_tools(tmp_path: Path) -> None:
-    """After a restart the list is read again: tools that are gone are no longer offered."""
+    """After a restart the list is read again: tools that are gone can't be called any more, and new ones can."""
     state = tmp_path / "state"
     state.write_text("old")
     async with server(state) as section:
@@ -444,7 +444,7 @@ def test_section_on_several_event_loops() -> None:
 
 
 def test_section_closed_on_a_different_event_loop() -> None:
-    """Closing a section stops its server, whichever event loop it was started on, and leaves no task behind."""
+    """Closing a section closes its connection, whichever event loop opened it, and leaves no task behind."""
     section = server()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

@@ -139,7 +139,7 @@ async def test_a_stranger_learns_where_to_get_a_token() -> None:
 
 
 async def test_wrong_tokens_are_refused() -> None:
-    """A token is refused if it is missing, forged, not for this server, without a subject, or not valid now.
+    """A token is refused if it is missing, forged, from a different issuer, not for this server, without a subject, or not valid now.
 
     Unknown keys do not make the server read the issuer's keys again.
     """
@@ -217,7 +217,10 @@ async def test_a_subject_that_can_not_be_a_principal_is_refused(
     "claim", [{"scope": "read tools"}, {"scp": ["read", "tools"]}, {"scope": ["read", "tools"]}]
 )
 async def test_required_scopes(claim: dict[str, Any]) -> None:
-    """A token without a required scope is refused with status 403, and the client learns which scopes it needs."""
+    """A token without a required scope is refused with status 403, and the client learns which scopes it needs.
+
+    A token with all scopes is accepted, whichever claim has them.
+    """
     provider = Provider()
     async with protected(provider, ["read", "tools"]) as url, httpx2.AsyncClient(timeout=PATIENCE) as http:
         lacking: list[dict[str, Any]] = [
@@ -241,7 +244,7 @@ async def test_required_scopes(claim: dict[str, Any]) -> None:
 
 
 async def test_keys_are_not_read_without_tls() -> None:
-    """Metadata is refused if its address of the keys is http and not a known loopback name, because keys could be replaced on the way."""
+    """Metadata is refused if the address of the keys is http and not a known loopback name, because keys could be replaced on the way."""
     provider = Provider()
     async with listening(provider.answer) as elsewhere:
         provider.keys_at = elsewhere.replace("127.0.0.1", "127.1").removesuffix("/mcp") + "/keys"

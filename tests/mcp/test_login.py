@@ -232,14 +232,14 @@ async def logged_in(guarded: Guarded, folder: Path) -> tuple[UrlServer, Path]:
 
 
 def expire(file: Path) -> None:
-    """Set the end of the access token's time to the past."""
+    """Set the time at which the access token expires to the past."""
     stored = json.loads(file.read_text())
     assert stored["expires_at"] > 0
     file.write_text(json.dumps({**stored, "expires_at": 1.0}))
 
 
 async def test_expired_tokens_are_refreshed_without_a_person(tmp_path: Path) -> None:
-    """A later process gets a new access token from the server that issued the old one. The tokens stay private."""
+    """A later connection gets a new access token from the server that issued the old one. The tokens stay private."""
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
         server, file = await logged_in(guarded, tmp_path)

@@ -143,7 +143,7 @@ async def test_a_task_survives_its_process() -> None:
 async def test_a_task_is_cancelled(restarts: bool) -> None:
     """A cancelled task stays cancelled, and cancelling it again changes nothing.
 
-    The same holds for a task that no process executes.
+    A task that no process executes can be cancelled too.
     """
     work, journal = Work(), MemoryJournal()
     async with process(work, journal) as session:

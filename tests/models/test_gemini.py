@@ -105,7 +105,7 @@ THOUGHTS = [
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_every_part_comes_back_in_place_and_unchanged(stream: bool) -> None:
-    """Thoughts, signatures and unknown parts are sent back byte for byte, with the calls in their places."""
+    """Thoughts, signatures and unknown parts are sent back unchanged, with the calls in their places."""
     if stream:
         said = streamed(*(answer(part, reason=None) for part in THOUGHTS), answer())
         done = streamed(answer({"text": "Done."}))

@@ -1,4 +1,4 @@
-"""The embedded model with its real weights. The tests check the structure of its answers, not their wording."""
+"""The embedded model with its real weights. Most tests check the structure of its answers, not their wording."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ def test_what_is_not_installed_is_named_with_both_commands(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("damage", ["shorter", "other", "gone"])
 def test_other_weights_are_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str):
-    """Weights that are missing, or have a different size or sha256, are refused before the engine opens the file."""
+    """Weights that are missing, or have a different size or sha256, are refused."""
     file = tmp_path / "weights.gguf"
     if damage != "gone":
         with file.open("wb") as opened:

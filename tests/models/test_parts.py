@@ -202,7 +202,7 @@ def test_a_reference_without_bytes_is_described() -> None:
 async def test_a_person_is_told_what_a_model_does_not_take(
     model: Any, attached: Attachment, said: str
 ) -> None:
-    """A run with an attachment that its model does not take ends before anything is sent, and says why."""
+    """A run with an attachment that its model does not take fails, and the error names the model and the reason."""
     with pytest.raises((PromptEvaluationError, ModelError)) as refused:
         await Adapter(model).evaluate(Prompt("p", "x"), "look", attachments=[attached])
     assert said in str(refused.value)

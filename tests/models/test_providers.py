@@ -179,7 +179,7 @@ def test_the_fields_of_a_streamed_request(provider: str):
 
 
 def test_what_mistral_requires():
-    """Mistral gets call ids of nine letters and digits, which still match, and no user message right after a result."""
+    """Mistral gets call ids of nine letters and digits, the same for a call and its result. No user message directly follows a result."""
     body = sent_by("mistral", UserMessage("hi"), CALLED, RESULT, UserMessage("go on"))
     assert [each["role"] for each in body["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
     id = body["messages"][1]["tool_calls"][0]["id"]

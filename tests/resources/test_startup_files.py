@@ -421,7 +421,7 @@ async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> 
     ],
 )
 async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passes: bool) -> None:
-    """Only a file that `startup_files` allows needs no approval. Diffs still mark it."""
+    """A startup file needs no approval only if `startup_files` allows it. Diffs mark it in either case."""
     files = DirectoryFilesystem(root, startup_files=[allowed])
     assert (await open_gate([write], filesystem=files).invoke("write", {"path": path})).success is passes
     fork = files.fork("x")
@@ -448,7 +448,7 @@ async def test_files_in_memory_are_marked_and_not_asked_about() -> None:
 
 
 def test_the_mark_can_not_be_imitated_and_stands_out(root: Path) -> None:
-    """No file content can produce a line that begins with the mark, and the terminal shows the mark in colour."""
+    """A file's line that imitates the mark does not begin with it in the diff. The terminal colours only lines that do."""
     fork = DirectoryFilesystem(root).fork("x")
     fork.write("plain.txt", "runs later: by nobody\n")
     assert not [line for line in fork.diff().splitlines() if line.startswith("runs later")]

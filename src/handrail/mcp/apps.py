@@ -48,9 +48,9 @@ def app_of(found: Any, adapter: Adapter | None = None) -> App:
 
 
 def _without_params(prompt: Prompt[Any]) -> Prompt[Any]:
-    """Return a prompt that can be rendered without params, with the same policies and resources.
+    """Return a prompt that can be rendered without params: the prompt itself, if it takes none.
 
-    It has the tools of all sections, except those of live sections.
+    Otherwise, this is a new prompt with the same policies and resources. It has the tools of all sections that are not live.
     """
     if prompt.params_type is None:
         return prompt

@@ -351,7 +351,7 @@ class LiveCall:
         self.task.cancel()
 
     def leave(self) -> None:
-        """Remove the call from memory: park its run, by force if it is not waiting for answers.
+        """Remove the call from memory: park its run, by force if necessary.
 
         A run that is not recorded, has not started yet, or has no environment because the client can't ask is cancelled.
         """

@@ -68,7 +68,7 @@ def is_opaque(folder: str | Path) -> bool:
 
 
 def is_whiteout(facts: os.stat_result) -> bool:
-    """Return whether an entry marks a deletion."""
+    """Return whether an entry is a character device 0:0, which marks a deletion."""
     return stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0
 
 
@@ -107,7 +107,7 @@ def mask_reserved(mask: Path, root: Path) -> None:
 
 
 def _imitate(folder: str, original: str) -> None:
-    """Copy the mode, times, attributes and, if allowed, the owner of a folder to the mask's, because commands see the mask's."""
+    """Copy the mode, times, attributes and, if allowed, the owner of a folder to its counterpart in the mask, which commands see."""
     facts = os.stat(original)
     with contextlib.suppress(PermissionError):
         os.chown(folder, facts.st_uid, facts.st_gid)

@@ -28,7 +28,7 @@ MAX_PATH = 32 * 1024
 """Maximum bytes in a whole path. A system call accepts fewer than 4096, so a long path is opened in parts."""
 
 RESERVED = ".handrail"
-"""Name of the folder where Handrail keeps its records. Tools can't access a folder with this name, and commands can't change one."""
+"""Name of the folder where Handrail keeps its records. On disk, tools can't access a folder with this name, nor commands change one."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\\\\\udc80-\udcff]")
@@ -97,7 +97,7 @@ _file_paths: dict[str, ParsedPath] = {}
 def parse_path(path: str) -> ParsedPath:
     """Parse a path to its normalized form.
 
-    Raises `PathRefused` with a message that says what is wrong and what to write instead.
+    Raises `PathRefused` with a message that says what is wrong and what to do.
     """
     try:
         return _paths[path]

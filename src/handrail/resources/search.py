@@ -21,7 +21,10 @@ MAX_LINE = 500
 MAX_MATCHES = 100_000
 """Maximum number of lines that `grep` returns. If more lines match, the search is refused."""
 _PIECE = 1 << 20
-"""Files are split into lines in pieces of at least this many characters. All lines of a file could take far more memory than the file."""
+"""Number of characters after which a piece of a file ends, at the next line end.
+
+Files are split into lines piece by piece, because all lines of a file could take far more memory than the file.
+"""
 _TOO_LONG = "(not searched: the line has {} characters, and this pattern searches lines of at most {})"
 
 _SPECIAL = re.compile(r"[*?\[]")

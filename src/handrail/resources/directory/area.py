@@ -292,7 +292,7 @@ class Area:
     def forget_part(self, part: Path) -> None:
         """Remove a process's folder, unless something in it may still be needed.
 
-        A commit that a journal may have recorded, an undo, and a commit that this user's Handrail did not make are needed.
+        These may be needed: a commit that a journal may have recorded, an undo, and a commit that this user's Handrail did not make.
         """
         kept = (*part.glob(f"{_COMMIT}-*"), *part.glob(f"{_UNDO}*"))
         if not any(any(folder.iterdir()) for folder in kept) and not any(map(is_foreign, part.iterdir())):

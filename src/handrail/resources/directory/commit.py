@@ -49,7 +49,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     do: Literal["put", "take", "change"]
     path: str
-    """The path as Handrail spells it, in which bytes that are not UTF-8 are escaped as `\\xff`."""
+    """The path as Handrail spells it (see `spelled`), with escapes such as `\\xff`."""
     slot: str = ""
     """The slot's name in the commit's folder; "" for *change*.
 

@@ -199,7 +199,8 @@ class DirectoryFork(Linked, FileFork):
         with self._shared.lock:
             if self._state != PREPARED or self._line:
                 raise ContextError(
-                    f"the fork of {self._owner!r} is not prepared, so it can't be staged. Call prepare() first"
+                    f"the fork of {self._owner!r} is not prepared, or it has an outer fork, so it can't be staged. "
+                    "Call prepare() first, and stage only an outermost fork"
                 )
             if self._over and self._commit is None:
                 ground = self._ground

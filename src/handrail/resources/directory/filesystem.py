@@ -138,8 +138,9 @@ class DirectoryFilesystem(Linked):
         """Finish commits that a journal recorded but a dead process did not apply. Call it before using the folder.
 
         What the journal recorded is applied, and what it did not record is discarded. The changes of a call that was given up
-        are reverted. A file that someone else has changed is left as it is, and its path is returned in `left`. A commit whose
-        folder or staged files are not there stays recorded as unapplied, and is returned in `unapplied`.
+        are reverted. A file that someone else has changed is left as it is, and its path is returned in `left`. A commit that
+        can't be applied, because its folder or staged files are missing, stays recorded as unapplied and is returned in
+        `unapplied`.
         """
         ground = self._ground
         return Operation(lambda: recover(ground.jail, ground.area, ground.lock, journal), "recover")

@@ -166,7 +166,7 @@ def _move_by_link(source: int, name: str, target: int, new_name: str) -> None:
 
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG}
-"""Errors that mean that a path does not exist in the jail, crosses a link or leads out of the folder."""
+"""Errors that mean that a path does not exist in the jail, crosses a link, leads out of the folder or is too long."""
 
 
 Found = tuple[os.stat_result, str]

@@ -44,7 +44,7 @@ class Unapplied(msgspec.Struct, frozen=True):
     run_id: str
     call_id: str
     root: str
-    """Where the folder was when the commit was recorded."""
+    """Where the folder was when the commit was staged."""
     problem: str
 
     def __str__(self) -> str:

@@ -154,7 +154,7 @@ class Shell:
 
     @property
     def network(self) -> bool:
-        """Whether commands can reach the network."""
+        """Whether commands in a sandbox can reach the network."""
         return self._settings.network
 
     @property

@@ -47,7 +47,7 @@ class Storage(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Remove all journals that are not in the folders themselves."""
+        """Remove the journals that are stored outside the folders."""
 
 
 def storage_at(url: str | None) -> Storage:
