@@ -1,4 +1,4 @@
-"""The failure table: one test per way in which a call can fail. The tests also check that session and files are rolled back."""
+"""The failure table: the ways in which a call can fail. Most tests also check that session and files are rolled back."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ async def test_workers(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_trace(way: str, tmp_path: Path) -> None:
-    """All runs of a tree share the root's request id and trace id. A nested run's id begins with the place of its call in the root run."""
+    """A nested run has the root's request id and trace id. Its own id begins with the root's id and the place of the root's call."""
     seen: list[Any] = []
 
     async def look(context: ToolContext) -> None:

@@ -209,7 +209,7 @@ async def test_server_that_dies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "why"), [("flood", "without an answer"), ("huge", "more than 16 MB")])
 async def test_server_that_floods(name: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that sends too much is disconnected, and the next call starts a new one."""
+    """A server that sends too much is disconnected, and the next call works."""
     monkeypatch.setattr(transport, "MAX_UNASKED", 500)
     async with server() as section:
         _, told, _ = await run(section, ToolCall(name), ToolCall("echo", {"text": "a"}))

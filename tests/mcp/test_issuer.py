@@ -244,7 +244,7 @@ async def test_required_scopes(claim: dict[str, Any]) -> None:
 
 
 async def test_keys_are_not_read_without_tls() -> None:
-    """Metadata is refused if its address of the keys is http and not a known loopback name, because keys could be replaced on the way."""
+    """Metadata is refused if the address of the keys is http and not a known loopback name, because keys could be replaced on the way."""
     provider = Provider()
     async with listening(provider.answer) as elsewhere:
         provider.keys_at = elsewhere.replace("127.0.0.1", "127.1").removesuffix("/mcp") + "/keys"

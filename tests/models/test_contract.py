@@ -1,8 +1,8 @@
-"""The contract of a model: one test suite that every model passes, against servers written by others.
+"""The contract of a model: one test suite that every model passes. Models over HTTP pass it against servers written by others.
 
-SUBJECTS are the models with their servers, and CASES are the cases of the contract. `TABLE` says which subject runs
-which case. If a subject skips a case, NOT_APPLICABLE has the reason, the wire does not have the case (WHOLE_CALLS), or
-another server covers it for the same wire. `python tests/models/test_contract.py` prints the table.
+A subject is a model, together with its server if it is reached over HTTP. CASES are the cases of the contract. `TABLE` says
+which subject runs which case. If a subject skips a case, NOT_APPLICABLE has the reason, the wire does not have the case
+(WHOLE_CALLS), or another server covers it for the same wire. `python tests/models/test_contract.py` prints the table.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ CASES = {
 }
 
 WHOLE_CALLS = {("gemini", "arguments in pieces"), ("gemini", "malformed arguments")}
-"""Cases that a wire does not have, because its calls come complete, with an object as arguments."""
+"""Cases that a wire does not have, because its calls come complete, unless pieces are requested, and have an object as arguments."""
 NO_NETWORK = "it has no server"
 FORCED = "it calls only the forced tool, with arguments constrained to the schema"
 NOT_APPLICABLE: dict[tuple[str, str], str] = {

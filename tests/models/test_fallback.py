@@ -173,7 +173,7 @@ async def test_a_cut_stream() -> None:
     """If part of an answer was streamed before it was cut off, only the same model is asked again.
 
     If nothing was streamed, the next model is asked after one more try. The tokens that the provider had counted before
-    it was cut off are paid for.
+    the stream was cut off are paid for.
     """
     cut = ("anthropic:claude", "the answer ended before it was complete")
     told = await tell([CUT, WHOLE], [FINE_STREAM], stream=True)

@@ -1,4 +1,4 @@
-"""The embedded model with its real weights. The tests check the structure of its answers, not their wording."""
+"""The embedded model with its real weights. Most tests check the structure of its answers, not their wording."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ async def test_a_provider_can_not_bring_the_key_out(
 
 
 def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
-    """Return the whole of a call to `weather`, as one item of a chunk's `tool_calls`."""
+    """Return a complete call to `weather`, as one item of a chunk's `tool_calls`."""
     return {"id": id, "function": {"name": "weather", "arguments": f'{{"city": "{city}"}}'}, **more}
 
 

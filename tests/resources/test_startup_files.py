@@ -450,7 +450,7 @@ async def test_files_in_memory_are_marked_and_not_asked_about() -> None:
 
 
 def test_the_mark_can_not_be_imitated_and_stands_out(root: Path) -> None:
-    """No file content can produce a line that begins with the mark, and the terminal shows the mark in colour."""
+    """A file's line that imitates the mark does not begin with it in the diff. The terminal colours only lines that do."""
     fork = DirectoryFilesystem(root).fork("x")
     fork.write("plain.txt", "runs later: by nobody\n")
     assert not [line for line in fork.diff().splitlines() if line.startswith("runs later")]

@@ -68,7 +68,7 @@ def test_the_list_of_classes_is_not_empty() -> None:
     ],
 )  # fmt: skip
 def test_a_misspelt_argument_gets_the_nearest_name(mistake: Any, words: str) -> None:
-    """The error names the function that the user called, the argument, and the nearest known name."""
+    """The error names the function or class that the user called, the argument, and the nearest known name."""
     with pytest.raises(TypeError) as caught:
         mistake(lambda name: {name: 1})
     assert str(caught.value) == words

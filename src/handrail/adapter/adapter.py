@@ -104,7 +104,7 @@ class Adapter:
     def with_workers(
         self, workers: WorkerSource, model: Model | None = None, levels: int | None = None
     ) -> Adapter:
-        """Return a copy of this adapter whose runs may call these workers, nested at most `levels` deep.
+        """Return a copy of this adapter whose runs may call these workers. Calls may nest at most `levels` deep.
 
         `model` replaces the adapter's own, if given. If `levels` is None, the adapter's own limit stays.
         """

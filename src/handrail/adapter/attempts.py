@@ -132,7 +132,7 @@ class Attempts:
     async def _ask(self, retry: Retry, after: str | None, on_refusal: bool) -> Answer:
         """Ask the run's model until it answers.
 
-        Raises `_FellOver` if `after`, the next model, is to be asked instead, and `PromptEvaluationError` if no model is.
+        Raises `_FellOver` if `after`, the next model, is to be asked instead, and `PromptEvaluationError` if the run fails.
         """
         run, tries = self._run, 0
         while True:

@@ -284,12 +284,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def budget_tracker(self) -> BudgetTracker:
-        """The tracker of what may still be spent. It is the same object as `resources.get(BudgetTracker)`."""
+        """The tracker of the budget, without limits if there is no budget. It is the same object as `resources.get(BudgetTracker)`."""
         return self._source.budget_tracker
 
     @property
     def cost_tracker(self) -> CostTracker:
-        """The tracker of what this run and the runs nested in it have spent."""
+        """The tracker of the model usage and cost of this run and the runs nested in it."""
         return self._source.cost_tracker
 
     # Resources.
@@ -309,7 +309,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def approval_controller(self) -> ApprovalController:
-        """The run's approvals, read-only. A tool requests approval with `request_approval`; it can't decide."""
+        """The approval mode and the session's remembered decisions, read-only. A tool requests approval with `request_approval`."""
         return self._source.approval_controller
 
     # Verbs that are always available.

@@ -17,7 +17,7 @@ _SHORTEST_KEY = 16
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that another process needs to run this call's tool. It contains nothing secret.
+    """What another process with the same journal must know to run this call's tool. It contains nothing secret.
 
     If the run has a budget, the ticket's share of it is already reserved, and its holder can spend no more than that. Changes
     made under a ticket are committed by the call that issued it, once the call's handler has succeeded.

@@ -93,7 +93,7 @@ async def ask_approval(
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
     payload = {"tool": attempt.name, "arguments": arguments, "reason": exact(reason)}
     if kept:
-        payload["scopes"] = tuple(scopes)  # without scopes, the decision can't be remembered
+        payload["scopes"] = tuple(scopes)  # without this key, the decision can't be remembered
     if diff:
         payload["diff"] = visible(diff, tabs=True)
     decision_keys = DecisionKeys(
@@ -153,7 +153,7 @@ async def ask_approval(
 def _covering(
     attempt: Attempt, asks: Asks, name: str, params: Any, shown: Any, diff: str
 ) -> Callable[[str], Coverage]:
-    """Return a function that maps a session id to the keys under which this request's decision is remembered."""
+    """Return a function that maps a session id to the keys that this request has in that session's approval memory."""
     frame = attempt.frame
     paths = paths_of(attempt, params, bool(diff)) if asks == "call" else None
     spellings, arguments = spelled(attempt, params), canonical_arguments(attempt)
@@ -211,7 +211,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         before = _before(log, asked)
         if before is not None:
             return before
-        # A request with a diff stays open when another is answered, since somebody may be looking at it.
+        # If a person was asked about a diff, no remembered decision answers in their place, since they may be looking at it.
         recall.is_open = bool(asked.diff) and _was_asked(log, asked) and mode != "approve_all"
     book = frame.session.decisions
     if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):

@@ -77,7 +77,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     depth: int = 0
     kind: CallKind = CALL
     has_secret: bool = False
-    """Whether the call is part of a call that was given a secret earlier.
+    """Whether the call is a part that gets a secret which a person gave in an earlier part.
 
     Secrets are not recorded, so the secret can't be given again.
     """
@@ -175,7 +175,7 @@ def new_call(
         number = next(frame.counter)
         loop = get_running_loop()
         tool = frame.open_tools.get(name, NO_TOOL)
-        id = id or frame.call_prefix + str(number)  # half the cost of an f-string
+        id = id or frame.call_prefix + str(number)  # cheaper than an f-string
         return Call(gate, name, arguments, id, (name,), loop, number, tool, message_id)
     if parent is None or parent is outer:
         assert outer is not None

@@ -39,7 +39,7 @@ MAY_BE_GIVEN = frozenset(
         "extras",
     ]
 )
-"""Arguments that a run inside a call may be given. Everything else comes from the call."""
+"""Arguments that a run started by hand inside a call may be given. Others are refused, unless they are None or the call's own."""
 _SURROUNDINGS = ("filesystem", "journal", "environment", "approvals", "lease")
 """Options that an adapter may have, but that a run started by hand inside a call takes from the call."""
 

@@ -55,7 +55,7 @@ class Refused(Exception):
 
 
 def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran: bool) -> str:
-    """Return the message that tells the model why a call was not approved and what to do next."""
+    """Return the message that tells the model why a call was not approved, and whether it ran."""
     why = f": {approval.reason}" if approval.reason else ""
     done = "Its changes were not applied." if ran else "It did not run."
     if how == "nobody":

@@ -81,7 +81,7 @@ class People(msgspec.Struct, frozen=True, eq=False):
     mode: ApprovalMode | None
     """The broker's approval mode; None if the broker has none."""
     shows_previews: bool
-    """Whether the broker is asked about a staged call after the call has run in its fork."""
+    """Whether the broker shows previews, so that staged calls can run in their forks before they are approved."""
     questions: Questions
     key: bytes
     """The key that signs questions and tickets."""

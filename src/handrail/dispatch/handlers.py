@@ -259,7 +259,7 @@ def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
 
 
 def _keep_json(result: ToolResult[Any], attempt: Attempt) -> bool:
-    """Render a result whose value is a plain container, as `_check_rendering` does, at half the cost.
+    """Render a result whose value is a plain container, as `_check_rendering` does, but faster.
 
     Returns False if the result needs all checks.
     """

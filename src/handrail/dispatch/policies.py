@@ -213,7 +213,7 @@ def reason_to_ask(attempt: Attempt) -> str:
 
 
 def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecision, asked: str | None) -> str:
-    """Return the first reason to ask for approval.
+    """Return the first reason to ask for approval, and note the quorums that the policy requires.
 
     Raises `Refused` if the policy denies the call, or now requires people who did not take part in an earlier approval.
     """

@@ -94,7 +94,7 @@ async def ask_value(
     wanted: Schema[Any],
     timeout: float | None = None,
 ) -> Any:
-    """Ask a person for a value that matches the schema. Raises `NoAnswer` if there is no answer."""
+    """Ask a person for a value that matches the schema, and return it. Raises `NoAnswer` if there is no answer."""
     question = question_of(
         attempt, attempt.question_id(number), of, kind, wording, payload, wanted.json_schema, timeout
     )
@@ -293,8 +293,8 @@ def question_of(
 def params_that_came(attempt: Attempt) -> Any:
     """Return the call's params as they were before the handler started.
 
-    Once the handler has started, they are parsed again from the arguments, because the handler may have modified them. A
-    call without arguments, such as a compensation, has only one version of its params.
+    Once the handler has started, they are parsed again from the arguments, because the handler may have modified them. The
+    params of a call without arguments, such as a compensation, are returned as they are.
     """
     if not attempt.let_through or attempt.arguments is None:
         return attempt.params
@@ -304,9 +304,8 @@ def params_that_came(attempt: Attempt) -> Any:
 def canonical_arguments(attempt: Attempt) -> Any:
     """Return a call's arguments as plain JSON, including secrets, for digests and keys.
 
-    These are the validated arguments, so equal calls give equal JSON, however they were written. If the JSON would leave
-    something out, or parsing it does not give equal arguments, this returns the arguments that were sent. Of these, text
-    that is not JSON is returned as it is.
+    These are the validated arguments, so equal calls give equal JSON, however they were written. If JSON can't express all
+    of them, or parsing it does not give equal arguments, this returns the arguments that were sent, as `_sent` does.
     """
     params = params_that_came(attempt)
     if params is not None:

@@ -69,14 +69,14 @@ NOTHING: list[Fork] = []
 
 
 class Transaction(msgspec.Struct, eq=False):
-    """The forks that one call works on. They are created on first use, so a call that needs none costs nothing.
+    """The forks that one call works on. Each is created on first use.
 
     Inside another call's transaction, forks are made from that call's forks and are committed into them.
     """
 
     _root: Session
     owner: str
-    """The tool's name, for the forks' error messages."""
+    """The call's name, for the forks' error messages."""
     writable: bool
     parent: Transaction | None = None
     settled: list[Settled] | None = None
@@ -155,7 +155,7 @@ class Transaction(msgspec.Struct, eq=False):
         return [place for fork in self.touched for place in fork.written_places()]
 
     def startup_files(self) -> list[tuple[str, str]]:
-        """Return each changed startup file with the program that runs it, except the files that are allowed by name.
+        """Return each changed startup file with the program that runs it, except files that may change without a separate approval.
 
         For an inner call this is empty, because its changes are part of the outer call's.
         """
@@ -283,7 +283,7 @@ class Transaction(msgspec.Struct, eq=False):
         self.settled.append(done)
 
     def let_past(self, name: str, changed: bool, records: Iterable[Any]) -> None:
-        """Note an inner call that has committed past this transaction, and bring this call's view of the session up to date."""
+        """Note an inner call that has committed past this transaction, and refresh this call's fork of the session, if there is one."""
         if changed:
             self.kept += (name,)
         self.passed += tuple(records)
@@ -323,7 +323,7 @@ def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") ->
 
 
 def key_of(attempt: Attempt, journal: str = "") -> CallKey:
-    """Return the key of a call's commit. `journal` is the id of the journal that records it."""
+    """Return the key of a call's commit. `journal` is the id of the journal that records it; "" if none does."""
     call = attempt.call
     return CallKey(call.id, attempt.run_context.request_id, str(call.place), journal)
 

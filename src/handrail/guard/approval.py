@@ -54,7 +54,7 @@ class PreviewBroker(Protocol):
 
 
 class Broker:
-    """Decides the approval requests that policies and tools make.
+    """Decides requests for approval, in one of three modes.
 
     - *interactive*: the person in the environment is asked. If there is none, the request is denied. A model in a
       person's place never approves on their behalf.

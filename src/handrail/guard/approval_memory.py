@@ -220,7 +220,7 @@ class ApprovalMemory:
         self._clock = clock
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """Return the decisions that have not been revoked, in the order in which they were added to the session."""
+        """Return the decisions in force, in the order in which they were added to the session."""
         return remembered_in(self._session)
 
     def __iter__(self) -> Iterator[ApprovalRemembered]:

@@ -237,7 +237,7 @@ class CommandPassing:
 
 
 class _Composed:
-    """A combination of several checkers."""
+    """A checker that combines other checkers."""
 
     def __init__(self, checkers: tuple[CompletionChecker, ...], cap: int, how: str) -> None:
         if not checkers:

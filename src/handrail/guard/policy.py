@@ -326,7 +326,7 @@ class Scoped:
     """A section's policy. It decides on the section's tools only.
 
     Its `on_result` gets the successful results of all tools. If the policy is a `ResultsNoter`, its `note_result` gets those
-    of other sections' tools instead.
+    of tools outside the section instead.
     """
 
     def __init__(self, policy: ToolPolicy, tools: frozenset[str]) -> None:

@@ -110,7 +110,7 @@ class RateWindow:
         self._put("total", 0, numbers=(self.total, self.size))
 
     def resize(self, size: int) -> None:
-        """Make room for this many calls, at first or after the policy's rate was changed. Of the latest calls, as many are kept."""
+        """Make room for this many calls, at first or after the policy's rate was changed. The latest calls that fit are kept."""
         calls = list(self)[-size:]
         if self.size:
             self.cells = self.cells.replace([cell for cell in self.cells if cell.policy != self._policy])

@@ -154,6 +154,8 @@ class Section(Generic[ParamsT], abc.ABC):
 
     `attachments` are pictures, sounds and files, each an `Attachment`, a path or a URL. They are sent with the first
     message of a run, or with the result of the call that opens the section.
+
+    The constructor raises `DefinitionError` if the section, or a tool in it, is invalid.
     """
 
     params_type: ClassVar[Any] = None

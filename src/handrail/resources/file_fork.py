@@ -118,7 +118,7 @@ class FileFork(Overlay):
             if self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
             if self._line and (self._into_sealed() or any(fork._state for fork in self._line)):
-                self._over = None  # the outer fork has ended or is sealed, so it accepts no changes
+                self._over = None  # an outer fork has ended, or the nearest one is sealed
             if self._over is not None:
                 self._merge(self._over)
             self._seen = self._listed = self._torn = None

@@ -1,6 +1,6 @@
 """`@tool`, which turns a plain function into a tool.
 
-The function's parameters become the params, and its docstring the description.
+The function's parameters become the params, and the first paragraph of its docstring becomes the description.
 """
 
 from __future__ import annotations

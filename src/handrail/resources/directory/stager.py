@@ -91,8 +91,8 @@ def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bo
     try:
         return _stage(jail, area, root, over, changes, key, synced=synced)
     except FileNotFoundError:
-        # Somebody has deleted the staging folder, so the second attempt creates it again. If that fails too, the reason is
-        # another one.
+        # Somebody has deleted the staging folder, so the second attempt creates it again. If that fails too, there is another
+        # reason.
         area.abandon()
     try:
         return _stage(jail, area, root, over, changes, key, synced=synced)
