@@ -43,7 +43,7 @@ from handrail.question import Answer
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 postgres: Any = importlib.import_module("support.postgres")
-"""Starts a PostgreSQL server for this process."""
+"""The module that starts a PostgreSQL server for this process."""
 
 
 class Pick(BaseModel):

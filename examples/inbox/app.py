@@ -45,7 +45,7 @@ class Letter(BaseModel):
 
 
 class Shown(BaseModel):
-    """The public part of the message."""
+    """The public part: the message's text, on one line."""
 
     text: str
 

@@ -49,7 +49,7 @@ class Agent(Generic[OutputT]):
     model: Adapter | Model | str
     prompt: Prompt[OutputT]
     description: str
-    """What the agent does, for the people it is served to and the models that call it."""
+    """What the agent does, for the people it is served to and the models that call it; "" if it was left out."""
 
     @overload
     def __init__(

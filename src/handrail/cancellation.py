@@ -46,7 +46,7 @@ class WentSilent(TimedOut):
 class CancelScope(msgspec.Struct, eq=False):
     """A piece of work in one task, from `open_scope` to `close`.
 
-    A cancellation from outside always wins: work that was cancelled ends in `CancelledError`, even if its
+    A cancellation from outside takes precedence: work that was cancelled ends in `CancelledError`, even if its
     timeout or deadline passed at the same moment.
     """
 

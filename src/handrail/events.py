@@ -172,7 +172,7 @@ class QuestionAnswered(Fact, frozen=True):
 
 
 class HandoffParked(Fact, frozen=True):
-    """A handoff now waits for its decision. This event does not contain the private data."""
+    """A handoff now waits for its answer. This event does not contain the private data."""
 
     call_id: str
     tool: str
@@ -183,7 +183,7 @@ class HandoffParked(Fact, frozen=True):
 
 
 class HandoffAnswered(Fact, frozen=True):
-    """The decision of a handoff was made, by a person, a model, the `client` act itself or the caller of `finish`."""
+    """A handoff got its answer, from a person, a model, the `client` act itself or the caller of `finish`."""
 
     call_id: str
     tool: str

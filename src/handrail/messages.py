@@ -171,7 +171,7 @@ StopReason = Literal["done", "calls", "length", "refused", "paused"]
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts as the provider reported them."""
+    """The tokens that the provider reported, the number of requests, and the web searches that the provider ran."""
 
     input: int = 0
     """All input tokens, including those read from or written to the provider's cache."""

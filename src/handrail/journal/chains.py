@@ -53,7 +53,7 @@ _STATES = ("", "committed", "applied", "void")
 
 
 def run_chain(run_id: str) -> str:
-    """Return the name of the chain that holds what a run's owner records."""
+    """Return the name of a run's own chain, which holds all its records except those that `outside_chain` holds."""
     return f"run {run_id}"
 
 

@@ -1,4 +1,4 @@
-"""Remembered decisions: the one that an answer asks to remember, and those stored in a database."""
+"""Remembered decisions: how an answer asks for one, and how they are stored in a database."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Engine:
     async def generate(self, body: Body) -> AsyncGenerator[str | Ended]:
         """Yield the chunks of text as they arrive, then an `Ended`.
 
-        Raises `DefinitionError` if a package is missing, and `ModelError` on any other failure. If the caller stops
+        Raises `DefinitionError` or `ImportError` if a package is missing, and `ModelError` on any other failure. If the caller stops
         iterating, generation stops after the current token, or after the current batch of the prompt. A request that is
         still waiting for its turn then never starts.
         """
