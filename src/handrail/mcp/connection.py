@@ -56,12 +56,12 @@ _UNREADABLE = "Failed to parse "
 _UNREAD = (_UNREADABLE, "Unexpected content type", "Server returned an error response", "HTTP status 5")
 """Beginnings of the errors for an answer that can't be read, or that has an error status, perhaps from a proxy in front of the server.
 
-The server may have handled the request nevertheless.
+The server may still have handled the request.
 """
 
 
 class ServerUnavailable(HandrailError, ConnectionError):
-    """Raised if an MCP server can't be reached or used. It has not handled the request."""
+    """Raised if an MCP server can't be reached or used. The server has not handled the request."""
 
 
 class ServerLost(HandrailError, ConnectionError):

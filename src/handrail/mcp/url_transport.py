@@ -159,7 +159,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class _Checked:
-    """The stream of a server's messages, without tools that are not valid. It ends if the server floods it."""
+    """The stream of a server's messages, without tools that are not valid. The stream ends if `Flood` refuses a message."""
 
     def __init__(self, inner: Any, lost: Lost, listings: Listings) -> None:
         self._inner = inner
