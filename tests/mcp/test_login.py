@@ -232,7 +232,7 @@ async def logged_in(guarded: Guarded, folder: Path) -> tuple[UrlServer, Path]:
 
 
 def expire(file: Path) -> None:
-    """Set the end of the access token's time to the past."""
+    """Set the time at which the access token expires to the past."""
     stored = json.loads(file.read_text())
     assert stored["expires_at"] > 0
     file.write_text(json.dumps({**stored, "expires_at": 1.0}))

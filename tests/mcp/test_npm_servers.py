@@ -79,7 +79,7 @@ async def test_servers_with_different_fates_in_one_run(
     model = ScriptedModel([*calls, "Done."])
     person = Person(answers={"mcp.form": {"name": "Ann"}})
     session = Session()
-    session.dispatcher.subscribe(Progress, lambda event: None)  # or the server would send none
+    session.dispatcher.subscribe(Progress, lambda event: None)  # otherwise the server would send no progress
     async with AsyncExitStack() as stack:
         await asyncio.gather(*map(stack.enter_async_context, sections.values()))
         Thread(target=kill_while_it_reads, daemon=True).start()

@@ -209,7 +209,7 @@ async def test_the_attachments_of_a_section_are_content(mode: Any) -> None:
 
 @modes
 async def test_files_are_resources(mode: Any) -> None:
-    """Files are listed and read as text or bytes. Nothing outside their folder can be read."""
+    """Files are listed, and read as text or bytes. Any other address is an error."""
     files = MemoryFilesystem()
     files.write("notes/a b.txt", "hello")
     files.write("image.png", PNG)
@@ -289,7 +289,7 @@ async def test_attachments_are_content(mode: Any) -> None:
 
 @modes
 async def test_arguments_of_prompts_are_completed(mode: Any) -> None:
-    """The values of an enum or a literal that begin with what was typed, in either case, are returned, at most 100 of them.
+    """The values of an enum or a literal that begin with what was typed, ignoring case, are returned, at most 100 of them.
 
     Other arguments have no completions, and an unknown prompt is an error.
     """

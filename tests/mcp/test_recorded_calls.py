@@ -263,7 +263,7 @@ async def test_a_different_principal_can_not_answer(log: Log) -> None:
 
 
 async def test_a_call_that_waits_leaves_memory(log: Log) -> None:
-    """A call that has waited for a long time is parked, and the answer resumes it in the same process."""
+    """A call that waits longer than `park_after` is parked, and the answer resumes it in the same process."""
     server = Restarts(log, MemoryJournal(), park_after=0.001)
     given = {"product": "shirt"}
     async with server.process() as session:

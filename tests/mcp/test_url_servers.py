@@ -88,7 +88,7 @@ async def test_restarted_server_gets_the_call_again() -> None:
 
 
 async def test_server_that_is_not_there() -> None:
-    """The error says that nothing listens at the address, and does not show the address's query."""
+    """The error says that it can't connect to the address, and does not show the address's query."""
     async with listening(ordinary) as url:
         pass
     section = McpTools("trial", server=UrlServer(f"{url}?key=abcdef", {"X-Api-Key": "hunter2hunter2"}))

@@ -31,8 +31,8 @@ _REFUSED = -32602
 async def ask(server: str, context: ToolContext | None, params: Any) -> ElicitResult | ErrorData:
     """Ask the person a server's question, and return the answer as MCP defines it.
 
-    If nobody can be asked or nobody answers, the question is cancelled, so that the server decides what to do without the
-    answer. Returns `ErrorData` if the server's form can't be shown.
+    If the context can't ask a person, or nobody answers, the question is cancelled, so that the server decides what to do
+    without the answer. Returns `ErrorData` if the server's form can't be shown.
     """
     wait_for = None if context is None else context.wait_for
     if wait_for is None:

@@ -47,8 +47,8 @@ class ServedTools:
     async def load(self) -> Prompt[Any]:
         """Connect the live sections, and return the prompt of a run that calls one of the tools.
 
-        The prompt has the current tools, and a fixed text. Raises a `HandrailError` if a section can't be connected, or if the
-        app's prompt can't be rendered.
+        The prompt has the current tools, and a fixed text. Raises a `HandrailError` if a section can't be connected, if the
+        app's prompt can't be rendered, or if two tools have the same name.
         """
         await self.prompt.connect()
         rendered = self.prompt.render()

@@ -73,7 +73,7 @@ class Emissions:
                 await note(self._run_id, entry)
             except RunBusy:
                 if not is_over:
-                    return  # the run has ended meanwhile, and `finish` tries again
+                    return  # this process no longer owns the run, and `finish` tries again
                 await note(self._run_id, entry, from_outside=True)
         except HandrailError:
             log.warning("could not record the events that %s emitted", call_id, exc_info=True)

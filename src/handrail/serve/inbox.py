@@ -136,7 +136,7 @@ class Inbox:
         return await self._thread_of(question)
 
     async def _thread_of(self, question: Question) -> Thread | _Elsewhere | None:
-        """Return the thread of a question, a stand-in for a gateway's run, or None if the question belongs to a different app."""
+        """Return the thread of a question, a stand-in for a gateway's run, or None if the question is in no thread of this app."""
         row = await self._journal.runs.get(question.run_id)
         if row.record.prompt == GATEWAY and not row.record.app:
             return _Elsewhere(self._journal)

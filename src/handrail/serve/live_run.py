@@ -113,14 +113,14 @@ class BrowserEnvironment(Environment):
             self._leave(self.parking)
 
     def cut(self) -> bool:
-        """Park the run by force, as if the process had died. Returns False if the run can't be parked yet."""
+        """Park the run by force, as if the process had died. Returns False if the run has not started."""
         if self.parking is None:
             return False
         self.was_cut = self.was_cut or not self.parking.parked
         return self.parking.park(by_force=True)
 
     def _leave(self, parking: Parking) -> None:
-        """Park a waiting run. A run that can't be re-entered is cut off, because waiting longer would not help."""
+        """Park a waiting run. If one of its calls can't be re-entered, cut the run off: waiting longer would not help."""
         if not parking.park():
             self.cut()
 
@@ -340,7 +340,7 @@ class LiveRun:
 
     def _take(self, event: object) -> None:
         if self._is_over:
-            return  # the event comes from a thread that outlived its call
+            return  # the event comes from an operating system thread that outlived its call
         starts = isinstance(event, PromptRendered) and event.run_context.run_id == self.run_id
         if not self.has_started:
             if not starts:

@@ -3,7 +3,7 @@
 A refusal is always JSON. It says what happened and often what to do, and reveals nothing that the client may not know.
 
     HandrailError
-    ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after: a request is not served
+    ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after, .challenge: a request is refused
     └── ServeError                               .thread: a thread can't do what was requested
         ├── ThreadNameRefused (ValueError)         the id or the principal is invalid
         ├── ThreadUnknown (LookupError)            the principal has no thread with this id

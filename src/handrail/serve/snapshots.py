@@ -195,7 +195,8 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
     even if it is not consistent. Raises `ThreadUnknown` if the thread has no runs.
     """
     for tries in range(_TRIES):
-        last, live = seen.feed.last, seen.live  # before `opening`, so that no event of a new leg is skipped
+        # read before `opening`, so that no event of a new leg is skipped
+        last, live = seen.feed.last, seen.live
         joined = await seen.opening()
         rows = await seen.rows()
         if not rows and live is None:
@@ -227,7 +228,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
             open, last = live.open(), seen.feed.last
             emitted |= live.emissions.by_call()
         elif joined is not None:
-            # The journal may be newer than the opening. If so, the events after the opening repeat what it has.
+            # The journal may be newer than the opening. If so, the events after the opening repeat what the journal has.
             open, last, state = joined.opening.open, joined.last, joined.opening.state
             emitted |= joined.opening.emitted
         elif seen.feed.last != last and tries < _TRIES - 1:

@@ -340,7 +340,10 @@ class Thread(ThreadRecord):
         return self.live
 
     async def _asked(self, ids: Iterable[str]) -> Mapping[str, QuestionRecord]:
-        """Return the questions, by id, of the runs in which these were asked. Raises `AnswerRefused` if an id is unknown."""
+        """Return all questions, by id, of the runs that asked the questions with these ids.
+
+        Raises `AnswerRefused` if an id is unknown.
+        """
         wanted, found = set(ids), dict[str, QuestionRecord]()
         for row in reversed(await self.rows()):
             if not wanted:

@@ -145,7 +145,7 @@ class Threads:
         return sum(1 for key in active | self._waiting.keys() if key[0] == principal)
 
     async def count_unfinished(self, principal: str) -> int:
-        """Return the number of a principal's unfinished runs, including those that were submitted to workers."""
+        """Return the number of a principal's unfinished runs. If new runs are submitted to workers, those are included."""
         if self._setup.submit is None:
             return self.unfinished(principal)
         newest = await self.journal.runs.list(principal=principal, limit=_MOST_COUNTED)

@@ -6,7 +6,7 @@ or when everything in the run waits for answers. The next leg continues the same
 These rules hold whatever happens in the run:
 
 - everything that a leg starts (messages, reasoning, calls, nested runs) ends in the same leg;
-- every call that a model made, and its result, is sent in only one of the legs;
+- a call that a model made is sent in only one leg, and so is its result, perhaps in a later leg;
 - if a request to a model fails, its partial answer is withdrawn: the messages are sent again without it.
 """
 
