@@ -432,7 +432,7 @@ class Workspaces(Protocol):
 
 @runtime_checkable
 class Journal(Protocol):
-    """The durable record of runs."""
+    """The durable record of runs, with a property for each role."""
 
     @property
     def id(self) -> str:

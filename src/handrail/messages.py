@@ -67,7 +67,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
 
 
 class CallAnswered(msgspec.Struct, frozen=True):
-    """The result of one call."""
+    """The result of one call, as it is sent to the model."""
 
     id: str
     name: str
@@ -372,7 +372,7 @@ class Takes(msgspec.Struct, frozen=True):
     """Media types that the provider fetches from an address."""
 
     def within(self, other: Takes) -> Takes:
-        """Return the media types that both have."""
+        """Return the media types that both these and `other` have."""
         return Takes(_both(self.bytes, other.bytes), _both(self.addresses, other.addresses))
 
     def sends(self, attachment: Attachment) -> bool:

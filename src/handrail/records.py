@@ -16,7 +16,7 @@ from handrail.question import Answer, Question
 RunStatus = Literal["queued", "running", "parked", "done", "failed", "cancelled"]
 """The status of a run.
 
-A `queued` run was submitted and has not begun. A run whose process died is still `running`; its lease shows that it has no
+A `queued` run was submitted and has not begun. A run whose process died keeps its status; its lease shows that it has no
 live owner.
 """
 
@@ -78,7 +78,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> Mark:
-        """The run's position among other runs."""
+        """The run's position in a list of runs, from which the next page continues."""
         return self.began_at, self.id
 
     @property
@@ -158,7 +158,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> Mark:
-        """The session's position among other sessions."""
+        """The session's position in a list of sessions, from which the next page continues."""
         return self.changed_at, self.session_id
 
 

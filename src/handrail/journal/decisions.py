@@ -92,7 +92,7 @@ def decision_in(question: Question, answer: Answer, now: datetime) -> Decision |
 
 
 class SqliteDecisions:
-    """Remembered decisions in a database."""
+    """The role `Decisions` of a journal."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

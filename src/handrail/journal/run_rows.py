@@ -78,13 +78,13 @@ _REAL = ("leased_until", "began_at", "changed_at", "due_at")
 
 
 def insert_run(connection: Connection, chains: Chains, row: StoredRun) -> None:
-    """Add the row of a new run."""
+    """Add the row of a new run, and tell other processes of it."""
     connection.execute(_INSERT, _sealed(chains, row))
     chains.tell(connection, "run", row.id)
 
 
 def update_run(connection: Connection, chains: Chains, row: StoredRun, **changes: Any) -> StoredRun:
-    """Apply these changes to a run's row, and return the new row."""
+    """Apply these changes to a run's row, tell other processes of them, and return the new row."""
     changed = row._replace(**changes)
     connection.execute(_UPDATE, (*_sealed(chains, changed), row.id))
     if changed.owner != row.owner:

@@ -84,7 +84,7 @@ class Turn(msgspec.Struct, kw_only=True):
 
 
 class Nested(msgspec.Struct, kw_only=True):
-    """A run inside a call."""
+    """A run that was started inside a call, with its model answers."""
 
     place: Place
     name: str
