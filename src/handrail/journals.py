@@ -58,15 +58,15 @@ class Runs(Protocol):
         """Take the lease of a run to resume it. Returns the run's previous row, with the new counts of legs and deaths.
 
         Raises `RunUnknown` if there is no such run, `RunBusy` while another process holds it, and `RunError` if it was
-        submitted and a worker has another run of its session.
+        submitted and a process has another submitted run of its session.
         """
         ...
 
     async def keep(self, *run_ids: str) -> Mapping[str, bool | HandrailError]:
         """Renew the leases of several runs. For each run, return whether it should be cancelled, or an error.
 
-        The error is `RunBusy` if another process has taken the run over, `RunUnknown` if the run was deleted, and
-        `JournalAltered` if its record was altered. The other runs are renewed nevertheless.
+        The error is `RunBusy` if this process does not own the run, `RunUnknown` if there is no such run, and `JournalAltered`
+        if its record was altered. The other runs are renewed nevertheless.
         """
         ...
 
@@ -82,7 +82,7 @@ class Runs(Protocol):
     ) -> None:
         """Release the lease and record the run's status. If the run is over, its open questions are deleted.
 
-        Raises `RunBusy` if another process owns the run, and `RunUnknown` if there is no such run.
+        Raises `RunBusy` if this process does not own the run, and `RunUnknown` if there is no such run.
 
         A submitted run that is not over is due for a worker at `due_at`, or earlier if one of its questions is answered or
         somebody wakes it. Without `due_at`, it is due at once if it is `queued`, or if somebody has asked to cancel it.
@@ -154,7 +154,7 @@ class Calls(Protocol):
         ...
 
     async def void(self, unit: CommitUnit, /) -> None:
-        """Take back a unit whose files could not be changed. It then counts as never committed."""
+        """Take back a unit whose files could not be changed. It then counts as never committed. Does nothing if it was applied."""
         ...
 
     async def unapplied(self) -> Sequence[CommitUnit]:
@@ -432,7 +432,7 @@ class Workspaces(Protocol):
 
 @runtime_checkable
 class Journal(Protocol):
-    """The durable record of runs."""
+    """The durable record of runs, with a property for each role."""
 
     @property
     def id(self) -> str:

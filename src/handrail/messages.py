@@ -67,7 +67,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
 
 
 class CallAnswered(msgspec.Struct, frozen=True):
-    """The result of one call."""
+    """The result of one call, as it is sent to the model."""
 
     id: str
     name: str
@@ -171,7 +171,7 @@ StopReason = Literal["done", "calls", "length", "refused", "paused"]
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts as the provider reported them."""
+    """The tokens that the provider reported, the number of requests, and the web searches that the provider ran."""
 
     input: int = 0
     """All input tokens, including those read from or written to the provider's cache."""
@@ -372,7 +372,7 @@ class Takes(msgspec.Struct, frozen=True):
     """Media types that the provider fetches from an address."""
 
     def within(self, other: Takes) -> Takes:
-        """Return the media types that both have."""
+        """Return the media types that both these and `other` have."""
         return Takes(_both(self.bytes, other.bytes), _both(self.addresses, other.addresses))
 
     def sends(self, attachment: Attachment) -> bool:

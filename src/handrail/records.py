@@ -16,7 +16,7 @@ from handrail.question import Answer, Question
 RunStatus = Literal["queued", "running", "parked", "done", "failed", "cancelled"]
 """The status of a run.
 
-A `queued` run was submitted and has not begun. A run whose process died is still `running`; its lease shows that it has no
+A `queued` run was submitted and has not begun. A run whose process died keeps its status; its lease shows that it has no
 live owner.
 """
 
@@ -78,7 +78,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> Mark:
-        """The run's position among other runs."""
+        """The run's position in a list of runs, from which the next page continues."""
         return self.began_at, self.id
 
     @property
@@ -120,7 +120,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     queue: str = ""
     """The queue from which workers take the run; "" for a run that was not submitted."""
     host: str = ""
-    """The only host whose workers may take the run, because its files are there; "" for any host."""
+    """The only host whose workers may take the run; "" for any host."""
     due_at: float | None = None
     """When a worker may take the run, in seconds since 1970; None if the run does not wait for a time."""
     legs: int = 0
@@ -135,9 +135,9 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     queues: Sequence[str]
     leased_until: float = 0.0
     runs: int = 0
-    """How many runs it is executing."""
+    """How many runs the worker is executing."""
     limit: int = 0
-    """The maximum number of runs that it executes at once."""
+    """The maximum number of runs that the worker executes at once."""
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> Mark:
-        """The session's position among other sessions."""
+        """The session's position in a list of sessions, from which the next page continues."""
         return self.changed_at, self.session_id
 
 
@@ -270,7 +270,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arguments: str = ""
     status: str = "ok"
     at: float = 0.0
-    """When the call began, in seconds since 1970."""
+    """When the call began, in seconds since 1970. If the run was resumed during the call, when the call began again."""
     seconds: float = 0.0
     reads: Sequence[str] = ()
     """What the call read, such as `slice Plan` or `file docs/a.md`.
@@ -282,7 +282,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     charged: bool = True
     """Whether the call counts towards a budget of tool calls."""
     root: str = ""
-    """The folder that the call's paths are relative to; "" if the files are not on disk."""
+    """The folder that the call's paths are relative to, or `workspace:NAME`; "" if the files are not on disk."""
     root_id: str = ""
     """The id that this folder keeps when it is moved; "" if there is no folder, or if nothing had been written to it yet."""
     decision: str = ""

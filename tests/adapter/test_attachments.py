@@ -99,7 +99,7 @@ async def test_the_journal_has_the_bytes_once() -> None:
 
 
 async def test_a_resumed_run_has_its_attachments() -> None:
-    """After a restart, the message, finished calls and inner calls have their attachments with their bytes."""
+    """In a resumed run, the message, finished calls and inner calls have their attachments with their bytes."""
     journal = MemoryJournal()
     await parked(journal, ToolCall("plot", {}))
     script = ScriptedModel(["ok"])

@@ -198,7 +198,7 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
-    """A forged, late, invalid or conflicting answer is refused with a reason. If the question is still open, the right answer is accepted."""
+    """A forged, late, invalid or conflicting answer is refused with a reason. A question that is still open and in time accepts the right one."""
     attack, problem, hint = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:
@@ -753,7 +753,7 @@ def test_a_digest_covers_each_thing_that_an_answer_is_about(changed: dict[str, A
 
 
 def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
-    """An approval's digest covers the tool's arguments."""
+    """An approval's digest covers the call's arguments."""
     asked: list[Question] = []
 
     def remember(question: Question) -> bool:

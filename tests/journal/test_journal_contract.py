@@ -880,7 +880,7 @@ async def test_an_expired_question_takes_no_answer(journal: Journal, clock: Hand
 
 
 async def test_a_withdrawn_question_is_over_for_everybody(journal: Journal):
-    """Questions can be withdrawn by id or by prefix without affecting others, and then be asked again."""
+    """Questions can be withdrawn by id or by prefix without affecting others, and then be asked again. Answers are not withdrawn."""
     ids = ("run.1?1", "run.1~2?1", "run.2?1", "run.10?1")
     tasks = {id: await asked(journal, ask(id)) for id in ids}
     await journal.questions.withdraw("run.2?1")

@@ -78,6 +78,8 @@ class Looker:
         (".git", "git"),  # a file with this name points git to a different folder
         ("bare.git/hooks/update", "git"),
         (".git/modules/a/b/hooks/pre-commit", "git"),
+        (".claude/hooks/check.sample", "an agent"),
+        (".claude/modules/a", "an agent"),
         (".GIT/Hooks/pre-commit", "git"),
         (".g\u200cit/hooks/pre-commit", "git"),
         (".envrc", "direnv or mise"),

@@ -41,6 +41,7 @@ from handrail.events import ToolInvoked
 from handrail.journal.any_journal import AnyJournal
 from handrail.question import Answer
 from handrail.records import RunRecord
+from handrail.resources.workspace.workspace import is_ignored
 from support import PATIENCE, journals
 from support.workspaces import PROMPT, TOOLS, adapter, contents, run, steps, tree
 
@@ -433,6 +434,16 @@ async def test_only_what_differs_is_fetched(journal: AnyJournal, hosts: tuple[Pa
     await run(journal, there, run_id="r4")
     assert len(fetched) <= 2  # f1, and g2 unless its bytes were still there as f2
     assert tree(there) == tree(here)
+
+
+def test_what_is_in_an_ignored_folder_is_ignored():
+    """This holds for names and for whole paths. A final slash changes nothing."""
+    for ignore in (["out"], ["out/"], ["build/out"], ["build/out/"], ["build/*"]):
+        patterns = Workspace("w", ignore=ignore).ignore
+        assert is_ignored("build/out", patterns)
+        assert is_ignored("build/out/deep/x", patterns)
+        assert not is_ignored("src/outer", patterns)
+    assert not is_ignored("other/build/out", Workspace("w", ignore=["build/out"]).ignore)
 
 
 def test_a_workspace_needs_a_good_name_and_a_journal():

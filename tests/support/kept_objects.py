@@ -36,7 +36,7 @@ class Draft:
 
 
 class Body:
-    """An object that a handler has in a local variable, so that leaks are counted. It contains the document that was read."""
+    """An object in a local variable of a handler. If it outlives its call, the call was leaked. It contains the document that was read."""
 
     def __init__(self, context: ToolContext) -> None:
         self.text = context.filesystem.read("document.txt") + "."

@@ -188,7 +188,7 @@ async def test_parallel_workers_commit_side_by_side_and_a_conflict_is_told(
 async def parked_and_resumed(
     at: Path, files: Any, said: dict[str, Any], later: dict[str, Any]
 ) -> tuple[PromptResponse[Any], WorkerRegistry]:
-    """Run until an approval is asked for, and resume the run with everything opened anew.
+    """Run until an approval is asked for. Then open the journal and the registry again, and resume the run.
 
     Returns the run's response, and the registry that resumed it.
     """

@@ -93,7 +93,7 @@ class Run:
         self.provider_tools: tuple[ProviderTool, ...] = ()
         """The provider's own tools that the next request offers."""
         self.judges_offers = False
-        """Whether the run has had a provider's own tool, so that each request needs a decision on what it offers."""
+        """Whether the run has had a provider's own tool, so that a decision on the offers is needed before each answer."""
         self._withheld: dict[str, str] = {}
         """Why the provider's other tools are not offered, by their names."""
         self._extra_tools = [

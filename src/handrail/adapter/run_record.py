@@ -300,7 +300,7 @@ async def carry_out(
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Return the outcome of `work`. Raises `RunParked` if the run was parked, however the work ended, except by `RunBusy`."""
+    """Return the outcome of `work`. If the run was parked, raises `RunParked` instead, also in place of an error other than `RunBusy`."""
     scope = open_scope(frame.cancellation)
     try:
         ended = await work

@@ -370,7 +370,7 @@ class Frame:
 
     @property
     def parked(self) -> bool:
-        """Whether the run is being parked. If so, nothing new begins, and a call's end is published only if it is recorded."""
+        """Whether the run has been parked. If so, nothing new begins, and a call's end is published only if it is recorded."""
         return self.parking is not None and self.parking.parked
 
 

@@ -2,7 +2,7 @@
 
     1  look up the name                     7   open the transaction
     2  parse the arguments                  8   run the handler, under its timeout and the deadline
-    3  check the policies; all must allow   9   commit a success after `on_result`; roll back a failure
+    3  check the policies; none may deny    9   commit a success after `on_result`; roll back a failure
     4  ask for approval if required         10  publish ToolInvoked
     5  check deadline and budget            11  return the result
     6  build the context

@@ -1,7 +1,7 @@
 """Offers: whether a model may be offered a tool that its provider runs itself.
 
 Such a tool never passes the gate, because it has run before Handrail sees the answer. So the policies decide on the offer,
-before each request, as they would on a call without arguments.
+before each answer is requested, as they would on a call without arguments.
 """
 
 from __future__ import annotations

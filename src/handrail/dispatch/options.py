@@ -248,7 +248,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
           most `levels` below `depth`, the depth of its calls.
         - Its workers and environment, if it has any, replace this run's. Its resources and extras replace this run's resources
           of the same protocol and extras of the same key. The nested run has this run's other resources and extras too.
-        - Session, approvals, files, journal, lease, clock and ids are always this run's.
+        - Session, approvals, files, journal, lease, clock and `new_id` are always this run's.
         - `policies` are this run's, as they apply in the nested run: what they deny stays denied.
 
         Raises `DefinitionError` if its budget is a `BudgetTracker`.

@@ -67,7 +67,7 @@ class PolicyCall(msgspec.Struct, eq=False):
     """The source of the policies' context.
 
     Before the handler runs, it shows the state from which the call will start; afterwards, the call's changes.
-    Policies may write state even if the tool itself may only read.
+    Then policies may also write state, even if the tool itself may only read.
     """
 
     _attempt: Attempt

@@ -14,7 +14,7 @@ from handrail.journal.verification import BLOB, is_intact, verified
 
 
 class SqliteBlobs:
-    """Blobs in a database. A blob is kept as long as a run or a workspace refers to it."""
+    """The role `Blobs` of a journal. A blob is kept as long as a run or a workspace refers to it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

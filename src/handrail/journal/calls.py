@@ -49,7 +49,7 @@ def _record_of(unit: CommitUnit) -> NewRecord:
 
 
 class SqliteCalls:
-    """Committed calls and entries in a database."""
+    """The role `Calls` of a journal."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -242,7 +242,7 @@ class SqliteCalls:
 
 
 class SqliteSteps:
-    """Steps in a database. A value that is read from the database is returned as plain data."""
+    """The role `Steps` of a journal. A value that is read from the database is returned as plain data."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -53,7 +53,7 @@ _STATES = ("", "committed", "applied", "void")
 
 
 def run_chain(run_id: str) -> str:
-    """Return the name of the chain that holds what a run's owner records."""
+    """Return the name of a run's own chain, which holds all its records except those that `outside_chain` holds."""
     return f"run {run_id}"
 
 
@@ -328,7 +328,7 @@ class Chains:
         return b"" if row is None else row[0]
 
     def fence(self, connection: Connection, run_id: str, owner: str) -> None:
-        """Note the owner of a run in its chain, in the open transaction.
+        """Note the owner of a run at the head of its chain, in the open transaction.
 
         In SQLite the run's row is enough, so this does nothing.
         """

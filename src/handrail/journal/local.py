@@ -105,7 +105,7 @@ class LocalSteps:
         self._calls.setdefault(call, {})[key] = None
 
     async def load(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
-        """Return nothing, because no value outlives the process."""
+        """Return no steps, because their values do not outlive the process."""
         return ()
 
     def forget(self, run_id: str) -> None:

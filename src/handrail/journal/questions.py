@@ -34,7 +34,7 @@ log = logging.getLogger("handrail.questions")
 
 
 class SqliteQuestions:
-    """Questions in a database.
+    """The role `Questions` of a journal.
 
     `watch` is the number of seconds between checks for answers from other processes; None means no regular checks.
     """

@@ -81,7 +81,7 @@ _CHUNK = 500
 
 
 class SqliteRuns:
-    """Runs in a database. `lost` is called with the id of each run whose cached values may be out of date."""
+    """The role `Runs` of a journal. `lost` is called with the id of each run whose cached values may be out of date."""
 
     def __init__(self, database: Database, lost: Callable[[str], None]) -> None:
         self._database = database
@@ -356,7 +356,7 @@ class SqliteRuns:
 
 
 def put_unit(connection: Connection, chains: Chains, unit: CommitUnit, encoded: bytes, state: str) -> None:
-    """Record a committed call."""
+    """Record a committed call in the chain of its run."""
     chains.append(
         connection,
         run_chain(unit.run_id),

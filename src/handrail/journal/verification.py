@@ -444,5 +444,5 @@ def is_intact(digest: str, data: object) -> bool:
 
 
 def committed_unit(record: Record) -> CommitUnit:
-    """Return the committed call in a record."""
+    """Decode the committed call in a record."""
     return msgspec.msgpack.decode(record.body, type=CommitUnit)

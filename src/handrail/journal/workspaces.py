@@ -51,7 +51,7 @@ _MODULUS = 1 << 256
 
 
 class SqliteWorkspaces:
-    """Workspaces in a database."""
+    """The role `Workspaces` of a journal."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -56,12 +56,12 @@ _UNREADABLE = "Failed to parse "
 _UNREAD = (_UNREADABLE, "Unexpected content type", "Server returned an error response", "HTTP status 5")
 """Beginnings of the errors for an answer that can't be read, or that has an error status, perhaps from a proxy in front of the server.
 
-The server may have handled the request nevertheless.
+The server may still have handled the request.
 """
 
 
 class ServerUnavailable(HandrailError, ConnectionError):
-    """Raised if an MCP server can't be reached or used. It has not handled the request."""
+    """Raised if an MCP server can't be reached or used. The server has not handled the request."""
 
 
 class ServerLost(HandrailError, ConnectionError):
@@ -221,7 +221,7 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def _within(self, seconds: float) -> AsyncGenerator[asyncio.Timeout]:
-        """Limit the time that the server has inside this block. Raises `TimeoutError` when it is over.
+        """Limit the time that the server has inside this block. Raises `TimeoutError` when that time is over.
 
         The time that a person takes to log in does not count.
         """
@@ -349,8 +349,8 @@ class Connection:
     async def _list(self, client: Client) -> None:
         """List all pages of the server's tools, and pass the tools to the section.
 
-        Raises `ServerUnavailable` if there are too many or a page is empty but not the last, and the request's own error if
-        it fails.
+        Raises `ServerUnavailable` if there are too many tools, or if a page is empty but not the last, and the request's own
+        error if a request fails.
         """
         self._listed_at = self.loop.time()
         found: list[Described] = []

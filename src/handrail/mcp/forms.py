@@ -68,7 +68,7 @@ def key_of(question: Question) -> str:
 
 
 def message_of(question: Question, problem: str = "") -> str:
-    """Return the text of a question: `problem`, the question itself, its rows and its diff, without those that are empty."""
+    """Return the text of a question: `problem`, the question itself, its rows and its diff. Empty parts are left out."""
     shown = "\n".join(map(_line_of, question.rows))
     parts = (problem, question.message or question.name, shown, _changes_of(question))
     return "\n".join(part for part in parts if part)

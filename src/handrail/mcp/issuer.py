@@ -165,10 +165,10 @@ class Issuer:
             raise _unreachable(type(error).__name__) from error
 
     async def _read_metadata(self, http: httpx2.AsyncClient) -> dict[str, Any]:
-        """Return the issuer's metadata, from OAuth's address (RFC 8414) or from that of OpenID Connect.
+        """Return the issuer's metadata, from the address that OAuth (RFC 8414) or OpenID Connect defines.
 
-        Raises `ValueError` if it is not JSON or names a different issuer, `LookupError` or `TypeError` if it has an unexpected
-        shape, and the client's error if the request fails.
+        Raises `ValueError` if the metadata is not JSON or names a different issuer, `LookupError` or `TypeError` if it has an
+        unexpected shape, and the HTTP client's error if the request fails.
         """
         where = urlsplit(self.address)
         oauth = where._replace(path=f"/.well-known/oauth-authorization-server{where.path}").geturl()

@@ -105,7 +105,7 @@ class RemoteTask:
         self._said = ""
 
     async def follow(self, context: ToolContext) -> wire.CallToolResult:
-        """Wait until the task is over, and return its result. The timeouts of the call do not count meanwhile.
+        """Wait until the task is over, and return its result. The timeouts of the call are paused during the wait.
 
         The task's status messages become the call's progress, and its requests for input are answered. If the call is
         cancelled, the input can't be given, or the server refuses a request, the task is cancelled too, unless the run continues

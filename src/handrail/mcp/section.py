@@ -43,8 +43,8 @@ class McpTools(LiveSection):
     """A section with the tools of an MCP server: `McpTools(command=["npx", "server"])` or `McpTools(url="https://…")`.
 
     A server that needs more, such as environment variables or headers, is passed as `server=StdioServer(...)` or
-    `server=UrlServer(...)`. It is started, or connected to, when a run with the section begins, and stays connected for later
-    runs on the same event loop. Its tools go through the gate like any others. Every tool is `irreversible`, unless `effects` has
+    `server=UrlServer(...)`. The server is started, or connected to, when a run with the section begins, and stays connected for
+    later runs on the same event loop. Its tools go through the gate like any others. Every tool is `irreversible`, unless `effects` has
     an effect for it under the name that the server uses, or `trust_annotations` is set and the server says that the tool is
     read-only or idempotent. `prefix` is put before each name. `timeout` limits one call, in seconds. If the server can't be
     used, a run fails, or begins without the tools if `required` is false. If the server needs a login and has a `Login`, a run

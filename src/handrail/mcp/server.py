@@ -38,7 +38,7 @@ from mcp import MCPError
 STATE_SECONDS = 30 * 24 * 3600.0
 """Seconds for which a client may call again with the answer to a question."""
 OPEN_SECONDS = 30.0
-"""Seconds to wait for the answer from a page that was opened, before a 2026-07-28 client is sent there again."""
+"""Seconds to wait for the answer from a page that was opened, before a 2026-07-28 client is sent to the page again."""
 LOCAL = "local"
 """The principal of a client on standard input and output."""
 _STATE = b"handrail mcp request state"
@@ -244,8 +244,8 @@ class ToolServer:
     async def _finish(self, request: Any, call: LiveCall, opened: set[str]) -> Answered:
         """Wait for a call, and return its result, or its questions for a client that calls again with the answers.
 
-        A client with an older protocol version is asked meanwhile. `opened` are the ids of questions whose page the person
-        has just opened. Their answers are awaited first, for at most `OPEN_SECONDS`. If this request ends early, the call is cancelled.
+        A client with an older protocol version is asked while the call waits. `opened` are the ids of questions whose page the
+        person has just opened. Their answers are awaited first, for at most `OPEN_SECONDS`. If this request ends early, the call is cancelled.
         """
         is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
         try:

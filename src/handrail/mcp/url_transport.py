@@ -23,7 +23,7 @@ from handrail.mcp.transport import Flood, Lost, Mode
 from handrail.raised_errors import in_short
 
 _SILENCE = 300
-"""Seconds for which a server may send nothing. It may keep a stream open for later events, so this is long."""
+"""Seconds for which a server may send nothing. A server may keep a stream open for later events, so the limit is high."""
 _CONNECT = 30
 """Maximum seconds to connect to a server, and to send it the next part of a request."""
 _STREAM, _JSON = "text/event-stream", "application/json"
@@ -159,7 +159,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class _Checked:
-    """The stream of a server's messages, without tools that are not valid. It ends if the server floods it."""
+    """The stream of a server's messages, without tools that are not valid. The stream ends if `Flood` refuses a message."""
 
     def __init__(self, inner: Any, lost: Lost, listings: Listings) -> None:
         self._inner = inner

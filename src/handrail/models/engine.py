@@ -236,7 +236,7 @@ _engines_lock = threading.Lock()
 
 
 def engine_of(model: str, settings: Settings) -> Engine:
-    """Return this process's engine for these settings. Its first request loads it."""
+    """Return this process's engine for these settings. The first request loads the engine."""
     with _engines_lock:
         found = _engines.get(settings)
         if found is None:

@@ -184,7 +184,7 @@ class GeminiModel:
 
 
 def _name(name: str) -> str:
-    """Return the name of a tool or a call as the API accepts it. It must begin with a letter or an underscore."""
+    """Return the name of a tool or a call as the API accepts it: it begins with a letter or an underscore."""
     name = name_for_wire(name)
     return name if name[0].isalpha() or name[0] == "_" else f"_{name}"[:64]
 

@@ -431,7 +431,7 @@ _kept_json = lru_cache(maxsize=64)(encode)
 
 
 _MOST_TOKENS = 1 << 53
-"""Maximum token count. A larger count is the server's mistake, and journals can't store it."""
+"""Maximum token count. A larger count is the server's mistake."""
 
 
 def count(value: Any) -> int:

@@ -103,7 +103,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[Key, ...] = ()
     """The keys to look for. The first one whose variable is set is sent."""
     headers: Mapping[str, str] = {}
-    """Further headers, each with the variable that has its value."""
+    """Additional headers, each with the environment variable that has its value."""
     is_own: bool = False
     """Whether people run the server themselves. Such a server needs no key, and its tokens cost nothing."""
     quirks: Quirks = Quirks()
@@ -121,7 +121,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         return next((found for each in self.addresses if (found := each.find())), self.address)
 
     def find_headers(self) -> dict[str, str]:
-        """Return the further headers whose variables are set."""
+        """Return the additional headers whose variables are set."""
         found = {name: os.environ.get(variable, "").strip() for name, variable in self.headers.items()}
         return {name: value for name, value in found.items() if value}
 

@@ -25,8 +25,8 @@ OutputT = TypeVar("OutputT", default=Any)
 class ScopedPolicy(msgspec.Struct, frozen=True):
     """A policy and the names of the tools on which it decides. None stands for every tool in the prompt.
 
-    A policy also receives the results of tools outside its scope, unless it judges changes (`guard.policy.ChangePolicy`).
-    The scope includes the tools of sections that are still closed, so opening a section does not change the policies.
+    A policy also receives the results of tools outside its scope, unless it is a `ChangePolicy` and not a `ResultsNoter`. The
+    scope includes the tools of sections that are still closed, so opening a section does not change the policies.
     """
 
     policy: ToolPolicy

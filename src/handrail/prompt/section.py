@@ -152,8 +152,8 @@ class Section(Generic[ParamsT], abc.ABC):
     rendering. If a section is disabled, so are its subtree, tools and policies. A section shown as a summary hides its
     body, attachments, children and tools until it is opened.
 
-    `attachments` are pictures, sounds and files, each an `Attachment`, a path or a URL. They are sent with the first
-    message of a run, or with the result of the call that opens the section.
+    `attachments` are pictures, sounds and files, each an `Attachment`, a path or a URL. Unless the conversation already has
+    them, they are sent with the first message of a run, or with the result of the call that opens the section.
 
     The constructor raises `DefinitionError` if the section, or a tool in it, is invalid.
     """

@@ -139,7 +139,8 @@ def run_by(path: str, *, is_link: bool = False) -> str:
     for at in found[:_MANY]:
         name = ".git" if names[at].endswith(".git") else names[at]
         for rest, program in _BELOW[name]:
-            if _matches(names, at + 1, rest, is_link) and not _is_idle(names, at + 1):
+            is_idle = name == ".git" and _is_idle(names, at + 1)
+            if _matches(names, at + 1, rest, is_link) and not is_idle:
                 return program
     return "a program" if len(found) > _MANY else ""
 

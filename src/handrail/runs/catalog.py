@@ -130,7 +130,7 @@ async def forget(
 
 
 async def _all_runs(journal: Journal) -> list[RunRow]:
-    """Return every run, newest first."""
+    """Return all runs that `Runs.list` lists, newest first."""
     found: dict[str, RunRow] = {}
     before: Mark | None = None
     while True:

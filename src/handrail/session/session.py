@@ -369,7 +369,7 @@ class Session:
     def _refuse_in_reducer(self) -> None:
         if self._reducing:
             raise DefinitionError(
-                "a reducer dispatched an event. Reducers must be pure: return the new slice, "
+                "a reducer dispatched an event or restored a snapshot. Reducers must be pure: return the new slice, "
                 "and dispatch from a tool."
             )
 

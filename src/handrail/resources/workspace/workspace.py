@@ -43,8 +43,8 @@ class Workspace:
       journal and name work on the same files.
     - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`, or below
       `~/.cache` unless `$XDG_CACHE_HOME` is an absolute path.
-    - `ignore`: names that are not recorded, at any depth, such as `node_modules` or `*.pyc`. A pattern with a `/` is
-      compared with the whole path.
+    - `ignore`: patterns of what is not recorded. A name, such as `node_modules` or `*.pyc`, is ignored at any depth. A
+      pattern with a `/`, such as `build/out`, is compared with the whole path. What is in an ignored folder is ignored too.
     - `limits`, `startup_files`: as for `DirectoryFilesystem`.
     """
 
@@ -68,7 +68,7 @@ class Workspace:
             raise DefinitionError(f"ignore is a string. Pass a list of names: [{ignore!r}].")
         self.name = name
         self.cache = None if cache is None else Path(cache)
-        self.ignore = tuple(ignore)
+        self.ignore = tuple(each.rstrip("/") for each in ignore)  # `build/` is the folder `build`
         self.limits = limits
         self.startup_files = tuple(startup_files)
 
@@ -167,10 +167,14 @@ def _some(missing: Mapping[str, WorkspaceFile]) -> dict[str, WorkspaceFile]:
 
 @lru_cache(maxsize=65536)
 def is_ignored(path: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a path, or a folder that it is in, has an ignored name, or the whole path matches a pattern with a `/`."""
+    """Return whether a path, or a folder that it is in, matches one of these patterns.
+
+    A pattern with a `/` is compared with the path from the root, and any other pattern with the name alone.
+    """
     parts = path.split("/")
+    paths = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
     return any(
-        fnmatchcase(path, pattern) if "/" in pattern else any(fnmatchcase(part, pattern) for part in parts)
+        any(fnmatchcase(each, pattern) for each in (paths if "/" in pattern else parts))
         for pattern in patterns
     )
 

@@ -145,7 +145,7 @@ class PostgresStorage(Storage):
         self._connect().execute(statement)  # pyright: ignore[reportArgumentType, reportCallIssue]  # it contains plain names only
 
     def _connect(self) -> psycopg.Connection[Any]:
-        """Return this process's own connection. A forked process can't use that of the process it was forked from."""
+        """Return this process's own connection. A forked process can't use the connection of its parent."""
         import psycopg
 
         process = os.getpid()
