@@ -291,7 +291,8 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
     try:
         return task.result()
     except GeneratorExit as error:
-        raise RuntimeError("shielded work raised GeneratorExit") from error  # nobody closed this coroutine
+        # A `GeneratorExit` would look as if this coroutine had been closed.
+        raise RuntimeError("shielded work raised GeneratorExit") from error
 
 
 class Pending(Generic[T]):

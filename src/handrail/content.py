@@ -308,7 +308,7 @@ def _read(path: Path) -> bytes:
         _check_size(path.name, path.stat().st_size)
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)  # the file may have grown, and a device reports no size
-    except (OSError, ValueError) as error:  # ValueError for a null character
+    except (OSError, ValueError) as error:  # a path with a null character raises ValueError
         why = error.strerror if isinstance(error, OSError) else error
         raise DefinitionError(
             f"the attachment {str(path)[:200]!r} can't be read: {why}. Pass a different file."
@@ -338,7 +338,7 @@ def _checked_address(address: str) -> str:
         )
     try:
         parts = urlsplit(address)
-    except ValueError:  # a bracket that is not closed, for example
+    except ValueError:  # for example because a bracket is not closed
         parts = urlsplit("")
     if not parts.hostname or "@" in parts.netloc or not address.isprintable() or " " in address:
         raise DefinitionError(

@@ -557,7 +557,7 @@ class FileError(StateError, OSError):
     def __init__(self, path: str, problem: str) -> None:
         shown = repr(path).replace(
             r"\\", "\\"
-        )  # a path may contain escapes, which are shown as they are written
+        )  # a path may contain escapes, whose backslashes `repr` doubles
         super().__init__(f"{shown}: {problem}")
         self.path = path
 

@@ -229,7 +229,8 @@ async def measure(ending: Ending, count: int) -> Kept:
     policies = [Denies()] if ending.denies else []
     gate: Gate | None = open_gate([ending.tool, inner], session=session, filesystem=files, policies=policies)
     assert gate is not None
-    session.dispatch(Draft(""))  # a call may be cancelled before it creates what a session keeps for a type
+    # A call may be cancelled before it creates the slice of `Draft`, so the slice is created now.
+    session.dispatch(Draft(""))
     await _many(gate, ending, 5)
     seen = {event.status for event in session[ToolInvoked].all() if event.tool == "work"}
     assert seen == {ending.status}, seen
