@@ -196,7 +196,7 @@ class Agent(Generic[OutputT]):
 
         If the agent has a description, the server offers the agent itself as a tool, too. Takes the arguments of `handrail.mcp.ToolServer`. Needs `pip install 'handrail[mcp]'`.
         """
-        serve: Any = import_module("handrail.mcp").serve_agent  # its extra may not be installed
+        serve: Any = import_module("handrail.mcp").serve_agent  # the extra `mcp` may not be installed
         return serve(self, **arguments)
 
     async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:

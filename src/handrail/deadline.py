@@ -84,7 +84,7 @@ class Deadline:
             raise DeadlineExceededError(self.at, doing)
 
     def pause(self) -> None:
-        """Pause the deadline while a person decides. Does nothing unless `pauses_for_people` is true."""
+        """Pause the deadline until `resume` is called. Does nothing unless `pauses_for_people` is true."""
         if not self.pauses_for_people:
             return
         if self._pauses == 0:

@@ -36,7 +36,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │   ├── DeadlineExceededError (TimeoutError)   .deadline
     │   ├── BudgetExceededError                    .unit, .wanted, .left, .of_root
     │   └── DepthExceededError (RecursionError)    .path, .limit, .depth
-    ├── StateError                               a session or a resource refused an operation
+    ├── StateError                               a session, a journal or a resource refused an operation
     │   ├── SessionError (ValueError)              .session
     │   ├── ReducerError (RuntimeError)            .event: a reducer failed; the dispatch was undone
     │   ├── EventRefused (TypeError)               .event: it can't be dispatched or published as an event
@@ -88,7 +88,7 @@ class HandrailError(Exception):
     """The root of the tree: `except HandrailError` catches every exception in it."""
 
     hides_frames = False
-    """Whether a traceback leaves out the frames inside Handrail, because the message says everything."""
+    """Whether `Operation.wait` leaves Handrail's own frames out of the traceback, because the message says everything."""
 
 
 class DefinitionError(HandrailError, ValueError):
@@ -370,11 +370,11 @@ class DepthExceededError(LimitError, RecursionError):
 
 
 class StateError(HandrailError):
-    """A session or a resource refused an operation."""
+    """A session, a journal or a resource refused an operation."""
 
 
 class SessionError(StateError, ValueError):
-    """A session was used or loaded incorrectly."""
+    """A session can't be saved, loaded or used as requested."""
 
     def __init__(self, session: str, problem: str, hint: str) -> None:
         super().__init__(f"session {session!r}: {problem}. {hint}")
@@ -413,7 +413,7 @@ class Conflict(StateError, RuntimeError):
 
 
 class UndoRefused(StateError, RuntimeError):
-    """A committed call can't be undone. Nothing was changed, except that the calls in `undone` were undone first."""
+    """A call can't be undone. Nothing was changed, except that the calls in `undone` were undone first."""
 
     def __init__(self, call_id: str, places: Sequence[str], problem: str, undone: Sequence[str] = ()) -> None:
         where, hint = "", ""
@@ -557,7 +557,7 @@ class FileError(StateError, OSError):
     def __init__(self, path: str, problem: str) -> None:
         shown = repr(path).replace(
             r"\\", "\\"
-        )  # a path may contain escapes, which are shown as they are written
+        )  # a path may contain escapes, whose backslashes `repr` doubles
         super().__init__(f"{shown}: {problem}")
         self.path = path
 
@@ -611,7 +611,7 @@ class ModelError(HandrailError, RuntimeError):
 
 
 class ConversationBusy(HandrailError, RuntimeError):
-    """The conversation is already being evaluated. Only one evaluation can run at a time."""
+    """Another evaluation is using the conversation. Only one at a time can."""
 
     def __init__(self, session: str, conversation: str) -> None:
         super().__init__(

@@ -97,7 +97,7 @@ class Emitted(Fact, frozen=True):
 
 
 class ApprovalRequested(Fact, frozen=True):
-    """A call needs approval. A person is asked, unless the request can be decided without one."""
+    """Approval was requested, for a call or by its handler. A person is asked, unless the request can be decided without one."""
 
     question_id: str
     call_id: str
@@ -124,7 +124,7 @@ class ApprovalRemembered(Fact, frozen=True):
     """A decision was remembered for later requests. It applies until it is revoked, in this session and, if it denies, in its forks."""
 
     id: str
-    """The id for revoking the decision. It is derived from the question and its subject."""
+    """The id for revoking the decision. It is made from the question's id and digest."""
     tool: str
     """The tool that the question was about."""
     covers: Literal["exact", "scope"]

@@ -205,7 +205,7 @@ class Operation(Coroutine[Any, Any, T]):
             self._in_task = True
             self._running, self._task = self._begin(), task
         elif task is not self._task:
-            raise self._used_twice()  # two tasks were created from it
+            raise self._used_twice()  # two tasks were created from this operation
         try:
             return self._running.send(value)
         except BaseException:

@@ -157,7 +157,7 @@ class DurableFork(Fork, Protocol):
         ...
 
     def apply(self, *, synced: bool = False) -> None:
-        """Apply the changes. If this raises, nothing has changed. With `synced`, the changes survive a power cut."""
+        """Apply the changes. If this raises, they were reverted, except where the error says so. With `synced`, they survive a power cut."""
         ...
 
     def revert(self) -> None:
@@ -323,7 +323,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Any
     diff: str = ""
     startup_files: tuple[str, ...] = ()
-    """Changed files that will be run automatically later. Only a person can approve them, never a mode or a remembered decision."""
+    """Changed files that programs run automatically, such as git hooks. Only a person can approve them, never a mode or a remembered decision."""
     scopes: tuple[str, ...] = ()
     """Descriptions of the wider scopes to which the decision can apply, narrowest first."""
     recall: ApprovalRecall | None = None

@@ -136,7 +136,7 @@ class Timer(msgspec.Struct, eq=False):
         """Reschedule the timer, because its clock advances again earlier than `standstill` said."""
         if self._call is not None and self._left is None:
             self.wait(self.left())
-            self._timers.count_stopped()  # the timer's old entry in the heap
+            self._timers.count_stopped()  # the timer's old entry in the heap is invalid now
 
     def fire(self) -> None:
         """Call the function if the time is up; otherwise wait for the rest."""

@@ -789,9 +789,8 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     process.stdin.write("hi\n")
     process.stdin.flush()
     assert process.stdout.readline().startswith("Hello")
-    while (
-        "pipe_read" not in Path(f"/proc/{process.pid}/wchan").read_text()
-    ):  # the program waits for its next message there
+    # until the program waits for its next message
+    while "pipe_read" not in Path(f"/proc/{process.pid}/wchan").read_text():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130

@@ -195,7 +195,7 @@ async def test_nested_calls_are_below_a_heading():
     at = said.index("  ▸ ask_guide")
     assert said[at + 1 : at + 3] == ["    ✓ look path=a.md", "    ✓ look path=b.md"]
     assert said[-1].startswith('  ✓ ask_guide question="weather?"')
-    assert said[-1].endswith(" · $0.04")  # two requests of 10 tokens in and 5 out, at a price per million
+    assert said[-1].endswith(" · $0.04")  # two requests of 10 tokens in and 5 out
     assert activity.rows == {}
     assert len(activity.done) == 3
 

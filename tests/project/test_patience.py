@@ -55,7 +55,7 @@ def impatient(call: ast.Call, in_test: bool) -> str:
 def problems(text: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the description of each time limit in a file that a busy machine may exceed.
 
-    Only a coroutine test runs in real time. A test that is not a coroutine may run a coroutine in virtual time.
+    Waits are checked in coroutine tests only, because any other test may run its coroutines in virtual time.
     """
     if not any(f"{name}(" in text for name in (*GIVEN, *WAITS, MARK)):
         return

@@ -411,7 +411,7 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
         assert call.at is not None
         assert call.seconds is not None
         assert call.at <= question.asked_at.timestamp() < asked.answered_at
-        assert call.at + call.seconds > asked.answered_at - 0.02  # a different clock measured this time
+        assert call.at + call.seconds > asked.answered_at - 0.02  # `seconds` has a different clock
         [shown] = snapshots.run_tree(tree)["turns"][0]["calls"][0]["questions"]
         assert datetime.fromisoformat(shown["answered_at"]).timestamp() == pytest.approx(asked.answered_at)
 

@@ -311,9 +311,8 @@ async def test_files_and_undo_are_shown(tmp_path: Path) -> None:
         await over(thread)
         [change] = await file_changes(app.journal, thread)
         assert (change["paths"], change["undone"], change["undoable"]) == (["a.txt"], False, True)
-        await snapshots.thread_snapshot(
-            app.journal, thread
-        )  # the cached entry must not hide that the call was undone
+        # this caches a summary of the run, which must not hide that the call is undone afterwards
+        await snapshots.thread_snapshot(app.journal, thread)
         await thread.undo(change["call_id"])
         [change] = await file_changes(app.journal, thread)
         assert (change["undone"], change["undoable"]) == (True, False)

@@ -151,7 +151,7 @@ class Chaos:
         self.journal.close()
 
     def faults(self) -> list[Callable[[], Any]]:
-        """Return the methods that disturb a worker. Only those on hosts can lose their networks or, with `faketime`, their clocks."""
+        """Return the methods that disturb a worker. Cutting a network needs hosts, and setting a clock wrong also needs `faketime`."""
         hosts = [self.cut, *([self.skew] if faketime() else [])] if self._hosts else []
         return [self.kill, self.freeze, *hosts]
 

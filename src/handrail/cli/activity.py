@@ -245,7 +245,7 @@ class Activity:
             self.thinking = None
             self._thought = ""  # the next attempt thinks again
             if event.retry_in is None and not event.next_model:
-                return []  # it ends the run, so it is reported as the run's error
+                return []  # this failure ends the run, and is reported as the run's error
         retry = "" if event.retry_in is None else f"; trying again in {format_seconds(event.retry_in)}"
         if event.next_model:
             retry = f"; asking {escape_line(event.next_model, _MAX_NAME)} instead"

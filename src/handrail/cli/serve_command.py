@@ -42,7 +42,7 @@ def serve(options: ServeOptions) -> int:
     """Serve the app until it is stopped, and return the exit code."""
     try:
         _check_apart(options)
-        token = read_token(options.token_file)  # done before any of the app's code runs
+        token = read_token(options.token_file)  # read before the app's code runs
         secret = take_variable("HANDRAIL_OIDC_SECRET")
         _check_extra()
         from handrail.serve.app import asgi

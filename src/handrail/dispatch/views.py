@@ -110,7 +110,7 @@ class CallApprovals:
         return self._attempt.frame.people.mode
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """Return the remembered decisions of this session that have not been revoked."""
+        """Return the remembered decisions in force in this session."""
         self._attempt.check()
         return remembered_in(self._attempt.frame.session)
 

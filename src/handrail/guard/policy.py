@@ -123,8 +123,8 @@ class CapabilityPolicy:
     A tool that may write is allowed within `scope` only. If an argument names a path outside it, or a link that leads
     there, the call asks, even if the tool only reads the path. After the call has run in its fork, the paths that it
     actually changed are judged too, including those that a command changed. If one is outside, the call asks before it is
-    committed, with its diff. A nested call, and a call on files in memory, can't ask at that point, so it is rejected
-    unless somebody has approved the paths by name.
+    committed, with its diff. A nested call, and a call on files in memory, can ask at that point only if it is previewed
+    anyway. Otherwise it is rejected, unless somebody has approved the paths by name.
     """
 
     def __init__(

@@ -221,7 +221,7 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def _within(self, seconds: float) -> AsyncGenerator[asyncio.Timeout]:
-        """Limit the time that the server has inside this block. Raises `TimeoutError` when it is over.
+        """Limit the time that the server has inside this block. Raises `TimeoutError` when that time is over.
 
         The time that a person takes to log in does not count.
         """
@@ -349,8 +349,8 @@ class Connection:
     async def _list(self, client: Client) -> None:
         """List all pages of the server's tools, and pass the tools to the section.
 
-        Raises `ServerUnavailable` if there are too many or a page is empty but not the last, and the request's own error if
-        it fails.
+        Raises `ServerUnavailable` if there are too many tools, or if a page is empty but not the last, and the request's own
+        error if a request fails.
         """
         self._listed_at = self.loop.time()
         found: list[Described] = []

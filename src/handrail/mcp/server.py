@@ -38,7 +38,7 @@ from mcp import MCPError
 STATE_SECONDS = 30 * 24 * 3600.0
 """Seconds for which a client may call again with the answer to a question."""
 OPEN_SECONDS = 30.0
-"""Seconds to wait for the answer from a page that was opened, before a 2026-07-28 client is sent there again."""
+"""Seconds to wait for the answer from a page that was opened, before a 2026-07-28 client is sent to the page again."""
 LOCAL = "local"
 """The principal of a client on standard input and output."""
 _STATE = b"handrail mcp request state"

@@ -23,7 +23,7 @@ from handrail.mcp.transport import Flood, Lost, Mode
 from handrail.raised_errors import in_short
 
 _SILENCE = 300
-"""Seconds for which a server may send nothing. It may keep a stream open for later events, so this is long."""
+"""Seconds for which a server may send nothing. A server may keep a stream open for later events, so the limit is high."""
 _CONNECT = 30
 """Maximum seconds to connect to a server, and to send it the next part of a request."""
 _STREAM, _JSON = "text/event-stream", "application/json"
