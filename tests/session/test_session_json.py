@@ -360,7 +360,7 @@ class Bare:
     ],
 )
 def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: str):
-    """A session with something that can't be saved is refused, and the error names the type."""
+    """A session with an item or a config that can't be saved is refused, and the error says which."""
     session = Session(id="s1")
     fill(session)
     with pytest.raises(SessionError, match=words):

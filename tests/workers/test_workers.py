@@ -395,7 +395,7 @@ async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) ->
 
 
 async def test_a_files_depth_is_counted_from_the_worker(tmp_path: Path) -> None:
-    """With `limits: {depth: 0}`, a worker's call of another worker is nested too deeply and fails, and the calling worker continues."""
+    """With `limits: {depth: 0}`, a worker's call of a worker is nested too deeply and fails, and the calling worker continues."""
     helper = "---\nlimits: {depth: 0}\nworkers: [helper]\n---\nHelp."
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=helper)
     models = {
@@ -571,7 +571,7 @@ async def test_a_tool_that_needs_a_worker_is_not_offered_elsewhere() -> None:
 
 
 async def test_a_handler_is_tested_with_a_made_up_worker_context() -> None:
-    """A handler can be tested with `worker_context`, which has attachments, workers and prepared answers."""
+    """A handler can be tested with `worker_context`, which has attachments, workers and prepared results."""
     context = worker_context(
         workers={"helper": "Helps."}, attachments=[Attachment(b"x", "a.txt")], results={"helper": "yes"}
     )
