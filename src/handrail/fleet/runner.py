@@ -194,8 +194,8 @@ class Runner:
     async def _claimed(self, run_id: str | None = None) -> RunRow | None:
         """Claim a due run, and return its row. Returns None if there is no run to claim.
 
-        A run that this worker still executes is not claimed again, even if another worker had it in between. The
-        journal recognises the records of a lost leg only by their process, so it would accept them again.
+        A run that this worker is still executing is not claimed again, even if another worker has had it in between. The
+        journal checks only which process owns a run, so after a second claim it would accept records of the lost leg too.
         """
         return await self.journal.queue.claim(
             self.queues, host=self.host, run_id=run_id, besides=tuple(self._legs)
