@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
 
-from handrail import Tool, ToolContext, ToolResult, open_gate
-from handrail.cancel_notice import listeners
+from handrail import Tool, ToolContext, ToolResult, cancellation, open_gate
+from handrail.cancel_notice import Listener, listen, listeners
 from handrail.dispatch import Gate
 from handrail.errors import TransientError
 from handrail.testing import VirtualClock, run_virtual
+from support import PATIENCE
 
 Trace = list[Any]
 Work = Callable[[ToolContext, Trace], Awaitable[Any]]
@@ -403,3 +405,33 @@ def test_ctrl_c_fires_the_signal_once_and_a_second_one_ends_the_program(times: i
         signal.signal(signal.SIGINT, before)
     assert trace == ["told", "cancelled"]
     assert not listeners
+
+
+def test_a_thread_that_begins_to_listen_while_its_call_ends_leaves_no_listener(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop ends the call at the moment at which the handler's thread adds its listener."""
+
+    class Plain:
+        work = "work"
+
+        def is_cancelled_from_outside(self) -> bool:
+            return False
+
+        def stop(self) -> None: ...
+
+    async def main() -> None:
+        scope = cancellation.open_scope()
+        ends = threading.Thread(target=scope.ignore)
+
+        def add(task: asyncio.Task[Any], listener: Listener) -> None:
+            ends.start()
+            ends.join(0.1)  # it may have to wait until the listener is added
+            listen(task, listener)
+
+        monkeypatch.setattr(cancellation, "listen", add)
+        scope.listen(Plain())
+        ends.join(PATIENCE)
+        assert not listeners
+
+    asyncio.run(main())

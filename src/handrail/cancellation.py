@@ -14,6 +14,7 @@ import contextlib
 import logging
 import math
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar, cast
 
@@ -41,6 +42,10 @@ class TimedOut(Exception):
 
 class WentSilent(TimedOut):
     """Raised when a scope has cancelled its work because the work stopped beating."""
+
+
+_listening = threading.Lock()
+"""Held while a scope's listener is added or removed: a handler's thread may add it while the loop ends the call."""
 
 
 class CancelScope(msgspec.Struct, eq=False):
@@ -98,16 +103,20 @@ class CancelScope(msgspec.Struct, eq=False):
 
         This replaces a listener for other work. If the scope already has a listener for the same work, that one stays.
         """
-        if self.listener is None or self.listener.work is not listener.work:
-            self.ignore()  # the listener of an earlier attempt
-            self.listener = listener
-            listen(self.task, listener)
+        with _listening:
+            before = self.listener
+            if before is None or before.work is not listener.work:
+                if before is not None:
+                    forget(self.task, before)  # the listener of an earlier attempt
+                listen(self.task, listener)
+                self.listener = listener
 
     def ignore(self) -> None:
         """Remove the listener, because its work is over. Does nothing if there is none."""
-        if self.listener is not None:
-            forget(self.task, self.listener)
-            self.listener = None
+        with _listening:
+            if self.listener is not None:
+                forget(self.task, self.listener)
+                self.listener = None
 
     def interrupt(self) -> None:
         """Cancel the work in the next pass of the loop. Code that waits for the work's signal runs before that."""

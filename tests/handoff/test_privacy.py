@@ -66,7 +66,7 @@ async def with_wait_for(offer: Offer, *, context: ToolContext) -> Pick:
 
 
 async def with_approval(deck: Deck, pick: Pick, *, params: Deal, context: ToolContext) -> ToolResult[str]:
-    """Request approval in `after`, which has the marker."""
+    """Request approval in an `after` that is given the marker."""
     assert MARKER in deck.cards[pick.index]
     approval = await context.request_approval("Turn the card?")
     return ToolResult.ok(f"turned: {approval.approved}")

@@ -85,7 +85,7 @@ def _public(key: EllipticCurvePrivateKey) -> dict[str, Any]:
 
 @asynccontextmanager
 async def protected(provider: Provider, scopes: Sequence[str] = ()) -> AsyncGenerator[str]:
-    """Serve an app whose clients send tokens of this provider. Yields the address of the endpoint."""
+    """Serve this provider, and an app that accepts its tokens. Yields the address of the app's endpoint."""
     async with listening(provider.answer) as address:
         provider.address = address.removesuffix("/mcp")
         issuer = Issuer(provider.address, resource=AUDIENCE, scopes=scopes)

@@ -9,7 +9,6 @@ import asyncio
 import gc
 import sys
 import threading
-import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -191,8 +190,6 @@ class Kept(NamedTuple):
 
 def _ours() -> tuple[int, Counter[str]]:
     """Return how many facts are alive, and how many of our other objects, by type."""
-    while len(threads._idle) < sum(each.name == "handrail-handler" for each in threading.enumerate()):
-        time.sleep(0.001)  # a thread has delivered its outcome, but still holds its job
     gc.collect()
     ours = [
         each
@@ -211,14 +208,14 @@ def _ours() -> tuple[int, Counter[str]]:
 async def _many(gate: Gate, ending: Ending, count: int) -> None:
     for _ in range(count):
         await ending.invoke(gate)
-    while any(thread.name == "handrail-handler" and _is_busy() for thread in threading.enumerate()):
-        await asyncio.sleep(0.001)
+    while threads._running or len(threads._idle) < _handler_threads():
+        await asyncio.sleep(0.001)  # a thread that has delivered its outcome may still hold its job
+    for _ in range(3):
+        await asyncio.sleep(0)  # what threads have given to the loop holds their jobs too
 
 
-def _is_busy() -> bool:
-    from handrail import threads
-
-    return bool(threads._running)  # pyright: ignore[reportPrivateUsage]
+def _handler_threads() -> int:
+    return sum(each.name == "handrail-handler" for each in threading.enumerate())
 
 
 async def measure(ending: Ending, count: int) -> Kept:

@@ -194,8 +194,8 @@ class Runner:
     async def _claimed(self, run_id: str | None = None) -> RunRow | None:
         """Claim a due run, and return its row. Returns None if there is no run to claim.
 
-        A run that this worker still executes is not claimed again, even if another worker had it in between. The
-        journal recognises the records of a lost leg only by their process, so it would accept them again.
+        A run that this worker is still executing is not claimed again, even if another worker has had it in between. The
+        journal checks only which process owns a run, so after a second claim it would accept records of the lost leg too.
         """
         return await self.journal.queue.claim(
             self.queues, host=self.host, run_id=run_id, besides=tuple(self._legs)
@@ -304,7 +304,7 @@ class Runner:
             del self._legs[leg.run_id]
 
     async def _open(self, leg: _Leg) -> RunStream[Any]:
-        """Begin a queued run, or resume a run that has begun."""
+        """Begin a queued run, or resume a run that has begun. A repeated run submits the next one of its series when it begins."""
         record, journal = leg.row.record, self.journal
         if record.request:
             request = decode_request(record)
@@ -341,9 +341,9 @@ class Runner:
     async def _failed(self, leg: _Leg, error: Exception) -> None:
         """Release the run of a failed leg.
 
-        A run that could not begin is recorded as failed. A run that had begun, or could not begin because the journal
-        failed or another run has its workspace, is due again later. A run that is over, or that another worker has, is
-        left alone.
+        A run that is over, or that another worker has, is left alone. A run that this worker has and that could not begin is
+        recorded as failed, unless the journal failed or another run has its workspace. Any other run is due again later. If the
+        journal fails, `_release` releases the run later.
         """
         self._report(f"{leg.run_id}: {type(error).__name__}: {error}")
         journal, run_id = self.journal, leg.run_id

@@ -386,9 +386,9 @@ def fill(tool: Tool[Any, Any], field: str, value: Any) -> None:
 
 
 def _effect(effect: Effect, act: str) -> Effect:
-    """Return an act's effect, which is the handoff's own if that is transactional.
+    """Return the effect of one of a handoff's acts. Usually it is the handoff's own effect.
 
-    Otherwise `client` is idempotent, because it has no effect itself but may call whatever the handoff may call.
+    If that is not transactional, `client` is idempotent, so that it may call every tool that the handoff may call.
     """
     if EFFECTS[effect].transactional:
         return effect

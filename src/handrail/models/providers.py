@@ -71,7 +71,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     forced: re.Pattern[str] = re.compile("")
     """Matches the names of the models that can be forced to answer with a call. Other models refuse a request to do so."""
     takes: Takes = CHAT_TAKES
-    """The attachments that the model in use takes. Rows of the table do not set it: `Provider.takes` depends on the model's name."""
+    """The attachments that the model in use takes. The table does not set this field, because it depends on the model's name."""
 
 
 class Address(msgspec.Struct, frozen=True):

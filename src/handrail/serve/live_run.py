@@ -107,7 +107,7 @@ class BrowserEnvironment(Environment):
             self._timer = None
 
     def leave(self) -> None:
-        """Park the run as soon as everything in it waits for an answer. If that is so already, park it now."""
+        """Park the run as soon as everything in it waits for an answer. A run that already waits is parked now."""
         self._leaving = True
         if self._at_rest and self.parking is not None:
             self._leave(self.parking)
