@@ -226,7 +226,7 @@ async def test_one_call_is_approved_once_and_counted_once() -> None:
 
 
 async def test_a_staged_handoff_is_approved_before_anybody_is_asked() -> None:
-    """Approval of a staged handoff is requested before it runs, because a preview would already hand off to the person."""
+    """A staged handoff needs approval before it runs, and not with a preview: to make one, it would have to ask the person."""
     asked: list[str] = []
 
     def approve(question: Question) -> tuple[bool, str]:
