@@ -226,7 +226,7 @@ async def test_one_call_is_approved_once_and_counted_once() -> None:
 
 
 async def test_a_staged_handoff_is_approved_before_anybody_is_asked() -> None:
-    """A staged handoff needs approval before it runs, and not with a preview: to make one, it would have to ask the person."""
+    """A staged handoff is approved before it runs. It has no preview, because it would have to run and ask the person first."""
     asked: list[str] = []
 
     def approve(question: Question) -> tuple[bool, str]:
