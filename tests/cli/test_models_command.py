@@ -51,7 +51,7 @@ def served() -> Iterator[str]:
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixture: an environment without keys, in which no self-hosted server answers.
 
-    A server that a test starts may take long to answer.
+    A server that a test starts gets more time to answer.
     """
     monkeypatch.setattr("handrail.models.availability.SECONDS", PATIENCE)
     for variable in VARIABLES:

@@ -46,7 +46,7 @@ def forget_in_session(
 ) -> None:
     """Record that runs of a session were deleted.
 
-    If the session has no other runs, delete its decisions and its chain, and record that the session was deleted.
+    If the session has no other runs, delete its decisions and its chain instead, and record that the session was deleted.
     """
     own = session_chain(session_id)
     if connection.execute("SELECT 1 FROM runs WHERE session_id = ? LIMIT 1", (session_id,)).fetchone():
