@@ -44,7 +44,7 @@ async def put(path: Annotated[str, PathArg("write")], context: ToolContext) -> s
 
 @tool(effect="idempotent", capabilities={"fs.write"})
 async def build(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-    """Build something at a path. The handler waits for two events and requests a permission between them."""
+    """Build something at a path. The handler asks two questions and requests a permission between them."""
     assert context.wait_for
     await context.wait_for("begin", {"path": path}, bool)
     allowed = await context.request_permission("net")

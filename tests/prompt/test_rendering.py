@@ -133,7 +133,7 @@ def test_a_section_can_be_of_another_kind():
 
 
 def test_examples_are_written_as_the_model_would_send_them():
-    """An example's input is written as the model would send it, and no input is written as {}."""
+    """An example's input is written as the model would send it. If there is no input, it is written as {}."""
 
     @dataclass
     class Query:

@@ -322,7 +322,7 @@ async def test_undoing_the_worker_undoes_each_of_its_calls(tmp_path: Path, fails
 
 
 async def test_an_undo_that_stops_half_way_says_what_it_has_undone(tmp_path: Path) -> None:
-    """If an inner call's file was changed since, only the calls after it are undone. The error names them, and the model is told."""
+    """If somebody has changed the file of an inner call, only later inner calls are undone. The error names them, and the model is told."""
     (tmp_path / "files").mkdir()
     files, journal, session = DirectoryFilesystem(tmp_path / "files"), MemoryJournal(), Session(id="s")
     registry = team(tmp_path)
