@@ -1,6 +1,6 @@
 """Run the benchmarks in PARTS, and list the missed limits at the end.
 
-A benchmark that fails or misses a limit does not stop the others. The exit status is 1 if anything was missed.
+A benchmark that fails or misses a limit does not stop the others, but makes the exit status 1.
 """
 
 from __future__ import annotations

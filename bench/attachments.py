@@ -2,9 +2,9 @@
 
     python bench/attachments.py [TURNS [MEGABYTES]]
 
-Each wire does two runs, one with ten pictures and one without, and their turns alternate with a bare POST of the same
-number of bytes. The POST is the minimum cost of a turn with the pictures, since every request has the whole conversation.
-The server is in a process of its own.
+Each wire does two runs, one with ten pictures and one without. Their turns alternate with a bare POST of as many bytes
+as the pictures have in base64. The POST is the minimum cost of a turn with the pictures, since every request has the
+whole conversation. The server is a separate process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GROWTH_LIMIT = 1.5
 SENDING_LIMIT = 2.5
 """Maximum cost of the attachments in one turn, in bare POSTs of the same bytes."""
 JOURNAL_LIMIT = 1.05
-"""Maximum number of bytes that attachments add to the journal, as a multiple of their own."""
+"""Maximum number of bytes that attachments add to the journal, as a multiple of their own size."""
 
 WIRES: dict[str, Callable[[str], Model]] = {
     "chat": lambda url: OpenAIModel("m", base_url=url, key_variable=None),

@@ -1,7 +1,7 @@
-"""Measure the cost of a call on a real folder, and compare it with bare disk operations and a git snapshot.
+"""Measure calls on a real folder, compared with bare disk operations and git, and searches, compared with Python's engine.
 
-The figures are medians of wall time over interleaved rounds, since the disk is the bottleneck. Rows with a limit say
-whether it was met.
+The figures are medians of wall time, since the disk is the bottleneck of a call. Rows with a limit say whether it was
+met.
 
     python bench/directory.py [FOLDER]      (a folder on the disk to measure; by default the current one)
 """

@@ -2,8 +2,8 @@
 
     python bench/fleet.py URL PART...       such as `steps`, `dbos`, `failover`, `cancel`, `answer`, `parked`
 
-URL is a database for this benchmark only. Each part has its own schema in it. The workers are processes on this
-machine, and compete for its cores with PostgreSQL. `FLEET_SMALL=1` parks 1,000 runs instead of 10,000.
+URL is a database for this benchmark only. Each part except `dbos` creates schemas of its own in it. The workers are processes
+on this machine, and compete for its cores with PostgreSQL. `FLEET_SMALL=1` parks 1,000 runs instead of 10,000.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ async def fleet(url: str, schema: str, lease: float = 30.0) -> AsyncGenerator[Fl
 
 
 async def steps(url: str) -> None:
-    """Print the steps per second and the workers' CPU time per step. All runs become due together, after the workers started."""
+    """Print the steps per second and the workers' CPU time per step. All runs become due together, once the workers have started."""
     for count in (1, 2, 4):
         async with fleet(url, f"steps{count}") as made:
             await made.start(count)
@@ -186,7 +186,7 @@ DBOS.destroy()
 
 
 async def dbos(url: str) -> None:
-    """Print the same figures for DBOS alone, in one process. Each run is a workflow, and each step is a DBOS step."""
+    """Print the steps per second and the CPU time per step of DBOS alone, in one process, with a workflow for each run."""
     command = [sys.executable, "-c", _DBOS, url, str(RUNS), str(STEPS)]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines() or [f"failed: {done.stderr.strip()[-60:]}"]

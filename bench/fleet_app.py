@@ -32,7 +32,7 @@ async def step(number: int) -> int:
 
 @tool(effect="pure")
 async def wait(seconds: float, *, context: ToolContext) -> str:
-    """Wait until the call is cancelled."""
+    """Wait for this many seconds, unless the call is cancelled."""
     signal = context.signal
 
     async def watch() -> None:
@@ -55,7 +55,7 @@ async def choose(*, context: UserContext) -> str:
 
 
 def answer(request: ModelRequest) -> ToolCall | str:
-    """Do what the message says: `step N` takes N steps, `wait` waits, and `choose` asks."""
+    """Return the model's answer to the message: `step N` makes it call `step` N times, and `wait` and `choose` once each."""
     last = next(each for each in request.messages if isinstance(each, UserMessage))
     verb, _, rest = last.text.partition(" ")
     done = sum(isinstance(each, ToolMessage) for each in request.messages)

@@ -1,4 +1,4 @@
-"""Measure the cost of importing the names that hello world uses, compared with the libraries behind them.
+"""Measure the cost of imports from Handrail, compared with imports of the libraries behind them.
 
 The figures are medians of the CPU time of fresh interpreters, over interleaved rounds. Bytecode is on disk, as for an
 installed package.

@@ -43,7 +43,7 @@ from handrail.question import Answer
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 postgres: Any = importlib.import_module("support.postgres")
-"""Starts a PostgreSQL server for this process."""
+"""The module that starts a PostgreSQL server for this process."""
 
 
 class Pick(BaseModel):
@@ -167,7 +167,7 @@ async def costs(folder: Path, count: int) -> None:
         sides = calls(None), calls(journal), statements(insert), calls(None, insert)
         await compare(count, *sides)
         journal.close()
-        # Only a synced write waits for anything.
+        # Only a synced write waits, so its cost is measured in elapsed time.
         is_synced = synchronous == "FULL"
         without, whole, one, inserted = (each.elapsed if is_synced else each.cpu for each in sides)
         cost = whole - without

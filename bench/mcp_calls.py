@@ -2,8 +2,8 @@
 
     python bench/mcp_calls.py
 
-Servers are processes on standard input and output, and on a loopback port where both check a bearer token. The sides
-take turns, so a busy machine slows both. Each ratio may be at most 1.5.
+The servers are separate processes. They are called over standard input and output, and over HTTP on loopback with a
+bearer token. The sides take turns, so a busy machine slows both. Each ratio may be at most 1.5.
 """
 
 from __future__ import annotations

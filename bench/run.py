@@ -1,7 +1,7 @@
 """Measure the cost of a call through the gate, compared with the same work written by hand, in one run.
 
-The figures are medians of CPU time over interleaved rounds, so that a busy machine slows both sides. Each row has
-a limit, and says whether it was met.
+The figures are medians of CPU time, or of wall time for parallel calls, over interleaved rounds, so that a busy machine
+slows both sides. Each row has a limit, and says whether it was met.
 """
 
 from __future__ import annotations

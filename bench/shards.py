@@ -3,9 +3,8 @@
     python bench/shards.py [SESSIONS [STATEMENTS [CONNECTIONS]]]
 
 STATEMENTS is how many fenced statements a second one database takes, and CONNECTIONS is how many it allows. Measure the
-first with `bench/fleet.py URL steps`. A session makes one step after another, so it never needs more than one database,
-and the busiest sessions decide how even the load is. Their activity follows Zipf's law: the n-th makes 1/n of the steps
-of the first.
+first with `bench/fleet.py URL steps`. All steps of a session go to the same database, so the busiest sessions decide how
+even the load is. Their activity follows Zipf's law: the n-th session makes 1/n of the steps of the first.
 """
 
 from __future__ import annotations

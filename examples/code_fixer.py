@@ -1,4 +1,4 @@
-"""Fix code. The agent may stop once the tests pass, and a command that fails leaves the folder unchanged.
+"""Fix code. An agent that stops before the tests pass is told so, up to five times. A command that fails changes nothing.
 
     python examples/code_fixer.py                                   # a small broken project, a scripted model
     python examples/code_fixer.py --model anthropic:claude-sonnet-5   # the same project, a real model

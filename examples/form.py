@@ -5,7 +5,7 @@
     python examples/form.py --by model --model openai:gpt-5   # a real one
 
 The form is generated from the answer's type, with its nested parts, choices and bounds. The person or model
-does not see the limits that are checked afterwards.
+does not see the private limit that is checked afterwards.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Shown(BaseModel):
 
 
 class Limits(BaseModel):
-    """The private part."""
+    """The private part, which is checked after the form was filled in."""
 
     account: str
     most: float

@@ -109,7 +109,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the slowest tests first."""
+    """Put the tests first that `support.schedule.LONGEST` lists as the slowest."""
     items[:] = arranged(items)
 
 
@@ -121,13 +121,16 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule | None:
-    """Give each worker of `--dist loadfile` whole files, in collection order."""
+    """Give each worker of `--dist loadfile` whole files, in collection order.
+
+    Returns None for the other modes, which keep their own scheduler.
+    """
     return Schedule(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
-    """Keep the browser open while consecutive tests use it."""
+    """Close the browser after a test, unless the next test uses it too."""
     yield
     browsers = sys.modules.get("support.browsers")
     if browsers is not None:

@@ -144,7 +144,7 @@ async def test_a_deadline(subject: str):
 
 
 async def test_what_is_refused(subject: str):
-    """A request that the provider refuses is not retried, and the caller sees the provider's message."""
+    """A request that the provider refuses raises an error that names the model and is caused by `ModelRequestRefused`."""
     with pytest.raises(PromptEvaluationError) as raised:
         await Adapter(model_of(subject, "no-such-model")).evaluate(PLAIN, CAPITAL)
     assert isinstance(raised.value.__cause__, ModelRequestRefused)

@@ -1,21 +1,23 @@
-"""Cancellation signals: a handler's signal fires before it is cancelled, and its own timeouts do not fire the signal."""
+"""Cancellation signals: a handler's signal fires before the handler is cancelled, and the handler's own timeouts do not fire it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
 
-from handrail import Tool, ToolContext, ToolResult, open_gate
-from handrail.cancel_notice import listeners
+from handrail import Tool, ToolContext, ToolResult, cancellation, open_gate
+from handrail.cancel_notice import Listener, listen, listeners
 from handrail.dispatch import Gate
 from handrail.errors import TransientError
 from handrail.testing import VirtualClock, run_virtual
+from support import PATIENCE
 
 Trace = list[Any]
 Work = Callable[[ToolContext, Trace], Awaitable[Any]]
@@ -332,7 +334,7 @@ def test_the_timeout_of_an_inner_call_does_not_fire_the_signal_of_the_outer_one(
             Tool[None, Any]("early", "Slow.", slow, effect="read", timeout=2),
         ]
         gate = open_gate(tools, clock=VirtualClock())
-        # All timers of a loop share one of asyncio's timers. This call starts it, so that it is not started inside of `work`.
+        # All timers of a loop share one asyncio timer. The call of `early` starts that timer outside of `work`.
         early = asyncio.ensure_future(gate.invoke("early"))
         await asyncio.sleep(1)
         trace.append((await gate.invoke("work")).success)
@@ -375,10 +377,10 @@ async def test_nothing_is_kept_of_a_call_whose_coroutine_is_closed() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_fires_the_signal_once_and_a_second_one_ends_the_program(times: int) -> None:
-    """Ctrl-C cancels the main task after the signal has fired. A second Ctrl-C is not lost, even if the handler goes on."""
+    """Ctrl-C cancels the main task after the signal has fired. A second Ctrl-C ends the program, even if the handler keeps waiting."""
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
-    )  # a shell's background programs ignore it
+    )  # a program that a shell starts in the background ignores SIGINT
     trace: Trace = []
 
     async def work(context: ToolContext, trace: Trace) -> None:
@@ -403,3 +405,33 @@ def test_ctrl_c_fires_the_signal_once_and_a_second_one_ends_the_program(times: i
         signal.signal(signal.SIGINT, before)
     assert trace == ["told", "cancelled"]
     assert not listeners
+
+
+def test_a_thread_that_begins_to_listen_while_its_call_ends_leaves_no_listener(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop ends the call at the moment at which the handler's thread adds its listener."""
+
+    class Plain:
+        work = "work"
+
+        def is_cancelled_from_outside(self) -> bool:
+            return False
+
+        def stop(self) -> None: ...
+
+    async def main() -> None:
+        scope = cancellation.open_scope()
+        ends = threading.Thread(target=scope.ignore)
+
+        def add(task: asyncio.Task[Any], listener: Listener) -> None:
+            ends.start()
+            ends.join(0.1)  # it may have to wait until the listener is added
+            listen(task, listener)
+
+        monkeypatch.setattr(cancellation, "listen", add)
+        scope.listen(Plain())
+        ends.join(PATIENCE)
+        assert not listeners
+
+    asyncio.run(main())

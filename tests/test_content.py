@@ -93,7 +93,7 @@ def test_an_address_is_not_fetched() -> None:
     ["https://", "https://me:pass@example.org/a.png", "https://a b/", "http://x/\n", "https://[x/a.png"],
 )
 def test_an_address_that_could_leak_or_break_is_refused(address: str) -> None:
-    """An address without a host, with a password, or with a space or control character is refused."""
+    """An address with a missing or invalid host, a password, a space or a control character is refused."""
     with pytest.raises(DefinitionError, match="not an address"):
         Attachment(address)
 
@@ -165,7 +165,7 @@ def test_a_guess_is_always_a_media_type(content: bytes, name: str) -> None:
 
 
 def test_what_is_attached_is_checked() -> None:
-    """A single attachment in place of a list, and anything else in a list, are refused with an error that says what to pass."""
+    """Anything but a list of attachments is refused with an error that says what to pass."""
     wrong: Any
     for wrong in (Attachment(b""), b"", "a.png", Path("a.png")):
         with pytest.raises(DefinitionError, match="Pass a list"):

@@ -48,7 +48,7 @@ def test_it_is_kept_in_utc(clock: FakeClock):
 
 
 def test_a_time_without_a_zone_is_refused_with_a_hint(clock: FakeClock):
-    """A time without a zone is refused, because it means a different moment on every machine."""
+    """A time without a zone is refused, because it can mean different moments on different machines."""
     with pytest.raises(
         DefinitionError, match=r"2030-01-01T00:00:00 has no time zone.*`Deadline.after\(300\)`"
     ):
@@ -77,7 +77,7 @@ def test_after_the_end_of_the_calendar_is_refused(seconds: float, clock: FakeClo
 
 
 def test_one_in_the_past_has_passed(clock: FakeClock):
-    """A deadline in the past is accepted, because it may come from a record, and has expired."""
+    """A deadline in the past is accepted, because it may come from a record. It has expired."""
     deadline = Deadline(START - timedelta(seconds=5), clock=clock)
     assert deadline.expired
     assert deadline.remaining() == -5

@@ -75,7 +75,7 @@ def adapter(*answers: Any) -> Adapter:
     ],
 )
 def test_a_mistake_is_answered_with_a_hint(mistake: Any, words: str) -> None:
-    """Each mistake is refused with an error that says what to write instead."""
+    """Each mistake is refused with an error that says what is wrong or what to write instead."""
     with pytest.raises(DefinitionError, match=words):
         mistake()
 
@@ -118,7 +118,7 @@ def test_commands_are_writes_too() -> None:
 
 
 def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
-    """Messages that the run adds are marked, so that they can be told from the user's."""
+    """Messages that the run adds are marked, so that they can be told apart from the user's."""
     from dataclasses import dataclass
 
     @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def test_a_module_that_does_not_load_is_its_own_mistake(
 
 
 def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
-    """When an answer is refused, the question is asked again with the hint at its end."""
+    """When an answer is refused, the question is asked again, and its message ends with the hint."""
     person = Person(lambda question: {"approved": True, "scope": "all of it"})
 
     @tool(capabilities={"money"})

@@ -39,7 +39,7 @@ INTERRUPTED = """
 
 
 def interrupted(tmp_path: Any, times: int = 1, **parts: str) -> tuple[list[str], str, int]:
-    """Run a script, send SIGINT each time it prints `ready`, and return its output, errors and exit code."""
+    """Run a script, send SIGINT the first `times` times that it prints `ready`, and return its other output, errors and exit code."""
     text = textwrap.dedent(INTERRUPTED)
     for name in ("cleanup", "after"):
         text = text.replace("{" + name + "}", parts.get(name, "pass"))
@@ -85,7 +85,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Any):
 
 
 def test_the_wait_for_a_cleanup_is_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch):
-    """After a Ctrl-C, every wait has a timeout, because a signal just before a wait would not end it."""
+    """After a Ctrl-C, each wait for the cleanup has a timeout, because a signal just before a wait would not end the wait."""
     real, limits, waited_again = concurrent.futures.wait, list[Any](), threading.Event()
 
     def interrupt(*_: Any) -> None:

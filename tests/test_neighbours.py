@@ -185,7 +185,7 @@ def test_bytecode_in_the_folder_is_not_run(folder: Path):
     module = load_module(str(folder / "front_desk.py"))
     assert (module.WORD, module.VALUE) == ("booked", "booked")
     assert not list(WorkerRegistry(folder).check())
-    assert not list(folder.rglob("beside_later*.pyc"))  # none is written either
+    assert not list(folder.rglob("beside_later*.pyc"))  # no bytecode is written either
 
 
 def test_a_neighbour_without_its_source_is_not_found(folder: Path):
@@ -209,7 +209,7 @@ def test_a_file_that_fails_leaves_no_trace(folder: Path):
 
 @pytest.mark.parametrize("command", ["run", "runs", "serve"])
 def test_commands_do_not_import_what_lies_in_the_current_folder(tmp_path: Path, command: str):
-    """No command imports a file in the current folder that has the name of an optional module."""
+    """`run`, `runs` and `serve` import no file in the current folder that has the name of an optional module."""
     for name in (
         "brotli",
         "zstandard",

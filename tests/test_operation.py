@@ -509,7 +509,7 @@ def test_its_repr_says_what_it_is():
 @pytest.mark.parametrize("thrown", [ValueError("mine"), ValueError], ids=["an error", "a class"])
 @pytest.mark.parametrize("begun", [True, False])
 def test_throwing_into_it_raises_there(thrown: Any, begun: bool):
-    """`throw` raises the error inside the operation's work, or ends an operation that has not started."""
+    """`throw` raises the error inside the operation's work. If the work has not started, it never runs."""
     seen: list[str] = []
 
     async def work() -> None:
@@ -612,7 +612,7 @@ def test_an_outcome_that_comes_as_the_wait_looks_up_is_not_lost(monkeypatch: pyt
     "error", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"]
 )
 def test_an_exit_in_the_work_reaches_the_waiter(error: BaseException):
-    """`SystemExit` or `KeyboardInterrupt` in the work is raised by the wait, and the shared loop goes on."""
+    """`SystemExit` or `KeyboardInterrupt` in the work is raised by the wait, and the shared loop keeps running."""
     with pytest.raises(type(error)) as caught:
         failing(error).wait()
     assert caught.value is error
@@ -620,7 +620,7 @@ def test_an_exit_in_the_work_reaches_the_waiter(error: BaseException):
 
 
 def test_an_exit_in_a_handlers_thread_reaches_the_waiter():
-    """`sys.exit()` on a handler's thread is raised by the wait, and the shared loop goes on."""
+    """`SystemExit` from `sys.exit()` on a handler's thread is raised by the wait, and the shared loop keeps running."""
 
     def leave() -> None:
         sys.exit(4)
@@ -662,7 +662,7 @@ def test_waiting_is_over_as_soon_as_the_work_is(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_operation_whose_constructor_fails_is_collected_quietly() -> None:
-    """A wrong argument raises only its own error: the half-made operation is removed without a warning."""
+    """If the constructor of an operation raises, there is no warning about an unused operation."""
     with pytest.raises(TypeError, match="zzz"):
         Operation(zzz=1)  # pyright: ignore[reportCallIssue]
     gc.collect()

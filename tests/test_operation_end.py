@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_logged")
 
 
 def test_closing_ends_operations_in_tasks_the_handler_spawned():
-    """When a call ends, its operation in a stray task ends with `ContextExpired` after its cleanup, and the task goes on."""
+    """When a call ends, its operation in a stray task ends with `ContextExpired` after its cleanup, and the task continues."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call-7")
@@ -219,7 +219,7 @@ def test_work_that_takes_no_notice_leaves_its_task_uncancelled(how: str):
 
 
 def test_operations_inside_operations_end_together():
-    """An operation that awaits another one of the same call ends together with it, and the task goes on."""
+    """An operation that awaits another one of the same call ends together with it, and the task continues."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")

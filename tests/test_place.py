@@ -57,7 +57,7 @@ def places(draw: st.DrawFn, *, numbers: st.SearchStrategy[int] = NUMBERS) -> Pla
 
 
 def without_attempts(place: Place) -> list[tuple[str, int, str]]:
-    """Return the kind, number and name of each step of a place that is not an attempt."""
+    """Return the kind, number and name of each step of a place, except attempts, innermost first."""
     steps = [each for each in (place, *place.parents) if each.kind != "attempt"]
     return [(each.kind, each.number, each.name) for each in steps]
 

@@ -64,7 +64,7 @@ def test_every_character_can_be_seen(text: str):
 
 
 def kept_by_exact(characters: list[str]) -> set[str]:
-    """Return the characters that `exact` does not escape, each of them after a letter."""
+    """Return the characters that `exact` does not escape when they follow a letter."""
     kept: set[str] = set()
     for start in range(0, len(characters), 256):
         block = characters[start : start + 256]
@@ -74,7 +74,7 @@ def kept_by_exact(characters: list[str]) -> set[str]:
 
 
 def test_no_character_of_unicode_is_hidden():
-    """Characters that are invisible, blank or unassigned, or that control the text's direction, are escaped. Letters are not."""
+    """Invisible, blank, unassigned and direction characters are escaped, except line breaks and spaces. Letters are not."""
     assigned = (*range(0x40000), *range(0xE0000, 0xE1000))  # the other planes are empty or private
     others = range(0x40000, 0x110000, 1 if os.environ.get("HANDRAIL_DEEP") else 41)
     kept = kept_by_exact([chr(each) for each in (*assigned, *others)])

@@ -75,7 +75,7 @@ def moment_after(seconds: float, spans: list[Span]) -> float:
 @example(drawn=[("thread", 3, 40), ("loop", 4, 20)], seconds=5)
 @example(drawn=[("thread", 3, 10), ("thread", 5, 20)], seconds=5)
 def test_a_timeout_is_postponed_by_exactly_what_listeners_took(drawn: list[Listener], seconds: int) -> None:
-    """Work is cancelled once it has had the seconds of its timeout.
+    """A timeout cancels work once the given seconds have passed.
 
     The time that listeners take does not count, however they follow, nest or overlap.
     """
@@ -252,7 +252,7 @@ def test_a_timer_that_was_held_goes_on_when_the_loop_is_closed() -> None:
 
     async def main() -> None:
         loop = virtual_loop()
-        loops.append(loop)  # timers refer to their loop weakly
+        loops.append(loop)  # timers have only a weak reference to their loop
         clock = WorkClock(timers_of(loop))
         clocks.append((clock, clock.enter()))
         fired: Callable[[], object] = lambda: None  # noqa: E731  # it is only ever passed on

@@ -1,7 +1,7 @@
 """Sort a family's inbox. A dozen messages are read and filed into folders, and the bills among them are booked.
 
-With `make run` the embedded model sorts the messages, and a rule decides on the bills. With `make serve` a person does
-both on a page. Both use the same tools.
+With `make run` the embedded model sorts the messages, and a rule decides on the bills. With `make serve` a person sorts
+and decides on a page, with the same tools.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Letter(BaseModel):
 
 
 class Shown(BaseModel):
-    """The public part of the message."""
+    """The public part: the message's text, on one line."""
 
     text: str
 

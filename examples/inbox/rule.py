@@ -8,7 +8,7 @@ from handrail.context import Approval
 from handrail.protocols import ApprovalRequest
 
 MOST = 500
-"""Limit in euros. Any other bill is denied, because a person has to look at it."""
+"""The largest bill that is approved, in euros. A person has to look at a larger one."""
 
 
 class SmallBills:

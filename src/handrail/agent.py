@@ -38,7 +38,7 @@ _NAME = "agent"
 class Agent(Generic[OutputT]):
     """A prompt with its model: `Agent("openai:gpt-5", "Answer briefly.", tools=[fare]).run("…").wait().text`.
 
-    `model` is a model, its name (`provider:name`), or an `Adapter` with its own settings. Instructions given
+    `model` is a model, the name of a model (`provider:name`), or an `Adapter` with its own settings. Instructions given
     as text are literal: `$5` means five dollars. Sections in the list of instructions are templates. A whole `Prompt` may be
     passed in place of instructions, name, tools, output, policies and model settings.
 
@@ -49,7 +49,7 @@ class Agent(Generic[OutputT]):
     model: Adapter | Model | str
     prompt: Prompt[OutputT]
     description: str
-    """What the agent does, for the people it is served to and the models that call it."""
+    """What the agent does, for the people it is served to and the models that call it; "" if it was left out."""
 
     @overload
     def __init__(
@@ -126,7 +126,7 @@ class Agent(Generic[OutputT]):
 
     @cached_property
     def adapter(self) -> Adapter:
-        """The adapter that runs the agent. A model given by name is created at the first run."""
+        """The adapter that runs the agent. A model given by name is created when this is first read, for example by the first run."""
         return self.model if isinstance(self.model, Adapter) else Adapter(self.model)
 
     def run(
@@ -138,7 +138,8 @@ class Agent(Generic[OutputT]):
         templates. A second run on the same `session` continues the conversation.
 
         If a tool fails, the model is told, and the run continues. Raises `PromptEvaluationError` if the run can't
-        continue, for example after a failed request or at a limit, and `RunParked` if the run is parked.
+        continue, for example after a failed request or at a limit, `RunParked` if the run is parked, and `ConversationBusy`
+        if another run uses the session.
         """
         check_names("run", RunArguments, arguments)
         return self.adapter.evaluate(self.prompt, params, message=message, **arguments)
@@ -157,16 +158,17 @@ class Agent(Generic[OutputT]):
     ) -> Operation[PromptResponse[OutputT]]:
         """Resume a recorded run that was parked, or whose process ended.
 
-        Recorded work is not repeated. The adapter's journal is used, unless `journal=` names a different one.
+        Recorded work is not repeated. If the run is over, its response is returned, or its error raised, again. The
+        adapter's journal is used, unless `journal` is passed.
         """
         return self.adapter.resume(run_id, self.prompt, **arguments)
 
     def as_tool(self) -> Tool[Any, Any]:
         """Return this agent as a tool for another agent. Each call to the tool runs the agent inside that call.
 
-        The tool takes the prompt's params if the prompt has any, or else a `message`. It uses the caller's budget,
-        deadline, session, files and environment, but its own model and workers. Its own resources come before the
-        caller's. Raises `DefinitionError` if the agent has no description.
+        The tool takes the prompt's params if the prompt has any, or else a `message`. The nested run uses the caller's
+        budget, deadline, session, files and environment, but the agent's own model and workers. The agent's resources come
+        before the caller's. Raises `DefinitionError` if the agent has no description.
         """
         if not self.description.strip():
             raise DefinitionError(
@@ -190,11 +192,11 @@ class Agent(Generic[OutputT]):
         )
 
     def mcp(self, **arguments: Any) -> ToolServer:
-        """Return an MCP server that offers the agent's tools, and the agent itself as a tool: `await agent.mcp().serve_stdio()`.
+        """Return an MCP server that offers the agent's tools: `await agent.mcp().serve_stdio()`.
 
-        Takes the arguments of `handrail.mcp.ToolServer`. Needs `pip install 'handrail[mcp]'`.
+        If the agent has a description, the server offers the agent itself as a tool, too. Takes the arguments of `handrail.mcp.ToolServer`. Needs `pip install 'handrail[mcp]'`.
         """
-        serve: Any = import_module("handrail.mcp").serve_agent  # its extra may not be installed
+        serve: Any = import_module("handrail.mcp").serve_agent  # the extra `mcp` may not be installed
         return serve(self, **arguments)
 
     async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:
@@ -233,15 +235,15 @@ class AgentTool(Tool[Any, Any]):
 def strongest(effects: Iterable[Effect]) -> Effect:
     """Return the effect of a tool that runs an agent whose tools have these effects: `idempotent` or `irreversible`.
 
-    It is never weaker than `idempotent`. A model's answers cost money and differ each time, so such a call must not be
-    rerun as freely as one whose effects are all in a transaction.
+    It is never weaker than `idempotent`. A model's answers cost money and can differ each time, so a call that runs an
+    agent must not be rerun as freely as one whose effects are all in a transaction.
     """
     most = max((EFFECTS[effect].strength for effect in effects), default=0)
     return "idempotent" if most <= EFFECTS["idempotent"].strength else "irreversible"
 
 
 def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> ToolResult[Any]:
-    """Return an agent's response as a tool result: its output or its text, or an error if the model refused."""
+    """Return an agent's response as a tool result: an error if the model refused, otherwise the output or, without one, the text."""
     if response.stop_reason == "refused":
         return ToolResult.error(f"{name} refused: {response.text}")
     return ToolResult.ok(

@@ -16,11 +16,11 @@ class Watcher(msgspec.Struct, frozen=True):
 
     id: str
     joins: int
-    """How many times somebody in this process has joined. After each, the run broadcasts its output so far."""
+    """How many times somebody in this process has joined. After each join, the run broadcasts its output so far."""
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The output of a leg of a run during a short time."""
+    """What one leg of a run has put out within a short time."""
 
     position: int
     """Orders the batches of a session."""
@@ -35,11 +35,14 @@ class Broadcasts(Protocol):
     """Batches of output, by session. A batch is kept until `sweep` finds it old, or until the session's last watcher leaves."""
 
     async def watch(self, watcher: Watcher, session_id: str, /, *, seconds: float) -> None:
-        """Record that a process watches a session for the next `seconds`, and notify the process that executes the session's run."""
+        """Record that a process watches a session for the next `seconds`, and notify every listener."""
         ...
 
     async def leave(self, watcher_id: str, session_id: str, /) -> None:
-        """Record that a process no longer watches a session. If no other does, the session's batches are deleted."""
+        """Record that a process no longer watches a session, and notify every listener.
+
+        If no other process watches the session, its batches are deleted.
+        """
         ...
 
     async def watchers(self, session_ids: Collection[str], /) -> Mapping[str, Sequence[Watcher]]:
@@ -47,7 +50,7 @@ class Broadcasts(Protocol):
         ...
 
     async def add(self, session_id: str, run_id: str, leg: int, number: int, body: bytes, /) -> None:
-        """Add a batch, and notify the session's watchers."""
+        """Add a batch, and notify every listener."""
         ...
 
     async def last(self, session_id: str, /) -> int:
@@ -55,7 +58,7 @@ class Broadcasts(Protocol):
         ...
 
     async def read(self, session_id: str, after: int, /) -> Sequence[Batch]:
-        """Return the batches of a session after a position, in order. Batches that something else has altered are left out."""
+        """Return the batches of a session after a position, in order. Batches that were altered are left out."""
         ...
 
     async def sweep(self) -> None:
@@ -63,7 +66,7 @@ class Broadcasts(Protocol):
         ...
 
     async def listen(self, heard: Callable[[str, bool], None], /) -> Callable[[], None]:
-        """Call `heard` with a session's id when its watchers (True) or its batches (False) have changed.
+        """Call `heard(session_id, True)` when a session's watchers have changed, and `heard(session_id, False)` for a new batch.
 
         The id is "" if notices may have been missed. `heard` is called in another thread. Returns a function that
         unsubscribes it.

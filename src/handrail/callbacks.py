@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Callback(Generic[T]):
-    """Calls a function, which may be async, with one value after another, from any thread.
+    """Passes values to a function, which may be async. A callback may be called from any thread.
 
-    The function is called at once. The awaitables that it returns are awaited later, one by one and in the order of the
-    calls. `finish` waits for the last one. An exception is logged and does not affect the run.
+    The function is called at once, in the caller's thread. The awaitables that it returns are awaited later, one by one
+    and in the order of the calls. `finish` waits for all of them. An exception is logged and does not affect the run.
     """
 
     def __init__(self, function: Callable[[T], Awaitable[Any] | Any], name: str) -> None:

@@ -1,8 +1,8 @@
 """Notice of a cancellation: the listeners of a task are told of it before the cancellation lands.
 
 asyncio cancels a task by cancelling what the task waits for. So a task with listeners waits for a `Watched` in
-place of a future. When asyncio cancels the `Watched`, the `Watched` tells the listeners, and cancels the future in
-the next pass of the loop.
+place of a future. When asyncio cancels the `Watched` from outside the listeners' work, the `Watched` tells the
+listeners, and cancels the future in the next pass of the loop.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ listeners: dict[asyncio.Task[Any], Listeners] = {}
 
 
 def listen(task: asyncio.Task[Any], listener: Listener) -> None:
-    """Tell `listener` before the task is cancelled, until `forget` is called.
+    """Tell `listener` before a cancellation from outside its work lands, until `forget` is called.
 
     If the task already waits, this applies from the next time that it waits.
     """
@@ -63,7 +63,7 @@ def forget(task: asyncio.Task[Any], listener: Listener) -> None:
     if found is not None and listener in found.told:
         found.told.remove(listener)
         if listener in found.held_for:
-            found.held = None  # the work has ended, so its caller learns of the cancellation from its result
+            found.held = None  # the work has ended, and its result tells the caller of the cancellation
         if not found.told:
             del listeners[task]
 
@@ -93,7 +93,7 @@ class Watched:
 
     def __init__(self, future: Any, task: asyncio.Task[Any]) -> None:
         future._asyncio_future_blocking = False
-        self._asyncio_future_blocking = True  # as asyncio requires of what a coroutine yields
+        self._asyncio_future_blocking = True  # asyncio requires this of an object that a coroutine yields
         self._future = future
         self._task = task
         self._message: Any = None
@@ -114,7 +114,10 @@ class Watched:
         self._future.add_done_callback(callback, context=context)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Tell the listeners of a cancellation from outside, then cancel the future. Any other cancellation reaches it at once."""
+        """Tell the listeners of a cancellation from outside, and cancel the future in the next pass of the loop, unless it is done.
+
+        Any other cancellation cancels the future at once.
+        """
         if self.is_pending:
             return True
         found = listeners.get(self._task)
@@ -187,11 +190,11 @@ def _thrown_into(waiting: Any) -> Generator[Any, Any, BaseException | None]:
 def _watched(waiting: Any, task: asyncio.Task[Any]) -> Watched | None:
     """Return the `Watched` for what the work has yielded; None if that is not a future that the task can wait for."""
     future: Any = waiting
-    if waiting is None:  # as in `sleep(0)`; without a future to cancel, nobody could be told in time
+    if waiting is None:  # as in `sleep(0)`; listeners can be told in time only if there is a future to cancel
         future = task.get_loop().create_future()
         future.set_result(None)
         future._asyncio_future_blocking = True
-    if isinstance(waiting, Watched):  # it was made for work inside this work
+    if isinstance(waiting, Watched):  # it was made for work that is nested in this work
         return waiting
     if not isinstance(future, asyncio.Future) or future is task or not future._asyncio_future_blocking:
         return None

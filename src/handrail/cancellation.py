@@ -14,6 +14,7 @@ import contextlib
 import logging
 import math
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar, cast
 
@@ -43,10 +44,14 @@ class WentSilent(TimedOut):
     """Raised when a scope has cancelled its work because the work stopped beating."""
 
 
+_listening = threading.Lock()
+"""Held while a scope's listener is added or removed: a handler's thread may add it while the loop ends the call."""
+
+
 class CancelScope(msgspec.Struct, eq=False):
     """A piece of work in one task, from `open_scope` to `close`.
 
-    A cancellation from outside always wins: work that was cancelled ends in `CancelledError`, even if its
+    A cancellation from outside takes precedence: work that was cancelled ends in `CancelledError`, even if its
     timeout or deadline passed at the same moment.
     """
 
@@ -61,14 +66,14 @@ class CancelScope(msgspec.Struct, eq=False):
     _deadline: Deadline | None = None
     _deadline_timer: Timer | None = None
     listener: Listener | None = None
-    """Told that the work must stop, one pass of the loop before it is cancelled; None if the work does not listen."""
+    """The listener that is told that the work must stop, one pass of the loop before it is cancelled; None if there is none."""
     _landing: int = 0
     """How many cancellations will be delivered in the next pass of the loop."""
     _watchdog: Timer | None = None
 
     @property
     def interrupted(self) -> bool:
-        """Whether the task has been cancelled since the scope was opened."""
+        """Whether the task has been cancelled since the scope was opened, without the cancellations that were taken back."""
         if deliveries:
             settle(self.task)
         return self.task.cancelling() > self._before
@@ -94,17 +99,24 @@ class CancelScope(msgspec.Struct, eq=False):
         return False
 
     def listen(self, listener: Listener) -> None:
-        """Tell `listener` that the work must stop, one pass of the loop before a cancellation from outside lands."""
-        if self.listener is None or self.listener.work is not listener.work:
-            self.ignore()  # the listener of an earlier attempt
-            self.listener = listener
-            listen(self.task, listener)
+        """Tell `listener` that the work must stop, one pass of the loop before a cancellation from outside lands.
+
+        This replaces a listener for other work. If the scope already has a listener for the same work, that one stays.
+        """
+        with _listening:
+            before = self.listener
+            if before is None or before.work is not listener.work:
+                if before is not None:
+                    forget(self.task, before)  # the listener of an earlier attempt
+                listen(self.task, listener)
+                self.listener = listener
 
     def ignore(self) -> None:
-        """Tell the listener nothing more, because the work is over."""
-        if self.listener is not None:
-            forget(self.task, self.listener)
-            self.listener = None
+        """Remove the listener, because its work is over. Does nothing if there is none."""
+        with _listening:
+            if self.listener is not None:
+                forget(self.task, self.listener)
+                self.listener = None
 
     def interrupt(self) -> None:
         """Cancel the work in the next pass of the loop. Code that waits for the work's signal runs before that."""
@@ -172,7 +184,7 @@ class CancelScope(msgspec.Struct, eq=False):
     def start_timeout(self, seconds: float, clock: TimerClock | None = None) -> None:
         """Cancel the work after this many seconds, or after the time that `continue_timeout` kept from an earlier timeout.
 
-        `clock` measures the seconds. By default, time in which listeners block the loop does not count.
+        `clock` measures the seconds. By default, time in which event subscribers block the loop does not count.
         """
         timers = timers_of(self.task.get_loop())
         self._timeout = timers.start(seconds, self._run_out, clock, self._timeout_left)
@@ -250,7 +262,7 @@ if sys.version_info < (
 
 
 def open_scope(run: Cancellation | None = None, loop: asyncio.AbstractEventLoop | None = None) -> CancelScope:
-    """Open a scope for what the current task does next. If `run` is given, cancelling that run stops the work."""
+    """Open a scope for what the current task does next. If `run` is given, `is_stopped` is also true once that run is cancelled."""
     task: Any = _current_task(loop or asyncio.get_running_loop())
     if deliveries:
         settle(task)
@@ -288,13 +300,14 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
     try:
         return task.result()
     except GeneratorExit as error:
-        raise RuntimeError("shielded work raised GeneratorExit") from error  # nobody closed this coroutine
+        # A `GeneratorExit` would look as if this coroutine had been closed.
+        raise RuntimeError("shielded work raised GeneratorExit") from error
 
 
 class Pending(Generic[T]):
-    """Work in another thread that can't be stopped. One task may wait for its end, even if it is cancelled meanwhile.
+    """Work in another thread that can't be stopped. One task can wait for its end, even if that task is cancelled meanwhile.
 
-    This is what `shielded` does for a coroutine, without a task. `settle` and `wait` are called in the same loop.
+    `shielded` does the same for a coroutine, but needs a task for it. Call `settle` and `wait` on the same loop.
     """
 
     __slots__ = ("_error", "_is_over", "_value", "_waiter")

@@ -24,7 +24,7 @@ MAX_BYTES = 32 * 1024 * 1024
 _MAX_NAME = 200
 _MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^_.+-]{0,100}")
 _ADDRESS = re.compile(r"data:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-"""Matches the beginning of every address, and of no path that is likely to exist."""
+"""Matches the beginning of an address with a scheme, such as `https://`, and of no path that is likely to exist."""
 _TOKENS_PER_PAGE = 5000
 """Upper estimate of the tokens for a picture at the highest resolution, or for a page of a document."""
 _BYTES_PER_TOKEN = 10
@@ -77,8 +77,8 @@ class Attachment:
     are equal if their bytes or addresses, names and media types are equal. Raises `DefinitionError` if the file can't be
     read or is too large, or if an argument is invalid.
 
-    The bytes are not a field. A record, a message or an event contains only the fields below, as a reference. A journal
-    stores the bytes once, under `digest`.
+    The bytes are not a field. A record, a message or an event is encoded with only the fields below, as a reference. A
+    journal stores the bytes once, under `digest`.
     """
 
     media_type: str
@@ -138,7 +138,7 @@ class Attachment:
 
     @property
     def content(self) -> bytes:
-        """The bytes. Raises `ToolValidationError` if this is only a reference, or if they are at an address."""
+        """The bytes. Raises `ToolValidationError` if `is_here` is false."""
         found: bytes | None = self.__dict__.get("_content")
         if found is None:
             why = (
@@ -153,7 +153,7 @@ class Attachment:
     def is_here(self) -> bool:
         """Whether the bytes are in memory.
 
-        They are not if they are at an address. Those of a reference from a journal are not until `load` is called.
+        They are not if the attachment has an address, or if it is a reference from a journal and `load` has not been called.
         """
         return "_content" in self.__dict__
 
@@ -190,7 +190,8 @@ class Attachment:
     def token_bound(self) -> int:
         """An estimate of the tokens that a provider counts, for a budget. The provider's own count is charged.
 
-        It is an upper estimate, except for a document or recording at an address: the size is unknown, so one page is assumed.
+        It is an upper estimate, unless the attachment is at an address and not an image. Its size is then unknown, and one
+        page is assumed.
         """
         if self.is_text:
             return self.size
@@ -307,7 +308,7 @@ def _read(path: Path) -> bytes:
         _check_size(path.name, path.stat().st_size)
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)  # the file may have grown, and a device reports no size
-    except (OSError, ValueError) as error:  # ValueError for a null character
+    except (OSError, ValueError) as error:  # a path with a null character raises ValueError
         why = error.strerror if isinstance(error, OSError) else error
         raise DefinitionError(
             f"the attachment {str(path)[:200]!r} can't be read: {why}. Pass a different file."
@@ -337,7 +338,7 @@ def _checked_address(address: str) -> str:
         )
     try:
         parts = urlsplit(address)
-    except ValueError:  # a bracket that is not closed, for example
+    except ValueError:  # for example because a bracket is not closed
         parts = urlsplit("")
     if not parts.hostname or "@" in parts.netloc or not address.isprintable() or " " in address:
         raise DefinitionError(

@@ -21,9 +21,10 @@ def is_span(seconds: object) -> bool:
 class Deadline:
     """The time by which a run must have ended.
 
-    `at` is in UTC, for records and tickets. The monotonic time until then is measured once, when the deadline is
-    created, and is what is enforced: setting the machine's clock neither shortens nor lengthens a run. With
-    `pauses_for_people`, time between `pause()` and `resume()` does not count. Pauses nest.
+    `at` is in UTC, for records and tickets. When the deadline is created, the time until then is converted to the
+    monotonic clock once. So setting the machine's clock later neither shortens nor lengthens a run. With
+    `pauses_for_people`, time between `pause()` and `resume()` does not count. Pauses nest. Raises `DefinitionError` unless
+    `at` is a datetime with a time zone.
     """
 
     __slots__ = ("_clock", "_ends", "_paused_at", "_pauses", "at", "pauses_for_people")
@@ -70,7 +71,7 @@ class Deadline:
 
     @property
     def paused(self) -> bool:
-        """Whether the deadline is paused, which it is while a person decides."""
+        """Whether the deadline is paused now. Without `pauses_for_people`, it never is."""
         return self._pauses > 0
 
     @property
@@ -83,7 +84,7 @@ class Deadline:
             raise DeadlineExceededError(self.at, doing)
 
     def pause(self) -> None:
-        """Pause the deadline while a person decides. Does nothing unless `pauses_for_people` is true."""
+        """Pause the deadline until `resume` is called. Does nothing unless `pauses_for_people` is true."""
         if not self.pauses_for_people:
             return
         if self._pauses == 0:

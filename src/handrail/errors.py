@@ -29,14 +29,14 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │   ├── WaitOnLoopThread                       `.wait()` where `await` belongs
     │   └── LoopGone                               the event loop it belongs to is closed
     ├── NoAnswer                                 a question got no answer: .question
-    │   ├── Declined                               .reason: the person said no
-    │   ├── QuestionCancelled                      it was withdrawn
+    │   ├── Declined                               .reason: the person said no, or nobody could be asked
+    │   ├── QuestionCancelled                      .reason: it was closed, for example withdrawn
     │   └── QuestionTimedOut (TimeoutError)        nobody answered in time
     ├── LimitError                               a limit of the run was reached
     │   ├── DeadlineExceededError (TimeoutError)   .deadline
     │   ├── BudgetExceededError                    .unit, .wanted, .left, .of_root
     │   └── DepthExceededError (RecursionError)    .path, .limit, .depth
-    ├── StateError                               a session or a resource refused an operation
+    ├── StateError                               a session, a journal or a resource refused an operation
     │   ├── SessionError (ValueError)              .session
     │   ├── ReducerError (RuntimeError)            .event: a reducer failed; the dispatch was undone
     │   ├── EventRefused (TypeError)               .event: it can't be dispatched or published as an event
@@ -48,7 +48,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │   │   └── JournalExposed                       other users or tools could read or change it
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── WorkspaceBusy (RuntimeError)           .workspace, .run_id, .owner: another run has the workspace
-    │   │   └── WorkspaceTakenError                  a different run has taken the workspace over
+    │   │   └── WorkspaceTakenError                  .loser: this process has lost a run's workspace
     │   ├── WorkspaceNotFoundError (LookupError)   .workspace: a journal has no such workspace
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path
@@ -64,7 +64,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
     ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run can't continue
     ├── RunError (RuntimeError)                  .run_id: an operation on a recorded run was refused
     │   ├── RunUnknown (LookupError)               there is no such run
-    │   ├── RunBusy                                .owner: another process holds its lease
+    │   ├── RunBusy                                .owner: a process is executing the run
     │   ├── RunParked                              .questions: it waits for answers; resume it afterwards
     │   └── Diverged                               .place: the replay differs from the record
     └── VisibilityExpansionRequired              .sections, .run_id: show these in full and evaluate again
@@ -88,7 +88,7 @@ class HandrailError(Exception):
     """The root of the tree: `except HandrailError` catches every exception in it."""
 
     hides_frames = False
-    """Whether a traceback leaves out the frames inside Handrail, because the message says everything."""
+    """Whether `Operation.wait` leaves Handrail's own frames out of the traceback, because the message says everything."""
 
 
 class DefinitionError(HandrailError, ValueError):
@@ -146,7 +146,7 @@ class ExtraKeyError(DefinitionError):
 
 
 class WorkerError(DefinitionError):
-    """A worker, or a folder of workers, is invalid. `problems` lists everything that is wrong."""
+    """A worker, or a folder of workers, is missing or invalid. `problems` lists what is wrong in a file, and may be empty."""
 
     def __init__(self, message: str, problems: Sequence[Any] = ()) -> None:
         super().__init__(message)
@@ -275,7 +275,7 @@ class OperationError(HandrailError, RuntimeError):
 
 
 class OperationUsedTwice(OperationError):
-    """An operation was used a second time. Make a new one instead."""
+    """An operation or a stream was used a second time. Create a new one instead."""
 
 
 class OperationHasNoTruth(OperationError, TypeError):
@@ -311,7 +311,7 @@ class Declined(NoAnswer):
 
 
 class QuestionCancelled(NoAnswer):
-    """The question was withdrawn before anybody answered."""
+    """The question was closed without an answer, for example because it was withdrawn or could not be shown."""
 
     def __init__(self, question: str, reason: str = "") -> None:
         super().__init__(question, f"cancelled: {reason}" if reason else "cancelled before it was answered")
@@ -370,11 +370,11 @@ class DepthExceededError(LimitError, RecursionError):
 
 
 class StateError(HandrailError):
-    """A session or a resource refused an operation."""
+    """A session, a journal or a resource refused an operation."""
 
 
 class SessionError(StateError, ValueError):
-    """A session was used or loaded incorrectly."""
+    """A session can't be saved, loaded or used as requested."""
 
     def __init__(self, session: str, problem: str, hint: str) -> None:
         super().__init__(f"session {session!r}: {problem}. {hint}")
@@ -382,7 +382,7 @@ class SessionError(StateError, ValueError):
 
 
 class ReducerError(StateError, RuntimeError):
-    """A reducer raised or did not return a slice, and its dispatch was undone. What the reducer raised is the cause."""
+    """A reducer raised or did not return a slice, and its dispatch was undone. If the reducer raised, its error is the cause."""
 
     def __init__(self, reducer: str, event: object, error: BaseException) -> None:
         super().__init__(
@@ -413,7 +413,7 @@ class Conflict(StateError, RuntimeError):
 
 
 class UndoRefused(StateError, RuntimeError):
-    """A committed call can't be undone. Nothing was changed, except that the calls in `undone` were undone first."""
+    """A call can't be undone. Nothing was changed, except that the calls in `undone` were undone first."""
 
     def __init__(self, call_id: str, places: Sequence[str], problem: str, undone: Sequence[str] = ()) -> None:
         where, hint = "", ""
@@ -525,7 +525,7 @@ class WorkspaceBusy(StateError, RuntimeError):
 
 
 class WorkspaceTakenError(WorkspaceBusy):
-    """Another run has taken over the workspace of a run that this process executes, because this process's lease had ended.
+    """This process has lost the workspace of a run that it executes, because it did not renew its lease in time.
 
     The run stops without committing to the workspace. It can be resumed.
     """
@@ -533,7 +533,7 @@ class WorkspaceTakenError(WorkspaceBusy):
     def __init__(self, workspace: str, run_id: str, owner: str, *, loser: str) -> None:
         super().__init__(workspace, run_id, owner)
         self.loser = loser
-        """The run that had the workspace before."""
+        """The id of the run that has lost the workspace."""
         by = f" by the run {run_id!r} in the process {owner!r}" if run_id else ""
         self.args = (
             f"the workspace {workspace!r} was taken over{by}, because this process did not renew its lease in time. "
@@ -557,7 +557,7 @@ class FileError(StateError, OSError):
     def __init__(self, path: str, problem: str) -> None:
         shown = repr(path).replace(
             r"\\", "\\"
-        )  # a path may contain escapes, which are shown as they are written
+        )  # a path may contain escapes, whose backslashes `repr` doubles
         super().__init__(f"{shown}: {problem}")
         self.path = path
 
@@ -611,7 +611,7 @@ class ModelError(HandrailError, RuntimeError):
 
 
 class ConversationBusy(HandrailError, RuntimeError):
-    """The conversation is already being evaluated. Only one evaluation can run at a time."""
+    """Another evaluation is using the conversation. Only one at a time can."""
 
     def __init__(self, session: str, conversation: str) -> None:
         super().__init__(
@@ -669,7 +669,7 @@ class RunBusy(RunError):
 
 
 class RunParked(RunError):
-    """The run waits for answers, and nobody is there to give them. Resume it once they have been given."""
+    """The run was parked, because it waits for answers. Resume it once they have been given."""
 
     def __init__(self, run_id: str, questions: Sequence[Any]) -> None:
         asked = ", ".join(repr(question.name) for question in questions)
@@ -692,7 +692,7 @@ class Diverged(RunError):
 
 
 class VisibilityExpansionRequired(HandrailError):
-    """The model asked to open sections that this adapter can't open in place."""
+    """The model asked to open sections, and the adapter does not open them in place."""
 
     def __init__(self, sections: Sequence[str], run_id: str | None = None) -> None:
         super().__init__(

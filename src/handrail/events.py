@@ -53,7 +53,7 @@ class ToolInvoked(Fact, frozen=True):
     stale: tuple[str, ...]
     """Slices and paths that the call had read and that something else changed before the call committed."""
     error: BaseException | None
-    """The exception, for telemetry; None if there was none. It is never shown to a model.
+    """The exception, for telemetry; None if there was none.
 
     Listeners see its traceback. Once they have returned, the traceback is removed, so that a session does not hold on to
     calls that are over. If the exception also ends the run, this is a copy without a traceback.
@@ -97,7 +97,7 @@ class Emitted(Fact, frozen=True):
 
 
 class ApprovalRequested(Fact, frozen=True):
-    """A call needs approval. A person is asked, unless the request can be decided without one."""
+    """Approval was requested, for a call or by its handler. A person is asked, unless the request can be decided without one."""
 
     question_id: str
     call_id: str
@@ -124,7 +124,7 @@ class ApprovalRemembered(Fact, frozen=True):
     """A decision was remembered for later requests. It applies until it is revoked, in this session and, if it denies, in its forks."""
 
     id: str
-    """The id for revoking the decision. It is derived from the question and its subject."""
+    """The id for revoking the decision. It is made from the question's id and digest."""
     tool: str
     """The tool that the question was about."""
     covers: Literal["exact", "scope"]
@@ -172,7 +172,7 @@ class QuestionAnswered(Fact, frozen=True):
 
 
 class HandoffParked(Fact, frozen=True):
-    """A handoff now waits for its decision. This event does not contain the private data."""
+    """A handoff now waits for its answer. This event does not contain the private data."""
 
     call_id: str
     tool: str
@@ -183,7 +183,7 @@ class HandoffParked(Fact, frozen=True):
 
 
 class HandoffAnswered(Fact, frozen=True):
-    """The decision of a handoff was made, by a person, a model, the `client` act itself or the caller of `finish`."""
+    """A handoff got its answer, from a person, a model, the `client` act itself or the caller of `finish`."""
 
     call_id: str
     tool: str

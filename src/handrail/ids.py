@@ -1,4 +1,4 @@
-"""Random ids and random numbers. Ids are unguessable; those inside a run are derived from the run's id."""
+"""Random ids, random numbers, and the trace and span ids of runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 NewId = Callable[[], str]
-"""A function that returns a new id. It is injected wherever ids are created, so that tests can number theirs."""
+"""A function that returns a new id. Tests pass one that numbers its ids."""
 
 
 def random_id() -> str:
@@ -16,7 +16,7 @@ def random_id() -> str:
 
 
 Chance = Callable[[], float]
-"""A function that returns a number from 0 to 1. It is injected wherever randomness is needed, so tests can choose it."""
+"""A function that returns a number from 0 to 1. Tests pass one that returns a number of their choice."""
 
 
 def random_fraction() -> float:

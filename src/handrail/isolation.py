@@ -80,7 +80,7 @@ def _drive(steps: Generator[Any, Any, None], waiting: Any, context: Context) -> 
             else:
                 waiting = context.run(_deliver, steps, thrown, task, counted)
         finally:
-            thrown = None  # its traceback refers to this frame
+            thrown = None  # the error's traceback refers to this frame
 
 
 _is_closing: ContextVar[bool] = ContextVar("handrail_is_closing", default=False)
@@ -89,7 +89,7 @@ _is_closing: ContextVar[bool] = ContextVar("handrail_is_closing", default=False)
 def is_closing() -> bool:
     """Return whether the isolated work in this context is being closed, so that it can't await anything any more.
 
-    If not, a `GeneratorExit` is an error like any other, which user code has raised.
+    If it is not being closed, a `GeneratorExit` is an error like any other, which user code has raised.
     """
     return _is_closing.get()
 
@@ -131,7 +131,7 @@ def settle(task: asyncio.Task[Any]) -> None:
         return
     group: Any = caught.tb_frame.f_locals["self"]
     body_raised = caught.tb_frame.f_locals["et"] is not None
-    if group._parent_cancel_requested and not body_raised:  # otherwise it was already taken back
-        group._parent_cancel_requested = False  # later cancellations are not the group's
+    if group._parent_cancel_requested and not body_raised:  # otherwise the group itself has taken it back
+        group._parent_cancel_requested = False  # later cancellations are not from the group
         error.__traceback__ = None
         task.uncancel()

@@ -3,8 +3,8 @@
 Each role is a small protocol, so code that only asks questions depends on `Questions` alone. One contract test suite
 covers every implementation.
 
-Only the process that owns a run adds to it, except for answers, votes, deposits, requests to cancel and entries from
-outside, such as those of an undo. A process that has lost its lease to another gets `RunBusy`.
+While a process holds the lease of a run, other processes add nothing to the run but answers, votes, deposits, withdrawals of
+questions and requests to cancel. A process that has lost its lease to another gets `RunBusy`.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class Runs(Protocol):
         """Take the lease of a run to resume it. Returns the run's previous row, with the new counts of legs and deaths.
 
         Raises `RunUnknown` if there is no such run, `RunBusy` while another process holds it, and `RunError` if it was
-        submitted and a worker has another run of its session.
+        submitted and a process has another submitted run of its session.
         """
         ...
 
     async def keep(self, *run_ids: str) -> Mapping[str, bool | HandrailError]:
         """Renew the leases of several runs. For each run, return whether it should be cancelled, or an error.
 
-        The error is `RunBusy` if another process has taken the run over, `RunUnknown` if the run was deleted, and
-        `JournalAltered` if its record was altered. The other runs are renewed nevertheless.
+        The error is `RunBusy` if this process does not own the run, `RunUnknown` if there is no such run, and `JournalAltered`
+        if its record was altered. The other runs are renewed nevertheless.
         """
         ...
 
@@ -82,10 +82,10 @@ class Runs(Protocol):
     ) -> None:
         """Release the lease and record the run's status. If the run is over, its open questions are deleted.
 
-        Raises `RunBusy` if another process owns the run, and `RunUnknown` if there is no such run.
+        Raises `RunBusy` if this process does not own the run, and `RunUnknown` if there is no such run.
 
-        A submitted run that is not over is due for a worker at `due_at`, or earlier if one of its questions is answered,
-        somebody wakes it, or somebody has asked to cancel it.
+        A submitted run that is not over is due for a worker at `due_at`, or earlier if one of its questions is answered or
+        somebody wakes it. Without `due_at`, it is due at once if it is `queued`, or if somebody has asked to cancel it.
         """
         ...
 
@@ -103,8 +103,8 @@ class Runs(Protocol):
     ) -> Sequence[RunRow]:
         """Return a page of runs, newest first. To get the next page, pass the mark of this page's last record as `before`.
 
-        With `session_id`, return all runs of that session, oldest first, or only the oldest if `limit` is 1. Altered runs
-        are left out.
+        With `session_id`, return all runs of that session, oldest first, or only the oldest if `limit` is 1. With
+        `principal`, return only that principal's runs. Runs whose rows were altered are left out.
         """
         ...
 
@@ -127,8 +127,9 @@ class Runs(Protocol):
     async def verify(self, run_id: str | None = None, /) -> Verification:
         """Check a run and its session, or the whole journal, for changes made by anything other than Handrail.
 
-        Raises `RunUnknown` if there is no such run. The same check is made by `take`, by `add` for a fork, and by every
-        method that returns records for a resume, an answer or an undo. These raise the first `JournalAltered`.
+        Raises `RunUnknown` if there is no such run, and `JournalAltered` if the run's row was altered. `take` makes the same
+        check, and so does `add` for the source of a fork. Methods that return records for a resume, an answer or an undo
+        check at least the run. All of these raise the first `JournalAltered`.
         """
         ...
 
@@ -153,13 +154,14 @@ class Calls(Protocol):
         ...
 
     async def void(self, unit: CommitUnit, /) -> None:
-        """Take back a unit whose files could not be changed. It then counts as never committed."""
+        """Take back a unit whose files could not be changed. It then counts as never committed. Does nothing if it was applied."""
         ...
 
     async def unapplied(self) -> Sequence[CommitUnit]:
         """Return the units of all runs that still have to be applied, in order.
 
-        Units that are applied, void, or being applied by a live process are left out, and so are those of altered runs.
+        Units that this process is applying are left out, and so are those of runs that were altered or that another live
+        process owns.
         """
         ...
 
@@ -168,15 +170,15 @@ class Calls(Protocol):
         ...
 
     async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
-        """Return the units of all runs of a session that are not void, in order."""
+        """Return the units of a session that are not void, in order."""
         ...
 
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
-        """Return the units of all runs that were committed after this one and not undone, in order."""
+        """Return the units that were committed after this one, in any run, and are neither void nor undone, in order."""
         ...
 
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
-        """Record an entry in a run that this process owns; with `from_outside`, in a run that no live process owns.
+        """Record an entry in a run that this process owns; with `from_outside`, in a run whose lease no process holds.
 
         Raises `RunBusy` for any other run, and `RunUnknown` if there is no such run.
         """
@@ -205,9 +207,10 @@ class Steps(Protocol):
     ) -> T:
         """Run `function`, or return its recorded value if it has already succeeded for this key.
 
-        The key is reserved before the function runs and settled afterwards. If the function fails, the reservation is
-        dropped. It stays if the function was cancelled or its process ended. The next time, `unsettled` is called instead,
-        and its value settles the key. Without `unsettled`, the function is run again.
+        The key is reserved before the function runs and settled afterwards. If the function fails, a reservation that this
+        call made is dropped. If the function is cancelled or its process ends, the reservation stays. The next call with this
+        key then calls `unsettled` instead of the function, and settles the key with its value. Without `unsettled`, it runs the
+        function again.
         """
         ...
 
@@ -230,28 +233,29 @@ class Questions(Protocol):
         """Record a question, put it to the asker, and wait for its answer. A recorded answer that is still valid is returned at once.
 
         The answer may come from the asker or through `answer`. If nobody answers, the returned answer's outcome says why.
-        An answer whose value `check` rejects is refused. An answer with secrets is recorded as `mask` returns it;
-        if such a question is asked again, it needs a new answer.
+        An answer whose value `check` rejects is refused. An answer with secrets is recorded as `mask` returns it, so if the
+        question is asked again, it needs a new answer.
         """
         ...
 
     def answer(self, answer: Answer, /) -> None:
         """Accept an answer. The first one wins and a repeat is harmless; anything else raises `AnswerRefused`.
 
-        An answer with a secret is refused if the asker is not waiting in this process, since it can't be recorded.
+        Secrets are not recorded. So an answer that may contain one is refused if the asker is not waiting in this process,
+        unless it repeats the recorded answer.
         """
         ...
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
-        """Return the open questions of one run, or of all runs, oldest first.
+        """Return the open questions of one run, or of all runs, oldest first. With `principal`, return only those to that principal.
 
-        People decide by what they are shown, so each question is returned exactly as it was recorded. Raises
-        `JournalAltered` if the given run was altered. If no run is given, altered runs are left out.
+        People decide by what they are shown, so each question is returned exactly as it was recorded. If the run of a question
+        was altered, raises `JournalAltered` or, without `run_id`, leaves out the questions of that run.
         """
         ...
 
     async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
-        """Return the questions of a run that are open or were answered, oldest first."""
+        """Return the open, answered and declined questions of a run, oldest first."""
         ...
 
     async def withdraw(self, question_id: str, /) -> None:
@@ -285,7 +289,7 @@ class Decisions(Protocol):
     def write(self, decision: Decision, /, *, run_id: str = "") -> None:
         """Record a decision, synchronously, from any thread. Recording it twice is harmless.
 
-        Raises `RunBusy` if the decision was made in a run that another process has taken over.
+        `run_id` is the run in which the decision was made. Raises `RunBusy` if that run is recorded and this process does not own it.
         """
         ...
 
@@ -351,7 +355,7 @@ class Blobs(Protocol):
         ...
 
     async def list(self, run_id: str, /) -> Sequence[str]:
-        """Return the digests that a run refers to, sorted."""
+        """Return the digests that a run refers to, sorted. The files of workspaces are not among them."""
         ...
 
 
@@ -359,15 +363,16 @@ class Workspaces(Protocol):
     """Named trees of files, each at the version that the last commit or undo left.
 
     One run at a time has a workspace. `Calls.commit` records a call and makes its changes to the workspace atomically. It
-    raises `WorkspaceBusy` if a different run has taken the workspace over. Files are stored beforehand, as blobs.
+    raises `WorkspaceTakenError` if this process no longer has the workspace for the call's run. Files are stored beforehand,
+    as blobs.
     """
 
     async def acquire(self, name: str, run_id: str, /) -> WorkspaceRow:
         """Give a workspace, which is created if it does not exist, to a run of this process.
 
-        Raises `WorkspaceBusy` while another run has it, and `RunBusy` if another process has taken the run over. A submitted
-        run that was interrupted keeps its workspace until it is over or waits for an answer or a time. Any other run loses
-        its workspace when its process ends.
+        Raises `WorkspaceBusy` while another run has it, and `RunBusy` if the run is recorded and this process does not own it. A
+        submitted run that was interrupted keeps its workspace until it is over or waits for an answer or a time. A run that
+        was not submitted loses its workspace when its process ends.
         """
         ...
 
@@ -387,20 +392,21 @@ class Workspaces(Protocol):
         ...
 
     async def holders(self) -> Mapping[str, str]:
-        """Return the id of the run that has each workspace. Altered workspaces, and those that a new run could take, are left out."""
+        """Return the ids of the runs that have workspaces, by workspace. Altered workspaces, and those that a new run could take, are left out."""
         ...
 
     async def files(self, name: str, /, *, since: int = 0) -> Mapping[str, WorkspaceFile | None]:
         """Return the paths that have changed after the version `since`, with their states; None for a removed path.
 
-        Raises `JournalAltered` if one of their rows was altered or, with `since=0`, if rows were added or removed.
+        Raises `JournalAltered` if the row of the workspace or of one of these paths was altered or, with `since=0`, if rows of
+        paths were added or removed.
         """
         ...
 
     async def has(self, digests: Collection[str], /, *, run_id: str) -> Collection[str]:
         """Return the digests whose bytes are stored. From now on, these bytes are kept for this run.
 
-        Raises `RunBusy` if another process owns the run.
+        Raises `RunBusy` if the run is recorded and this process does not own it.
         """
         ...
 
@@ -419,14 +425,14 @@ class Workspaces(Protocol):
         """Reverse a unit's changes to workspaces, and record the entry in the unit's run. Returns the changed paths, sorted.
 
         Raises `UndoRefused` if a path is no longer as the unit left it or a folder to remove has other files, `WorkspaceBusy`
-        while a different run has the workspace, and `RunBusy` while a live process executes the unit's run.
+        while a different run has the workspace, and `RunBusy` while a process holds the lease of the unit's run.
         """
         ...
 
 
 @runtime_checkable
 class Journal(Protocol):
-    """The durable record of runs."""
+    """The durable record of runs, with a property for each role."""
 
     @property
     def id(self) -> str:
@@ -435,7 +441,7 @@ class Journal(Protocol):
 
     @property
     def key(self) -> bytes:
-        """The key that signs questions and tickets. It is the same each time the journal is opened."""
+        """The key that signs records, questions and tickets. It is the same each time the journal is opened."""
         ...
 
     @property

@@ -67,7 +67,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
 
 
 class CallAnswered(msgspec.Struct, frozen=True):
-    """The result of one call."""
+    """The result of one call, as it is sent to the model."""
 
     id: str
     name: str
@@ -86,7 +86,7 @@ class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
 
     @property
     def text(self) -> str:
-        """The texts of the results, each on its own line."""
+        """The texts of the results, separated by line breaks."""
         return "\n".join(result.text for result in self.results)
 
 
@@ -103,9 +103,9 @@ Between = Callable[[Any, Any], bytes]
 class Sent(Generic[T]):
     """An append-only sequence that caches its encoding for each wire.
 
-    `encoded(encode)` joins the items with commas, or with what `between` returns. Each encoder encodes an item only
-    once. Encoders are compared by identity, so a wire must use one function for all its requests, always with the same
-    `between`.
+    `encoded(encode)` joins the items with commas, or with what `between` returns. It keeps the result for each encoder, so that
+    only new items have to be encoded later. Encoders are compared by identity, so a wire must use one function for all its
+    requests, always with the same `between`.
     """
 
     __slots__ = ("_encoded", "_items")
@@ -171,7 +171,7 @@ StopReason = Literal["done", "calls", "length", "refused", "paused"]
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts as the provider reported them."""
+    """The tokens that the provider reported, the number of requests, and the web searches that the provider ran."""
 
     input: int = 0
     """All input tokens, including those read from or written to the provider's cache."""
@@ -210,7 +210,7 @@ class SentPart(msgspec.Struct, frozen=True):
     tokens_left: int | None = None
     resets_at: datetime | None = None
     extras: dict[str, Any] = {}
-    """Further JSON values for `context.extras` in the calls of the answer, by the names of their keys."""
+    """Further JSON values for `context.extras` in the calls of the answer, by key."""
 
 
 class TextPart(msgspec.Struct, frozen=True):
@@ -372,7 +372,7 @@ class Takes(msgspec.Struct, frozen=True):
     """Media types that the provider fetches from an address."""
 
     def within(self, other: Takes) -> Takes:
-        """Return the media types that both have."""
+        """Return the media types that both these and `other` have."""
         return Takes(_both(self.bytes, other.bytes), _both(self.addresses, other.addresses))
 
     def sends(self, attachment: Attachment) -> bool:

@@ -180,7 +180,7 @@ def load_file(path: Path, name: str) -> ModuleType:
     _install()
     module = importlib.util.module_from_spec(spec)
     before, home = sys.modules.get(name), _finder.homes.get(name)
-    sys.modules[name] = module  # annotations are resolved by the module's name
+    sys.modules[name] = module  # annotations are resolved through `sys.modules`
     _finder.homes[name] = os.path.realpath(path.parent)
     try:
         loader.exec_module(module)

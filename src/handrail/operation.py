@@ -36,8 +36,8 @@ D = TypeVar("D")
 class Home:
     """The lifetime of one call's operations, and the loop they run on.
 
-    A call has one home. Closing it ends every running operation with `ContextExpired`, wherever it was
-    started, and refuses later ones.
+    A call has one home. Closing it ends its running operations with `ContextExpired`, in whatever task they run, and
+    refuses later ones.
     """
 
     __slots__ = ("_live", "_owned", "call", "closed", "loop")
@@ -148,8 +148,8 @@ class Operation(Coroutine[Any, Any, T]):
     def wait(self) -> T:
         """Run the operation from synchronous code, and return its value or raise its error.
 
-        Inside a call it runs on the call's own loop, from any thread. In a script it runs on one
-        background loop that all operations share. Ctrl-C cancels it, waits for its cleanup, and then
+        An operation from a context's verb runs on the loop of its call, from any thread. Any other operation runs on one
+        background loop, which all of them share. Ctrl-C cancels the operation, waits for its cleanup, and then
         raises `KeyboardInterrupt`; a second Ctrl-C does not wait. Raises `WaitOnLoopThread` on a thread that runs
         an event loop, `ContextExpired` if its call is over, and `LoopGone` if its loop is closed.
         """
@@ -205,7 +205,7 @@ class Operation(Coroutine[Any, Any, T]):
             self._in_task = True
             self._running, self._task = self._begin(), task
         elif task is not self._task:
-            raise self._used_twice()  # two tasks were created from it
+            raise self._used_twice()  # two tasks were created from this operation
         try:
             return self._running.send(value)
         except BaseException:

@@ -1,9 +1,9 @@
 """`Pattern`: a regular expression from a model, a client or a rule, matched in bounded time.
 
 Python's own engine backtracks, so a pattern of a dozen characters can keep it busy for years while every other run in
-the process waits. Patterns from outside are therefore matched by Rust's engine, which is part of pydantic-core. Its
-time is proportional to the length of the text times the size of the pattern. The size is limited too, because a short
-pattern such as `(a?){20000}` can be large.
+the process waits. Patterns from outside are therefore matched by Rust's engine, which is part of pydantic-core. The
+time that it takes is at most proportional to the length of the text times the size of the pattern. The size is limited
+too, because a short pattern such as `(a?){20000}` can be large.
 
 Patterns use Python's syntax and are translated to Rust's. Features that need a backtracking engine (lookaround,
 backreferences, conditionals, atomic groups, possessive repeats) are refused by name.
@@ -21,11 +21,11 @@ from pydantic_core import core_schema
 MAX_LENGTH = 1000
 """Maximum number of characters in a pattern."""
 MAX_SIZE = 1000
-"""Maximum size of a pattern: the number of characters and classes in it, with counted repeats written out."""
+"""Maximum size of a pattern: about the number of its characters, classes and groups, with counted repeats written out."""
 MAX_STEPS = 20_000_000
-"""Maximum size of a pattern times the length of the string that it is matched against."""
+"""Maximum product of the size of a pattern and the length of the string that it is matched against."""
 _STEPS_AT_ONCE = 1_000_000
-"""Approximate number of steps in one call to the engine. Other threads can run between calls."""
+"""Approximate number of steps in one call to the engine, unless a single line needs more. Other threads can run between calls."""
 
 _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()\x00-\x1f]+\Z")
 _COUNTED = re.compile(r"\{(\d*)(?:(,)(\d*))?\}")

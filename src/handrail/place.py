@@ -119,7 +119,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_id(cls, id: str, run_id: str) -> Place:
-        """Return the place that `id` names in the run `run_id`. Raises `ValueError` if the id is not in that run."""
+        """Return the place that `id` names in the run `run_id`. Raises `ValueError` if it names no place in that run."""
         if not id.startswith(run_id):
             raise ValueError(f"{id!r} is not in the run {run_id!r}")
         return cls.parse(id[len(run_id) :])
@@ -200,7 +200,7 @@ class Place(msgspec.Struct, frozen=True):
         return False
 
     def attempt_at(self, call: Place) -> int | None:
-        """Return the number of the attempt at `call` that contains this place; None if there is none."""
+        """Return the number of the attempt at `call` that is or contains this place; None if there is none."""
         found: int | None = None
         place: Place | None = self
         while place is not None:
@@ -252,7 +252,7 @@ def split_run_id(id: str) -> tuple[str, Place]:
 
 
 def leading_call(text: str) -> int | None:
-    """Return the number of the outermost call in a key or a place; None if it belongs to the run itself."""
+    """Return the number of the outermost call in a key or in the text of a place; None if it is in no call."""
     found = _LEADING_CALL.match(text)
     return None if found is None else int(found[1])
 
@@ -268,7 +268,8 @@ def inner_call_id(call_id: str, attempt: int, number: int) -> str:
 def outer_call_ids(call_id: str) -> Iterator[tuple[str, int, int]]:
     """Yield the calls that may contain the call `call_id`, as `(id, attempt, number of this call in the attempt)`.
 
-    Models choose the ids of outermost calls, and such an id may itself end like `~2`, so there may be two.
+    There may be two: `x~2.3` is call 3 of attempt 2 at `x`, or call 3 of attempt 1 at a call whose id is `x~2`, since models
+    choose the ids of outermost calls.
     """
     head, dot, number = call_id.rpartition(".")
     if not dot or not number.isdecimal():

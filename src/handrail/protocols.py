@@ -157,7 +157,7 @@ class DurableFork(Fork, Protocol):
         ...
 
     def apply(self, *, synced: bool = False) -> None:
-        """Apply the changes. If this raises, nothing has changed. With `synced`, the changes survive a power cut."""
+        """Apply the changes. If this raises, they were reverted, except where the error says so. With `synced`, they survive a power cut."""
         ...
 
     def revert(self) -> None:
@@ -220,7 +220,7 @@ class Filesystem(Protocol):
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
         """Replace the only occurrence of `old`, or with `all` every occurrence. Returns how many were replaced.
 
-        Raises `EditRefused` if `old` is not in the file, or is not unique and `all` is false.
+        Raises `EditRefused` if `old` is empty, equals `new`, or is not in the file, and if it is not unique and `all` is false.
         """
         ...
 
@@ -323,7 +323,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Any
     diff: str = ""
     startup_files: tuple[str, ...] = ()
-    """Changed files that will be run automatically later. Only a person can approve them, never a mode or a remembered decision."""
+    """Changed files that programs run automatically, such as git hooks. Only a person can approve them, never a mode or a remembered decision."""
     scopes: tuple[str, ...] = ()
     """Descriptions of the wider scopes to which the decision can apply, narrowest first."""
     recall: ApprovalRecall | None = None
@@ -343,7 +343,7 @@ class ApprovalRecall(Protocol):
         ...
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
-        """Remember an answer for an offered scope. Without a scope, an approval covers only this request, a denial also other diffs of it."""
+        """Remember an answer for an offered scope, or without one for this request: an approval for its current diff, a denial for any diff."""
         ...
 
     def when_covered(self, wake: Callable[[], object], /) -> Callable[[], None]:
@@ -474,7 +474,7 @@ class WorkerSource(Protocol):
         ...
 
     def enter(self, frame: Any, /) -> AbstractAsyncContextManager[None]:
-        """Make the workers available. During the block, a worker also reports the messages of the frame's run to its callback."""
+        """Make the workers available, as `open` does. During the block, a message callback, if there is one, gets the run's messages."""
         ...
 
 

@@ -11,10 +11,10 @@ from handrail.records import RunRecord, RunRow, WorkerRow
 class Queue(Protocol):
     """Runs that wait for a worker, and the workers.
 
-    A worker may take a run that is *due*: a queued run whose time has come, a parked run that was woken or has a question
-    that has been answered or has expired, or a run whose owner is gone. Of the queued runs of a session whose time has come,
-    only the oldest is due, and only while no other run of the session is running or parked. At most one submitted run of a
-    session has an owner at a time.
+    A worker may take a submitted run that is *due*: a queued or parked run whose time has come, a parked run that was woken or
+    has an answered question, or a run whose owner is gone. Of the queued runs of a session whose time has come,
+    only the oldest is due, and only while no other run of the session is being begun, running or parked. At most one submitted
+    run of a session has an owner at a time.
     """
 
     async def submit(
@@ -30,9 +30,9 @@ class Queue(Protocol):
         """Record a run for a worker to begin, as `queued`, and return its row.
 
         It is due at the time `at`, or now. With `host`, only workers on that host may take it. The `blobs` that its request
-        refers to are stored together with it. If the principal has
-        already submitted a run with this `key`, nothing is recorded, and the row of that run is returned. Raises
-        `DefinitionError` if the run has no app, and `RunError` if its id is in use.
+        refers to are stored together with it. If the principal has already submitted a run with this `key`, nothing is
+        recorded, and the row of that run is returned. Raises `DefinitionError` if the run has no app, and `RunError` if its id
+        is in use.
         """
         ...
 
@@ -45,7 +45,7 @@ class Queue(Protocol):
         run_id: str | None = None,
         besides: Collection[str] = (),
     ) -> RunRow | None:
-        """Take the lease of the run in these queues that has been due longest, or return None if no run is due.
+        """Take the lease of the run in these queues that has been due longest, or return None if no run can be taken.
 
         Returns the run's previous row, with the new counts of legs and deaths. Runs that are pinned to a host other
         than `host` are left alone. So are the runs in `besides`, which this process still executes, although another
@@ -65,8 +65,8 @@ class Queue(Protocol):
     async def wake(self, run_id: str, /, at: float | None = None) -> None:
         """Make a run due at the time `at`, or now. Does nothing if another process owns the run or the run is over.
 
-        A run that this process owns is due then, unless it is over, once this process has left it.
-        Raises `RunUnknown` if there is no such run.
+        If this process owns the run, no worker takes it before this process has left it. Raises `RunUnknown` if there is no
+        such run.
         """
         ...
 
@@ -78,7 +78,7 @@ class Queue(Protocol):
         ...
 
     async def cancel(self, run_id: str, outcome: bytes, /) -> bool:
-        """Cancel a queued run, and record this outcome. Returns False if the run has begun, or if a live process has it.
+        """Cancel a queued run, and record this outcome. Returns False if the run is not queued, or if a process holds its lease.
 
         The run's lease is not taken, so this works even while a worker has another run of the session. Raises `RunUnknown`
         if there is no such run.

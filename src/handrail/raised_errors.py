@@ -1,6 +1,6 @@
 """Raised errors: describe them, log them, and keep them without the frames that they refer to.
 
-Nothing here raises, whatever the errors' own methods do.
+The functions work for any error, even for one whose `__str__` raises.
 """
 
 from __future__ import annotations

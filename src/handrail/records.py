@@ -16,7 +16,7 @@ from handrail.question import Answer, Question
 RunStatus = Literal["queued", "running", "parked", "done", "failed", "cancelled"]
 """The status of a run.
 
-A `queued` run was submitted and has not begun. A run whose process died is still `running`; its lease shows that it has no
+A `queued` run was submitted and has not begun. A run whose process died keeps its status; its lease shows that it has no
 live owner.
 """
 
@@ -43,9 +43,9 @@ EntryKind = Literal[
 `model answer`: the model has answered. `call begun`: an attempt at a call is about to run its handler. `call tried`:
 another attempt at a call begins. `inner call`: a call inside another one has ended. `verb`: a handler has used a verb
 of its context. `advice`: what the run's feedback providers or completion checkers said.
-`undoing`: a call is being undone. `undone`: the call has been undone; the key is its id. `told`: the model has been
-informed of that. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision decided at
-this place, so that a resumed run decides the same. `attachments`: the files that a call gave to a worker.
+`undoing`: a call is being undone. `undone`: a call has been undone; the key is its id. `told`: the model has been
+informed of undone calls. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision
+decided at the entry's place, so that a resumed run decides the same. `attachments`: the files that a call gave to a worker.
 `emitted`: the events of a call that the web page showed; the key is the call's id.
 `remote work`: the id of the work that a call has started elsewhere.
 """
@@ -67,18 +67,18 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float
     """When the run began, in seconds since 1970. For a run that has not begun, when it was submitted or is due."""
     begin: bytes = b""
-    """The data that the adapter needs to begin the run in the same way again. Only the adapter reads it."""
+    """The data that is needed to begin the run in the same way again, as the adapter encodes it; b"" for a run that has not begun."""
     app: str = ""
     """Reference to the prompt: a worker's file, or `module:name`; "" if it is not known."""
     code: str = ""
     """A digest of the app's code, to detect changes; "" if it is not known."""
     forked_from: str = ""
     request: bytes = b""
-    """The encoded request of a submitted run; b"" for other runs. Only the adapter reads it."""
+    """The encoded request of a submitted run; b"" for other runs."""
 
     @property
     def mark(self) -> Mark:
-        """The run's position among other runs."""
+        """The run's position in a list of runs, from which the next page continues."""
         return self.began_at, self.id
 
     @property
@@ -110,7 +110,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the owner was alive and held its lease when the row was read."""
     changed_at: float = 0.0
     outcome: bytes = b""
-    """The run's outcome, once it is over. Only the adapter reads it."""
+    """The run's outcome as the adapter encodes it; b"" until the run is over."""
     questions: int = 0
     """The number of the run's open questions."""
     stopping: bool = False
@@ -120,11 +120,11 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     queue: str = ""
     """The queue from which workers take the run; "" for a run that was not submitted."""
     host: str = ""
-    """The only host whose workers may take the run, because its files are there; "" for any host."""
+    """The only host whose workers may take the run; "" for any host."""
     due_at: float | None = None
     """When a worker may take the run, in seconds since 1970; None if the run does not wait for a time."""
     legs: int = 0
-    """How many times a process has begun or resumed the run, or claimed it from a queue."""
+    """How many legs have begun. A leg is the work of one process on the run. A claim of this run that finds it not due counts too."""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,22 +135,22 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     queues: Sequence[str]
     leased_until: float = 0.0
     runs: int = 0
-    """How many runs it is executing."""
+    """How many runs the worker is executing."""
     limit: int = 0
-    """The maximum number of runs that it executes at once."""
+    """The maximum number of runs that the worker executes at once."""
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A principal's session, summarized from its runs."""
+    """A principal's session, summarized from the runs of that principal in it."""
 
     session_id: str
     runs: int
     changed_at: float
-    """When a run of the session was last submitted, begun, taken by a process, moved to another queue or released."""
+    """When one of these runs was last submitted, begun, forked, taken by a process, moved to another queue or released."""
     first: RunRecord
     newest: RunRow
     questions: int = 0
-    """The number of open questions in all runs of the session."""
+    """The number of open questions in these runs."""
 
     @property
     def began_at(self) -> float:
@@ -158,7 +158,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> Mark:
-        """The session's position among other sessions."""
+        """The session's position in a list of sessions, from which the next page continues."""
         return self.changed_at, self.session_id
 
 
@@ -228,9 +228,9 @@ class WorkspaceRow(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     """The number of commits and undos so far."""
     run_id: str = ""
-    """The run that acquired the workspace last and has not released it; "" if there is none."""
+    """The run that acquired the workspace last; "" if it has released the workspace and no worker will continue the run."""
     owner: str = ""
-    """The process that acquired the workspace for that run; "" if it has released the workspace."""
+    """The process that acquired the workspace for that run; "" once it has released the workspace."""
     seal: str = ""
     """The sum of the MACs of the rows of its files. It shows whether rows were added or removed."""
 
@@ -270,7 +270,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arguments: str = ""
     status: str = "ok"
     at: float = 0.0
-    """When the call began, in seconds since 1970."""
+    """When the call began, in seconds since 1970. If the run was resumed during the call, when the call began again."""
     seconds: float = 0.0
     reads: Sequence[str] = ()
     """What the call read, such as `slice Plan` or `file docs/a.md`.
@@ -282,7 +282,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     charged: bool = True
     """Whether the call counts towards a budget of tool calls."""
     root: str = ""
-    """The folder that the call's paths are relative to; "" if the files are not on disk."""
+    """The folder that the call's paths are relative to, or `workspace:NAME`; "" if the files are not on disk."""
     root_id: str = ""
     """The id that this folder keeps when it is moved; "" if there is no folder, or if nothing had been written to it yet."""
     decision: str = ""
@@ -325,9 +325,12 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of checking a journal for alterations."""
 
     records: int
-    """How many records were checked."""
+    """How many records were read and found intact. A record that was read twice counts twice."""
     altered: Sequence[JournalAltered]
-    """The first alteration of each run and of each other chain, and every altered blob."""
+    """The first alteration of each run, session, other chain and workspace, every altered blob, and damage to the file.
+
+    If one run was checked, only the first alteration of its session.
+    """
     imported: Sequence[str]
     """The runs that were imported. Alterations before the import can't be detected."""
 

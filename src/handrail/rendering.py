@@ -24,7 +24,8 @@ FOLD_LINES = 12
 _MAX_MARKS = 3
 """Maximum number of combining marks on one character. More of them would cover the text around it."""
 
-# Unicode's "default ignorable" characters, except U+FE0F, which is part of many emoji.
+# Control characters, line separators, surrogates, and Unicode's "default ignorable" characters, except U+FE0F, which is
+# part of many emoji.
 _INVISIBLE = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"

@@ -1,4 +1,7 @@
-"""Cheap timers: a heap of due times, served by a single timer of the event loop."""
+"""Cheap timers: a heap of due times, served by a single timer of the event loop.
+
+In this module, a listener is a subscriber of an event bus.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Also the number of spans that a `LostTime` remembers.
 _LONGEST_EXCUSE = 60.0
 """Maximum seconds by which a listener on a thread postpones a call's timeout, in case the listener never returns."""
 _threads = threading.Lock()
-"""Guards what threads and the loop both change in a `WorkClock`."""
+"""Guards the fields of a `WorkClock`, which threads and the loop both change."""
 _NO_CONTEXT = Context()
 """The context in which timers fire. The context of the code that starts a timer would keep its call in memory."""
 
@@ -133,7 +136,7 @@ class Timer(msgspec.Struct, eq=False):
         """Reschedule the timer, because its clock advances again earlier than `standstill` said."""
         if self._call is not None and self._left is None:
             self.wait(self.left())
-            self._timers.count_stopped()  # the timer's old entry in the heap
+            self._timers.count_stopped()  # the timer's old entry in the heap is invalid now
 
     def fire(self) -> None:
         """Call the function if the time is up; otherwise wait for the rest."""

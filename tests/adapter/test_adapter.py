@@ -332,7 +332,7 @@ def test_leaving_a_stream_cancels_its_run() -> None:
 
     @tool
     async def slow() -> str:
-        """Take long."""
+        """Take a long time."""
         began.append("slow")
         try:
             await asyncio.sleep(60)
@@ -1136,12 +1136,12 @@ def test_a_childs_sections_do_not_end_the_outer_run(kind: str) -> None:
 
     @tool(name="ask")
     async def ask(context: ToolContext) -> str:
-        """Ask a child."""
+        """Ask another agent."""
         return (await context.adapter.evaluate(child, "hi")).text
 
     @tool(name="ask")
     async def ask_group(input: str, context: ToolContext) -> str:
-        """Ask a child in a task group."""
+        """Ask another agent in a task group."""
         async with asyncio.TaskGroup() as group:
             answer = group.create_task(waited(context))
         return answer.result()
@@ -1151,12 +1151,12 @@ def test_a_childs_sections_do_not_end_the_outer_run(kind: str) -> None:
 
     @tool(name="inner")
     async def inner(context: ToolContext) -> str:
-        """Ask a child."""
+        """Ask another agent."""
         return (await context.adapter.evaluate(child, "hi")).text
 
     @tool(name="ask")
     async def ask_inner(input: str, context: ToolContext) -> str:
-        """Ask a tool that asks a child."""
+        """Call a tool that asks another agent."""
         return (await context.call("inner")).unwrap()
 
     tools = {"evaluate": [ask], "group": [ask_group], "call": [ask_inner, inner]}[kind]
@@ -1178,7 +1178,7 @@ def test_a_caller_answers_what_its_child_needs() -> None:
 
     @tool
     async def ask(context: ToolContext) -> str:
-        """Ask a child."""
+        """Ask another agent."""
         try:
             return (await context.adapter.evaluate(child, "hi")).text
         except VisibilityExpansionRequired as needed:

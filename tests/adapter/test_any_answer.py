@@ -288,7 +288,7 @@ class Pick(BaseModel):
 
 
 async def test_a_call_that_was_cut_off_is_still_cut_off_in_a_resumed_run(tmp_path: Path) -> None:
-    """When a run that was parked in a turn that was cut off is resumed, it still refuses the incomplete calls."""
+    """When a run that was parked in a turn that was cut off is resumed, it still refuses the turn's incomplete and last calls."""
     ran.clear()
 
     @tool(effect="staged")
@@ -349,7 +349,7 @@ async def test_a_history_may_begin_with_the_model() -> None:
 
 
 async def test_text_from_elsewhere_may_have_lone_surrogates() -> None:
-    """Lone surrogates, as in some file names, are sent as replacement characters, wherever the text comes from."""
+    """Lone surrogates in a history or a message are sent as replacement characters."""
     history = [
         UserMessage("a\ud800"),
         AssistantMessage("b\ud800", (CallAsked("c\ud800", "d\ud800", '{"where": "e\ud800"}'),)),

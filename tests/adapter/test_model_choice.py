@@ -192,6 +192,7 @@ async def test_the_refusal_of_the_last_model_stands() -> None:
 
 async def test_choices_nest() -> None:
     """A choice may contain choices, and each has its own rule for refusals.
+
     If all models of an inner choice fail, the outer choice asks its next model.
     """
     refused = said("", stop="refused")

@@ -77,7 +77,7 @@ async def offers(
 
 
 class Watch:
-    """A policy that records what it is asked about. It gives its decision on a provider's tool, and allows all others."""
+    """A policy that records what it is asked about. It gives `decision` on a provider's tool, and allows all other tools."""
 
     name = "watch"
 

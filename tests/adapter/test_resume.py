@@ -226,7 +226,7 @@ async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Pat
 
 
 async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
-    """An answer that does not match the schema is refused at once. If it matches but fails validation, it is asked for again."""
+    """An answer that does not match the schema is refused at once. If it matches but fails validation, the question is asked again."""
     tools = Counted()
     prompt = Prompt("p", "Do.", tools=tools.all)
     script = ScriptedModel([ToolCall("ask"), "done"])

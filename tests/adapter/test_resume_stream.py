@@ -1,4 +1,4 @@
-"""A resumed run publishes only new events, not those recorded earlier."""
+"""A resumed run does not publish its recorded steps again. It starts its interrupted calls again, and publishes what follows."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator

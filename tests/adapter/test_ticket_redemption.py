@@ -295,7 +295,7 @@ async def test_a_ticket_is_for_what_it_says(stage: Stage, work: Any, options: An
 
 
 async def test_a_forged_ticket_is_refused(stage: Stage):
-    """A ticket that was never issued is refused, even if it is sealed with the right key."""
+    """A ticket that was altered is refused, and so is one that was never issued, even if it is sealed with the right key."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()

@@ -461,7 +461,7 @@ def test_errors_are_json_too(folder: Path, arguments: list[str], code: int, kind
 
 
 def test_json_says_what_was_not_approved(folder: Path):
-    """With `--json`, the object lists the calls that were not approved."""
+    """With `--json`, the object lists the tools whose calls were not approved."""
     said = json.loads(run(folder, "payer", "--json").stdout)
     assert (said["ok"], said["exit_code"], said["not_approved"]) == (False, 3, ["pay"])
 
@@ -789,9 +789,8 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     process.stdin.write("hi\n")
     process.stdin.flush()
     assert process.stdout.readline().startswith("Hello")
-    while (
-        "pipe_read" not in Path(f"/proc/{process.pid}/wchan").read_text()
-    ):  # the program waits for its next message there
+    # until the program waits for its next message
+    while "pipe_read" not in Path(f"/proc/{process.pid}/wchan").read_text():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130

@@ -195,14 +195,14 @@ async def test_nested_calls_are_below_a_heading():
     at = said.index("  ▸ ask_guide")
     assert said[at + 1 : at + 3] == ["    ✓ look path=a.md", "    ✓ look path=b.md"]
     assert said[-1].startswith('  ✓ ask_guide question="weather?"')
-    assert said[-1].endswith(" · $0.04")  # two requests of 10 tokens in and 5 out, at a price per million
+    assert said[-1].endswith(" · $0.04")  # two requests of 10 tokens in and 5 out
     assert activity.rows == {}
     assert len(activity.done) == 3
 
 
 @pytest.mark.parametrize("verbose", [False, True])
 async def test_a_thought_is_folded(verbose: bool):
-    """A model's thinking is shown as one line before its answer, or in full if the view is verbose."""
+    """The first line of a model's thinking is shown with the number of other lines, or all lines if the view is verbose."""
     thinks = Reply("Rain.", thinking="First I look.\n\nThen I say\x1b[2J it.")
     _, said = await run_and_say(ScriptedModel([thinks]), verbose=verbose)
     lines = [line for line in said if line.startswith("∴")]

@@ -51,7 +51,7 @@ def served() -> Iterator[str]:
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixture: an environment without keys, in which no self-hosted server answers.
 
-    A server that a test starts may take long to answer.
+    A server that a test starts gets more time to answer.
     """
     monkeypatch.setattr("handrail.models.availability.SECONDS", PATIENCE)
     for variable in VARIABLES:
@@ -69,9 +69,10 @@ async def states() -> dict[str, str]:
 
 @pytest.mark.usefixtures("nothing")
 async def test_the_models_that_work_here(monkeypatch: pytest.MonkeyPatch):
-    """Only the embedded models need no setup. A vendor needs a key, and a self-hosted provider a server that answers.
+    """Only the embedded and the demonstration models need no setup.
 
-    A server that refuses the request is reported with the variable to set.
+    A vendor needs a key, and a self-hosted provider a server that answers. A server that refuses the request is reported
+    with the variable to set.
     """
     before = await states()
     assert {name for name, state in before.items() if state == "ready"} == {"local", "demo"}
@@ -142,7 +143,7 @@ async def fare(city: str) -> str:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_an_agent_on_the_served_model(served: str, api: Any):
-    """Hello world runs on the served model, whole and streamed: it calls the only tool, and then answers in text."""
+    """An agent on the served model calls the only tool and then answers in text, both whole and streamed."""
     model = OpenAIModel("smollm2-135m", base_url=served, key_variable=None, api=api)
     agent = Agent(model, "Answer in one short sentence.", tools=[fare])
     whole_answer = agent.run("How much is the ticket to Rome?").wait()
@@ -179,7 +180,10 @@ OTHER_TOOL = {"type": "function", "function": {"name": "other"}}
 
 
 def test_structured_answers_and_chosen_tools(served: str):
-    """Answers and the arguments of a chosen tool follow their schemas. A reply cut off by `max_tokens` has no calls."""
+    """Answers and the arguments of a chosen tool follow their schemas.
+
+    With several tools and no choice, the answer is text, which `max_tokens` can cut off.
+    """
     base = {"model": "smollm2-135m", "messages": [USER], "max_tokens": 40}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
     status, answer = post(served, {**base, "response_format": form})

@@ -186,7 +186,7 @@ def test_a_call_that_was_not_approved(line: Line):
     line("answer", "tea", "--deny", "--digest", waiting["digest"])
     said = line("resume", "tea", "--model", "the_app:model", code=3)
     assert "Not approved, so it did not run: draft." in said
-    sys.modules.pop("the_app", None)  # its model has no more answers
+    sys.modules.pop("the_app", None)  # loaded again, because its model has no more answers
     line.record("milk", script, app="the_app:careful")
     (waiting,) = line.json("show", "milk")["waiting"]
     line("answer", "milk", "--deny", "--digest", waiting["digest"])

@@ -110,7 +110,7 @@ def test_the_table_of_the_specification_is_all_there():
 
 
 def test_the_call_it_shows_is_the_one_it_was_made_for():
-    """A context's id, tool, invocation, run, depth and extras are those of its call."""
+    """A context's id, tool, invocation, depth and extras are those of its call."""
     search = Tool("search", "Searches.")
     context = headless_context(
         call_id="call-3", tool=search, depth=2, extras={"provider_request_id": "req-8"}
@@ -145,7 +145,7 @@ def test_what_a_provider_gives_is_optional():
 
 
 def test_require_rendered_gives_it_or_names_the_prompt():
-    """`require_rendered` returns the rendered prompt, and raises an error that names the prompt before rendering."""
+    """`require_rendered` returns the rendered prompt. Before there is one, it raises an error that names the prompt."""
     prompt = SimpleNamespace(name="reviewer", sections=())
     with pytest.raises(NotRendered, match="prompt 'reviewer' has not been rendered yet") as caught:
         headless_context(prompt=prompt).require_rendered()
@@ -211,7 +211,7 @@ def test_a_mock_call_is_a_call():
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in AT_ONCE])
 def test_verbs_that_wait_return_an_operation(verb: str):
-    """Verbs that wait return an operation with the call's `home`, which can be awaited."""
+    """Verbs that wait return an operation that has the call's `home` and can be awaited."""
 
     async def main() -> None:
         context = everything()
@@ -225,7 +225,7 @@ def test_verbs_that_wait_return_an_operation(verb: str):
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name in AT_ONCE - {"ticket"}])
 def test_verbs_that_act_at_once_return_done(verb: str):
-    """Verbs that act at once return `Done`, which need not be awaited."""
+    """Verbs that act at once, except `ticket`, return `Done`, which need not be awaited."""
     assert isinstance(VERBS[verb](headless_context()), Done)
 
 
@@ -356,7 +356,7 @@ def test_presence_follows_the_environment():
 
 
 def test_the_narrower_contexts_say_what_was_missing():
-    """Using a narrower context where its capability is missing raises an error that names the capability."""
+    """Using a narrower context where its capability is missing raises an error that says where the capability is available."""
     with pytest.raises(AssertionError, match="only where somebody can be asked"):
         UserContext(headless_context()._source).wait_for  # noqa: B018
     with pytest.raises(AssertionError, match="only where there is a model"):

@@ -86,7 +86,7 @@ def test_what_is_missing_is_a_key_error_or_the_default():
 
 
 def test_it_is_a_mapping_and_read_only():
-    """Extras can be iterated and have a length, but can't be changed."""
+    """Extras can be iterated and have a length, but can't be changed, not even through the dict that they were made from."""
     source = {"a": 1, "b": 2}
     extras: Any = Extras(source)
     source["c"] = 3
@@ -115,7 +115,7 @@ def test_the_built_in_keys():
 
 
 def test_a_key_can_be_subscripted_and_is_a_value():
-    """Keys with equal definitions are equal and hashable, with or without a type argument."""
+    """Keys with equal definitions are equal and hashable, with or without a type argument. A key can't be changed."""
     assert ExtraKey[int]("n", int) == ExtraKey("n", int)
     assert len({ExtraKey("n", int), ExtraKey[int]("n", int), ExtraKey("m", int)}) == 2
     with pytest.raises(AttributeError):

@@ -139,7 +139,7 @@ def test_another_key_does_not_open_it():
 
 @pytest.mark.parametrize("length", [0, 15])
 def test_a_short_key_is_refused(length: int):
-    """A key that is short enough to be guessed is refused, both for sealing and for opening."""
+    """A key of less than 16 bytes is refused, both for sealing and for opening."""
     with pytest.raises(TicketError, match=f"the key has {length} bytes. Use at least 16 random bytes"):
         TICKET.seal(bytes(length))
     with pytest.raises(TicketError, match=f"the key has {length} bytes"):
@@ -156,7 +156,7 @@ def test_another_version_is_refused_by_number(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_contexts_ticket_is_one():
-    """`context.ticket()` seals the call's own ids, depth, deadline and capabilities."""
+    """`context.ticket()` seals the call's own ids, tool, depth, deadline and capabilities."""
     deadline = Deadline(datetime(2031, 5, 1, tzinfo=UTC))
     context = headless_context(
         call_id="call-9",

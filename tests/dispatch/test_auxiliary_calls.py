@@ -1,4 +1,4 @@
-"""Compensations and probes have the gate's transaction, events and record, but skip its other steps."""
+"""Compensations and probes have a transaction, events and a record, but no policy, approval, budget or deadline applies to them."""
 
 import asyncio
 from typing import Any
@@ -240,7 +240,7 @@ def flying(probe: Any) -> tuple[list[Any], list[str]]:
 
 
 async def interrupted(tools: list[Any], **options: Any) -> Rig:
-    """Return a gate whose run was interrupted in its first call, after the handler had begun."""
+    """Return a rig whose run was interrupted in its first call, after the handler had begun."""
     journal = MemoryJournal()
     rig = Rig(tools, journal=journal, **options)
     frame = rig.gate.frame

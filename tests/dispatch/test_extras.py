@@ -81,7 +81,7 @@ async def test_nested_runs_inherit_extras_and_may_replace_them() -> None:
 
 
 class Wire(ScriptedModel):
-    """A model whose wire contributes an extra."""
+    """A model that contributes extras with each answer."""
 
     async def stream(self, request: Any) -> AsyncGenerator[Any]:
         yield SentPart(b"{}", {}, extras={"tenant": "of the wire", "retries": 99})

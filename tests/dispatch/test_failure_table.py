@@ -1,4 +1,4 @@
-"""The failure table: one test per way in which a call can fail. The tests also check that session and files are rolled back."""
+"""The failure table: the ways in which a call can fail. Most tests also check that session and files are rolled back."""
 
 from __future__ import annotations
 
@@ -197,7 +197,10 @@ def test_a_wrong_signature_is_distinguished_from_the_handlers_own_type_error() -
 def test_what_concerns_the_run_is_raised_and_siblings_get_their_results(
     error: Callable[[], BaseException],
 ) -> None:
-    """An exception that ends the run cancels and rolls back the sibling calls, and every call has a result."""
+    """An exception that ends the run cancels and rolls back the sibling calls, and every call has a result.
+
+    `KeyboardInterrupt` and `SystemExit` end the event loop too.
+    """
 
     async def stops(text: str, context: ToolContext) -> Any:
         if text == "stop":

@@ -39,7 +39,7 @@ every_way = pytest.mark.parametrize("way", DEPTHS)
 LEAF = Prompt("leaf", "Leaf.")
 TENANT = ExtraKey("table_tenant", str, "Whose data this is.")
 MIDDLE = 1
-"""The depth of the call `outer`, which is made in a run inside a call of the root run."""
+"""The depth of the call that nests, which is made in a run inside a call of the root run."""
 
 
 class Database:
@@ -80,7 +80,7 @@ async def test_model(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_model_settings(way: str, tmp_path: Path) -> None:
-    """A nested run on the same model inherits the settings of the run around it, except the tool choice."""
+    """A nested run on the same model inherits the settings of the run around it, except the tool choice. On its own model, it inherits none."""
 
     async def ask(context: ToolContext) -> None:
         await context.adapter.evaluate(LEAF, "go")
@@ -241,7 +241,7 @@ async def test_resources(way: str, tmp_path: Path) -> None:
     "way", [way for way in DEPTHS if way not in ("call", "call_worker", "worker as tool", "prompt_model")]
 )
 async def test_own_resources(way: str, tmp_path: Path) -> None:
-    """A nested run may bind its own resources. There, they replace the outer run's, and they are closed with the nested run."""
+    """A nested run may bind its own resources, which replace the outer run's inside the nested run and are closed with it."""
     outer, own = Database(), Database("own")
     seen: list[Any] = []
 
@@ -270,7 +270,7 @@ async def test_workers(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_trace(way: str, tmp_path: Path) -> None:
-    """All runs of a tree share the root's request id and trace id. A nested run's id begins with the place of its call in the root run."""
+    """A nested run has the root's request id and trace id. Its own id begins with the root's id and the place of the root's call."""
     seen: list[Any] = []
 
     async def look(context: ToolContext) -> None:
@@ -375,7 +375,7 @@ async def test_what_is_never_replaced(way: str, name: str, tmp_path: Path) -> No
 
 
 async def test_own_model_settings(tmp_path: Path) -> None:
-    """A nested run replaces each setting of the run around it by its own, and inherits the others."""
+    """A nested run's own model settings replace those of the run around it. It inherits the others."""
 
     async def nothing(context: ToolContext) -> None: ...
 
@@ -501,7 +501,7 @@ def test_a_synchronous_handler_can_nest_by_hand() -> None:
 
 
 def test_run_as_agent_takes_files_resources_workers_and_any_tool(tmp_path: Path) -> None:
-    """Outside a call, `run_as_agent` gives the tool the files, resources and workers, and raises `CallFailed` if the tool fails."""
+    """Outside a call, `run_as_agent` takes files, resources and workers for the tool, and raises `CallFailed` if the tool fails."""
 
     async def work(context: ToolContext) -> None:
         context.filesystem.write("a.txt", context.resources.get(Database).name)

@@ -204,7 +204,7 @@ def test_which_effects_are_previewed(effect: Effect) -> None:
     ids=["nobody", "a model", "strict", "approve_all"],
 )
 def test_where_nobody_looks_nothing_runs_first(environment: Any, approvals: Any, runs: int) -> None:
-    """If nobody can review a call, it does not run as a preview. Under `approve_all`, it runs without one."""
+    """A staged call does not run under `strict`, or if nobody can review it. Under `approve_all`, it runs without a preview."""
     ran: list[str] = []
 
     @tool(effect="staged", capabilities={"thing"})

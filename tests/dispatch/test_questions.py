@@ -198,7 +198,7 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
-    """A forged, late, invalid or conflicting answer is refused with a reason. If the question is still open, the right answer is accepted."""
+    """A forged, late, invalid or conflicting answer is refused with a reason. A question that is still open and in time accepts the right one."""
     attack, problem, hint = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:
@@ -572,7 +572,7 @@ def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error
 
 @pytest.mark.parametrize("environment", [None, Nobody(), Agent()])
 def test_nobody_to_ask_is_said_by_name(environment: Any):
-    """If nobody can be asked, a tool that requires a person fails, and the message says so. Other tools can check it beforehand."""
+    """If nobody can be asked, a tool that requires a person fails, and the message says so. Any tool can check whether `wait_for` is there."""
 
     @tool
     async def is_there(context: ToolContext) -> bool:
@@ -605,7 +605,7 @@ def test_a_type_that_is_not_a_class_can_be_asked_for():
 
 
 def test_parallel_questions_of_one_call_each_get_their_answer():
-    """A call's concurrent questions get their answers by id, not by order."""
+    """Each of a call's concurrent questions has its own id and gets its own answer."""
 
     @tool
     async def ask_both(context: UserContext) -> list[int]:
@@ -753,7 +753,7 @@ def test_a_digest_covers_each_thing_that_an_answer_is_about(changed: dict[str, A
 
 
 def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
-    """An approval's digest covers the tool's arguments."""
+    """An approval's digest covers the call's arguments."""
     asked: list[Question] = []
 
     def remember(question: Question) -> bool:

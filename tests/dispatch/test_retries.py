@@ -62,7 +62,7 @@ ASKED = st.one_of(
 def test_no_pause_outlasts_the_timeout_the_deadline_or_the_cap(
     asked: Any, timeout: float | None, deadline: float | None, takes: float
 ) -> None:
-    """Whatever `retry_after` is, the call ends in time, and if it ends with an error, the model is told the tool's message."""
+    """Whatever `retry_after` is, no pause outlasts the timeout, the deadline or the cap. If the call ends with an error, the model is told why."""
 
     async def main() -> None:
         clock = VirtualClock(asyncio.get_running_loop())
@@ -128,10 +128,10 @@ def test_attempts_and_pauses_share_the_timeout() -> None:
     """A timeout is for the whole call, so earlier attempts and pauses count towards it."""
 
     async def main() -> None:
-        ended, took = await outcome(flaky(3, timeout=10, takes=4))  # 0-4, 7-11
+        ended, took = await outcome(flaky(3, timeout=10, takes=4))  # attempts at 0-4 and 7-11 s
         assert (ended.status, took) == ("timed out", 10)
         assert "longer than 10 seconds" in ended.result.message
-        ended, took = await outcome(flaky(3, timeout=12, takes=4))  # 0-4, 7-11, and 14 would be too late
+        ended, took = await outcome(flaky(3, timeout=12, takes=4))  # a third attempt at 14 s is too late
         assert (ended.status, ended.attempts, took) == ("error", 2, 11)
         ended, took = await outcome(flaky(3, timeout=30, takes=4))
         assert (ended.status, ended.attempts, took) == ("error", 3, 18)
@@ -140,7 +140,7 @@ def test_attempts_and_pauses_share_the_timeout() -> None:
 
 
 def test_the_job_is_kept_during_a_pause() -> None:
-    """While the gate waits to retry, it renews the job's lease, even for a handler that beats itself."""
+    """While the gate waits to retry, it renews the job's lease, even if the handler sends heartbeats itself."""
 
     class Lease:
         interval = 10.0

@@ -155,7 +155,7 @@ async def test_the_run_goes_on(declared: Any, make: Callable[[], Any], words: st
 
 
 async def test_a_result_is_rendered_once() -> None:
-    """The gate renders a value inside the call. Model, record and event get that text."""
+    """A value is rendered once, although the model, the record and the event all need its text."""
     model = ScriptedModel([ToolCall("work"), "bye"])
     journal = MemoryJournal()
     value = Fickle()
@@ -223,7 +223,7 @@ async def test_a_generator_inside_a_value_is_told() -> None:
     "make", [lambda: None, lambda: [1], lambda: ToolResult.ok([HALF])], ids=["None", "list", "half"]
 )
 def test_a_wrong_return_value_of_an_irreversible_handler_says_that_it_ran(make: Callable[[], Any]) -> None:
-    """The model is told that a handler ran although its return value is wrong, since its effect remains."""
+    """If an irreversible handler's return value is wrong, the model is told that the call could not be undone."""
 
     async def main() -> None:
         async def handler(params: None, *, context: ToolContext) -> Any:
@@ -296,7 +296,7 @@ RESULTS = (
 
 @given(RESULTS, st.sampled_from([Any, str, dict, list, int, bytes]))
 def test_any_return_value_leaves_a_conversation_that_can_be_sent(value: Any, declared: Any) -> None:
-    """Whatever a handler returns, the run goes on, and the model is sent text that can be encoded."""
+    """Whatever a handler returns, the run continues, and the model is sent text that can be encoded."""
 
     async def main() -> None:
         model = ScriptedModel([ToolCall("work"), "bye"])

@@ -28,7 +28,7 @@ class Stopped:
 
 
 def gate_of(handler: Any, reason: str, clock: Clock) -> Gate:
-    """Open a gate whose only tool is stopped after five seconds, for this reason."""
+    """Open a gate whose only tool is stopped after five seconds, if the reason is a timeout or a deadline."""
     made = Tool[None, Any](
         "work", "Works.", handler, effect="read", timeout=5 if reason == "timeout" else None
     )
@@ -63,7 +63,7 @@ def run(make: Callable[[Stopped], Any], reason: str) -> list[str]:
 
 @pytest.mark.parametrize("reason", OUTSIDE)
 def test_a_handler_that_waits_for_its_signal_runs_before_it_is_cancelled(reason: str) -> None:
-    """`await context.signal.wait()` returns in an async handler, which is cancelled at its next `await`."""
+    """When a call is stopped, `context.signal.wait()` returns in its async handler, which is then cancelled at its next `await`."""
 
     def make(stopped: Stopped) -> Any:
         async def work(params: None, *, context: ToolContext) -> ToolResult[None]:

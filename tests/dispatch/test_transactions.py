@@ -232,7 +232,7 @@ def test_any_interleaving_is_as_if_one_after_another(
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), specs(("staged",), 1)), min_size=2, max_size=6))
 def test_staged_calls_are_serialisable(calls: list[tuple[int, Spec]]) -> None:
-    """Staged calls are serialisable: replaying the committed ones in commit order gives the same reads and writes."""
+    """Staged calls are serialisable: recomputing the committed ones in commit order gives the same state."""
 
     async def main() -> None:
         programs = Programs()

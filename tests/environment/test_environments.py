@@ -302,7 +302,7 @@ def test_run_as_agent_gives_params_to_a_client_that_takes_them() -> None:
 
 
 def test_run_as_agent_refuses_what_does_not_fit() -> None:
-    """`run_as_agent` refuses data of the wrong type, a tool without a handler, and an act that needs a person."""
+    """`run_as_agent` refuses invalid public data, a tool without a handler, and an act that needs a person."""
     game = card_game()
     with pytest.raises(ToolValidationError, match="backs"):
         run_as_agent(game, {"fronts": 1}, model=ScriptedModel([]))

@@ -159,7 +159,7 @@ async def test_ctrl_d_declines():
 
 
 async def test_ctrl_d_after_a_key_does_not_send_it():
-    """A key followed by Ctrl-D is not sent."""
+    """Ctrl-D after a key declines the question, and the key is not sent."""
     with at_terminal() as (seen, terminal):
         answer = await answered(seen, terminal, question(), (CHOICE, "y\x04\x04"))
         assert (answer.outcome, answer.value) == ("declined", None)

@@ -68,7 +68,7 @@ class Terminal:
         return TerminalDialog(self._out, typist, self.style, self.size.columns)
 
     def lines(self) -> list[str]:
-        """Return the lines on the screen."""
+        """Return the lines on the screen that are not blank, without trailing spaces."""
         text = self._out.getvalue().replace("\n", "\r\n")
         screen = pyte.Screen(self.size.columns, text.count("\n") + len(text) // self.size.columns + 10)
         pyte.Stream(screen).feed(text)
@@ -91,7 +91,7 @@ OURS = [
     "? Allow pay?", "  digest 01234", "  y  yes, once", "  e  yes, this", "  1  yes, for", "  n  no", "  r  no, and say",
     "  x  no, never", "  v  view every", "  pay: your",
 ]  # fmt: skip
-"""How each of Handrail's own lines begins, in order."""
+"""How each of Handrail's own lines of an approval begins, in order."""
 
 
 @settings(max_examples=at_most(50), deadline=None)

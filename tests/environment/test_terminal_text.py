@@ -26,14 +26,14 @@ def moves_nothing(text: str) -> bool:
 
 @given(ANYTHING)
 def test_nothing_shown_moves_the_cursor(text: str):
-    """Escaped text has no control characters except line breaks and tabs."""
+    """Escaped text has no lone surrogates, and no control characters except line breaks and tabs."""
     shown = escape(text)
     assert moves_nothing(shown.replace("\n", "").replace("\t", ""))
     shown.encode()  # no lone surrogate is left
 
 
 def test_invisible_characters_are_escaped():
-    """Control characters, surrogates and invisible formatting characters are escaped."""
+    """Surrogates, invisible formatting characters, and control characters except line breaks and tabs are escaped."""
     hidden = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cs")]
     hidden += [chr(code) for code in (0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2070), 0xFEFF)]
     left = [each for each in hidden if each not in "\t\n" and each in escape(each)]
@@ -42,7 +42,7 @@ def test_invisible_characters_are_escaped():
 
 @given(ANYTHING, st.integers(1, 50))
 def test_a_line_is_short_enough(text: str, most: int):
-    """An escaped line has no line breaks or tabs, and is no longer than the given limit."""
+    """An escaped line has no control characters, and is no longer than the given limit."""
     line = escape_line(text, most)
     assert moves_nothing(line)
     assert len(line) <= most

@@ -1,4 +1,4 @@
-"""Patience for the tests of workers."""
+"""A longer time limit for the tests of workers."""
 
 import pytest
 

@@ -55,7 +55,7 @@ async def worker(
 
 
 async def until(done: Callable[[], Any]) -> Any:
-    """Wait until a condition holds."""
+    """Wait until `done` returns something true, and return that."""
     async with asyncio.timeout(PATIENCE):
         while not (found := await result if asyncio.iscoroutine(result := done()) else result):
             await asyncio.sleep(0.005)
@@ -462,7 +462,7 @@ async def test_a_run_whose_release_failed_with_the_journal_is_released_later(
 ):
     """A worker whose release of a run failed releases it later, and the run is finished by a second leg.
 
-    Nobody else could take the run: the worker is alive and renews its lease.
+    Otherwise, no other worker could take the run while this worker's lease lasts.
     """
     journal = MemoryJournal()
     run_id = (await submit(journal, app, "pay rent")).record.id

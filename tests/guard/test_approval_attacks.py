@@ -39,7 +39,7 @@ async def rewrite(path: str, context: ToolContext) -> str:
 
 
 class Desk:
-    """Calls whose questions stay open until the test answers them."""
+    """Calls whose questions stay open for 60 seconds, or until the test answers them."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -73,7 +73,7 @@ class Desk:
 
 
 def yes(question: Question, **changed: Any) -> Answer:
-    """Return the genuine answer to a question, with some fields replaced."""
+    """Return an answer that approves the question, with the given fields replaced."""
     fields: dict[str, Any] = {
         "question_id": question.id,
         "digest": question.digest,
@@ -124,7 +124,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("attack", FORGED)
 def test_a_forged_answer_is_refused(attack: str):
-    """A forged answer runs nothing and is not remembered, and the question still accepts the genuine answer."""
+    """A forged answer is refused, runs nothing and is not remembered. The question stays open and accepts a genuine answer."""
     changed, words = FORGED[attack]
 
     async def main() -> None:
@@ -263,7 +263,7 @@ def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
 
 
 def test_the_same_answer_again_is_harmless():
-    """However often an answer is repeated, its call runs only once."""
+    """Giving the same answer several times runs its call once and records one decision."""
 
     async def main() -> None:
         desk = Desk()

@@ -186,7 +186,7 @@ def picking(scope: str, approved: bool = True) -> Any:
 
 @pytest.mark.parametrize("says", [True, {"approved": True}, {"approved": True, "remember": "once"}])
 async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
-    """An answer without `remember` decides one call, and the next identical call is asked about again."""
+    """An answer whose `remember` is absent or "once" decides one call, and the next identical call is asked about again."""
     desk = Desk(says)
     await desk.call("pay", amount=1)
     await desk.call("pay", amount=1)
@@ -195,7 +195,7 @@ async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
 
 
 async def test_exactly_this_is_not_asked_about_again_in_the_session():
-    """A call approved exactly is not asked about again in its session, even with a different broker or argument order."""
+    """An exact approval covers the same call later in its session, even with a different broker or argument order."""
     desk = Desk(EXACT)
     assert (await desk.call("pay", amount=1, to="ann")).success
     gate = open_gate(TOOLS, session=desk.session, **desk.options)
@@ -255,7 +255,7 @@ async def test_another_tool_of_the_same_name_is_another():
 
 
 async def test_arguments_that_nobody_saw_are_part_of_it():
-    """An approval does not cover a call with a different secret, and the saved session reveals neither secret."""
+    """An exact approval does not cover a call with a different secret, and the saved session reveals neither secret."""
     got: list[str] = []
 
     @tool
@@ -340,14 +340,14 @@ async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about()
     ],
 )
 async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], scopes: list[str]):
-    """Scopes are derived from the call's paths and its capabilities or, without any, its tool. They are offered narrowest first."""
+    """The offered scopes name the call's paths and the tool's capabilities, or the tool if it has none. The narrowest comes first."""
     desk = Desk(False)
     await desk.call(name, **arguments)
     assert desk.scopes == scopes
 
 
 async def test_a_list_that_nobody_would_read_is_not_offered():
-    """A scope may list up to five files. For a call with six files, no scope is offered."""
+    """A scope lists up to five files. For six files without a common folder, no scope is offered."""
 
     @tool(capabilities={"fs.write"})
     async def sweep(paths: list[Annotated[str, PathArg("write")]], context: ToolContext) -> str:
@@ -415,7 +415,7 @@ async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, An
     ],
 )
 async def test_what_leaves_a_scope_is_asked_about(name: str, arguments: dict[str, Any]):
-    """A person is asked again if a path is not plainly in the scope's folder, or if capabilities or effect differ."""
+    """A person is asked about a call whose path is missing or not plainly in the scope's folder, or whose capabilities or effect differ."""
     desk = Desk(picking(UNDER_DOCS), filesystem=MemoryFilesystem())
     await desk.call("put", path="docs/a.md")
     await desk.call(name, **arguments)
@@ -423,7 +423,7 @@ async def test_what_leaves_a_scope_is_asked_about(name: str, arguments: dict[str
 
 
 async def test_a_link_leads_out_of_a_scope(tmp_path: Path):
-    """A path that leads out of the scope through a link is not covered by the scope."""
+    """A scope neither covers a path that leads out of it through a link nor is offered for that path."""
     for folder in ("docs", "secret"):
         (tmp_path / folder).mkdir()
     (tmp_path / "docs" / "out").symlink_to("../secret")
@@ -441,7 +441,7 @@ async def test_a_link_leads_out_of_a_scope(tmp_path: Path):
 
 
 async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path):
-    """Links in a resource's filesystem are followed, like those in the run's own files."""
+    """A path that leads out of a scope through a link is not covered, even if the files are bound as a resource."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
     desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # the key is a protocol
@@ -500,7 +500,7 @@ async def test_the_first_scope_is_meant_where_none_is_named():
 
 
 async def test_a_tool_without_capabilities_has_scopes_of_its_own():
-    """The scopes of a tool without capabilities are named after the tool, and cover no other tool."""
+    """A scope of a tool without capabilities covers other calls of that tool, but no other tool."""
 
     @tool
     async def mark(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
@@ -516,7 +516,7 @@ async def test_a_tool_without_capabilities_has_scopes_of_its_own():
 
 
 async def test_a_permission_is_for_the_kind_and_the_tool():
-    """A remembered permission covers its kind for all arguments of its tool, but no other kind and no other tool."""
+    """A permission remembered for its scope covers its tool's calls with other arguments, but no other kind and no other tool."""
     desk = Desk(SCOPE)
     assert (await desk.call("need", kind="net")).value
     assert (await desk.call("need", kind="net", again=1)).value
@@ -527,7 +527,7 @@ async def test_a_permission_is_for_the_kind_and_the_tool():
 
 
 async def test_a_message_is_remembered_as_it_was_put():
-    """A remembered approval of a message covers that message from the same tool and arguments, and no other message."""
+    """A remembered approval of a message covers the message in an identical call, but no other message and no call with other arguments."""
     desk = Desk(EXACT)
     for message in ("sure?", "sure?", "really?"):
         assert (await desk.call("wonder", message=message)).value[0]
@@ -596,7 +596,7 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
 async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
     name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
 ):
-    """A denial also covers the same call with its path spelled differently or a default passed explicitly."""
+    """A denial also covers its call with the path spelled differently or a default passed, even where a scope or `approve_all` would approve."""
     desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
     await desk.call(name, **denied)
     desk.person.approve = SCOPE
@@ -738,7 +738,7 @@ async def test_a_scope_says_nothing_of_what_can_not_be_shown():
 
 
 def test_it_is_listed_with_all_there_is_to_know():
-    """A remembered decision records who made it, when, what it covers and its question. Each use publishes an event."""
+    """A remembered decision records who made it, when, what it covers and its question. Each use of it is recorded in the session."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -767,7 +767,7 @@ def test_it_is_listed_with_all_there_is_to_know():
 
 
 async def test_revoked_it_counts_no_more():
-    """A revoked decision applies to no later call, and the revocation is recorded with who made it."""
+    """A revoked decision applies to no later call and can't be revoked again. The revocation records who made it."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     memory = approvals_of(desk.session)
@@ -783,7 +783,7 @@ async def test_revoked_it_counts_no_more():
 
 
 async def test_revoked_it_does_not_stand_for_another_try():
-    """A call that reruns because its reads changed is asked about again if its approval was revoked meanwhile."""
+    """A call that runs again because its reads changed needs a new approval if its remembered one was revoked meanwhile."""
     desk = Desk(EXACT)
     session = desk.session
     tries: list[int] = []

@@ -146,7 +146,7 @@ def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str,
 
 
 def test_no_mode_is_never_approve_all():
-    """A gate opened without an approval mode and without a person approves nothing."""
+    """A gate without an approval mode and without a person denies a call that needs approval."""
 
     async def main() -> str:
         return (await open_gate([pay], policies=[CapabilityPolicy()]).invoke("pay", {"amount": 1})).message
@@ -236,7 +236,7 @@ async def cancelling(scene: Scene) -> None:
     ids=range(8),
 )
 def test_each_refusal_is_named_and_the_run_continues(person: Any, words: str):
-    """After any refusal, the model is told what happened to its call, and the next call runs."""
+    """After each kind of refusal, the model is told what happened to its call, and the next call runs."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -284,7 +284,7 @@ def test_a_withdrawn_question_is_a_cancelled_approval():
     ids=["yes", "yes because", "no", "late", "nobody"],
 )
 def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, expected: Approval):
-    """`request_approval` and `request_permission` return every outcome, even a denial, instead of raising an error."""
+    """`request_approval` and `request_permission` return the outcome, even a denial or a timeout, instead of raising an error."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -355,7 +355,7 @@ def test_schema_of_an_approval_is_plain():
 
 
 def test_parallel_requests_each_get_their_own_answer():
-    """Each of several concurrent calls gets its own answer, in whatever order the answers arrive."""
+    """Each of several concurrent calls gets its own answer, even if the answers arrive in reverse order."""
 
     class Slow(Person):
         async def ask(self, question: Question, /) -> Any:
@@ -497,7 +497,7 @@ class Login:
 
 
 def test_secrets_are_not_shown():
-    """A secret reaches only the handler. The question and the events show it masked."""
+    """A secret reaches the handler. The question shows it masked, and no event contains it."""
     got: list[str] = []
 
     async def handler(params: Login, *, context: ToolContext) -> ToolResult[str]:

@@ -1,4 +1,4 @@
-"""Approvals in nested, concurrent runs: each answer reaches its own question, and deadlines that pause for people do so."""
+"""Approvals in nested, concurrent runs: which questions an answer decides, cancellation, deadlines and expiry."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def plays(request: ModelRequest) -> Any:
 
 
 class Firm:
-    """Runs of the firm whose questions stay open until a test answers them."""
+    """Runs of the firm. By default, a question stays open until a test answers it."""
 
     def __init__(self, *, person: Person | None = None, **options: Any) -> None:
         self.clock = VirtualClock()
@@ -111,7 +111,7 @@ DEEP = ("manage", "delegate", "pay")
 
 @pytest.mark.parametrize("order", list(itertools.permutations((1, 2, 3))))
 def test_each_answer_reaches_its_own_question(order: tuple[int, ...]):
-    """Two questions from three levels down and one from the top each get their own answer, in any order."""
+    """Two questions from the third level and one from the first each get their own answer, in whatever order the answers arrive."""
 
     async def main() -> None:
         firm = Firm()
@@ -140,7 +140,7 @@ def test_each_answer_reaches_its_own_question(order: tuple[int, ...]):
 
 
 def test_a_lasting_answer_at_one_level_holds_at_all():
-    """A remembered answer at one level decides open and later questions at every level."""
+    """A remembered answer to a nested question decides the other open questions, nested or not, and a later one."""
 
     async def main() -> None:
         firm = Firm()
@@ -160,7 +160,7 @@ def test_a_lasting_answer_at_one_level_holds_at_all():
 
 
 def test_what_is_cancelled_takes_its_questions_along():
-    """Cancelling a run closes the questions of all its nested runs, and each request is decided as cancelled."""
+    """Cancelling a run closes its own question and a nested run's, and records both as cancelled."""
 
     async def main() -> None:
         firm = Firm()
@@ -212,7 +212,7 @@ def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[i
 
 
 def test_a_tighter_deadline_of_a_nested_run_stands_too():
-    """While a person is asked, the deadlines of the nested and the outer run both pause, since both pause for people."""
+    """While a person answers, a nested run's deadline and the outer run's both pause, if both were made to pause for people."""
 
     @tool(effect="idempotent")
     async def hurry(amount: int, context: ToolContext) -> float:
@@ -236,7 +236,7 @@ def test_a_tighter_deadline_of_a_nested_run_stands_too():
 
 
 def test_what_is_remembered_takes_no_time_and_a_question_expires_for_each():
-    """Each question without an answer expires, while a remembered decision takes no time."""
+    """A question without an answer expires. A call that a remembered decision covers takes no time."""
 
     async def main() -> None:
         firm = Firm(approval_seconds=30)

@@ -1,4 +1,4 @@
-"""Completion checks that fail: the run is held, within the checker's cap, and the model is told why."""
+"""Completion checks that fail: the run is held up to the checker's cap, and the model is told why."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_files_that_are_not_there_hold_the_run(options: Any, words: str, checker
 
 
 def test_output_that_is_not_there_holds_the_run():
-    """A check of output fields fails in a run without structured output."""
+    """A check of output fields holds a run without structured output, and the run ends as incomplete."""
     response, _ = ended(OutputFilled("notes", cap=1))
     assert response.stop_reason == "incomplete"
 

@@ -1,4 +1,4 @@
-"""A session whose process restarts at every question decides the same as one whose process never restarts."""
+"""A session whose process restarts between steps decides the same as one whose process never restarts."""
 
 from __future__ import annotations
 
@@ -279,5 +279,5 @@ PUT_A, PUT_B, PUT_C, BUILD_A, BUILD_B, *_, UNLOCK, _ = CALLS
 def test_a_session_that_is_restarted_at_every_step_remembers_what_one_does_that_never_was(
     turns: list[Turn],
 ) -> None:
-    """A session restarted at every step and one never restarted have the same open questions, remembered decisions and results."""
+    """Restarting a session's process between steps does not change its open questions, remembered decisions and results."""
     assert played(Restarted, turns) == played(Lasting, turns)

@@ -125,7 +125,7 @@ def test_a_policy_that_does_not_allow_a_call_lets_nothing_through(before: int, h
     "waiting", [(True,), (True, False), (False, True), (True, True), (True, False, True)]
 )
 def test_policies_after_one_that_waits_are_checked(waiting: tuple[bool, ...]):
-    """A denial counts even if policies before it allow the call, and some of them only after waiting."""
+    """The last policy is checked, and keeps the call from running, even if the policies before it allow the call, some after waiting."""
     kinds = [AllowsLater if waits else Asks for waits in waiting]
     allowing = [kind("allow", f"allowing {index}") for index, kind in enumerate(kinds)]
     assert ran_with([*allowing, Answering("returns an unknown kind")]) == 0
@@ -133,5 +133,5 @@ def test_policies_after_one_that_waits_are_checked(waiting: tuple[bool, ...]):
 
 @pytest.mark.parametrize("how", sorted(ANSWERS))
 def test_a_broker_that_does_not_approve_a_call_lets_nothing_through(how: str):
-    """Only an `Approval` whose `approved` is True approves a call."""
+    """A call does not run if the broker raises, hangs, or returns anything but an `Approval` whose `approved` is True."""
     assert ran_with([Asks("ask")], approvals=Answering(how)) == 0

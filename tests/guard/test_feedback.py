@@ -205,7 +205,7 @@ def test_a_checker_holds_a_run_up_to_its_cap() -> None:
 
 
 def test_output_fields_must_be_filled() -> None:
-    """An output in which a required field is empty is sent back to the model."""
+    """If a field that `OutputFilled` names is empty, the run is held, and the model is told which field."""
     model = ScriptedModel(['{"title": "x"}', '{"title": "x", "notes": "y"}'])
     response = finish(model, OutputFilled("notes"), output=Report)
     assert response.output == Report("x", "y")
@@ -231,7 +231,7 @@ def test_a_field_there_is_not_is_named() -> None:
     ],
 )
 def test_checkers_compose(checker: Any, script: list[Any], requests: int) -> None:
-    """A run is held until all checkers of `all_of`, or one checker of `any_of`, are satisfied."""
+    """`all_of` holds a run until all its checkers are satisfied, and `any_of` until one of them is."""
     model = ScriptedModel(script)
     assert finish(model, checker).stop_reason == "done"
     assert len(model.requests) == requests

@@ -131,7 +131,7 @@ def by_prompt_model(ran: Ran) -> Tool[Any, Any]:
 
 
 def played(ran: Ran) -> Any:
-    """Return an operation in which a model plays an act that pays."""
+    """Return an operation that plays a handoff's `client` act, which pays."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         await context.call("pay")
@@ -241,7 +241,7 @@ def test_what_the_outer_run_denies_stays_denied(way: Any, how: str, tmp_path: Pa
 
 @pytest.mark.parametrize("way", [by_evaluate, by_two_runs, by_agent, by_worker])
 def test_what_the_outer_run_asks_about_is_left_to_the_nested_run(way: Any, tmp_path: Path):
-    """Only denials are inherited. Whether a call needs approval is decided by the policies of the run that makes it."""
+    """A nested call runs without a question even if an outer policy would ask about it."""
     policy = Forbids(PolicyDecision.ask("sure?"))
     assert payments(way, [policy], tmp_path, environment=Person(approve=False)) == 1
 
@@ -255,7 +255,7 @@ def test_an_outer_policy_is_told_of_the_results_of_nested_runs(way: Any, tmp_pat
 
 
 def test_a_sections_policy_is_told_of_the_results_of_nested_runs() -> None:
-    """A policy that an outer run has from a section sees and judges the results of calls in nested runs."""
+    """A policy of an outer run's section sees the results of calls in nested runs, and can reject them."""
 
     class Judges(Forbids):
         def on_result(
@@ -289,7 +289,7 @@ def test_an_outer_rate_limits_nested_calls(way: Any, tmp_path: Path):
     ("name", "paid", "status"), [("own_rate", ["pay"], "ok"), ("rate_limit", [], "error")]
 )
 def test_rates_of_an_outer_and_a_nested_run_do_not_lift_each_other(name: str, paid: Ran, status: str):
-    """Both runs' limits apply. A nested limit with the name of an outer one is refused, since the two would share a count."""
+    """A nested run's own, lower limit applies. A nested limit with the name of an outer one is refused, since the two would share a count."""
     ran: Ran = []
 
     @tool

@@ -1,4 +1,4 @@
-"""Each policy and the handler get their own copy of a call's params."""
+"""What one policy or the handler does to a call's params does not reach the others."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Watching:
 
 
 def told_only(name: str, waits: bool = False) -> Any:
-    """Return a policy that spoils its params only after the call."""
+    """Return a policy that spoils its params in `on_result`, but not in `check`."""
     policy = Watching(name, waits)
     policy._checked = lambda params: (policy.seen.append(as_seen(params)), PolicyDecision.allow())[1]  # pyright: ignore[reportPrivateUsage]  # the test's own
     return policy
@@ -167,7 +167,7 @@ def test_whatever_policies_and_handler_do_to_params_each_sees_those_that_came(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_policy_that_spoils_params_in_on_result_does_not_change_what_the_next_is_told(kind: Any):
-    """Each policy's `on_result` gets the original params."""
+    """Each policy's `on_result` gets the original params, even if the `on_result` of an earlier policy changed them."""
     policies = [told_only("first"), told_only("second", waits=True), told_only("third")]
 
     async def main() -> ToolResult[Any]:

@@ -537,7 +537,7 @@ def test_one_path_has_many_spellings(how_read: str, how_written: str):
 
 
 def test_a_file_changed_by_somebody_else_must_be_read_again():
-    """A file may be written only while it has a content that this session has read or written."""
+    """A file may be written only while its content is one that this session has read or written."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -842,15 +842,12 @@ def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any
     ],
 )
 def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities: list[str]):
-    """A policy may name a capability that no tool has, unless it looks like a misspelling of a tool's capability that the policy does not name."""
+    """A policy may name a capability that no tool has, if it resembles no tool's capability or the policy also names the one that it resembles."""
     open_gate([doing("staged", *capabilities)], policies=[CapabilityPolicy(verdicts)])
 
 
 def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
-    """A section's policy is compared only with that section's tools.
-
-    A capability that looks like a misspelt one of another section's tool is not refused.
-    """
+    """A section's policy may name a capability that looks like a misspelling of one that only a tool outside the section has."""
     own: MarkdownSection[Any] = MarkdownSection(
         "Own", "own", "Own.", policies=[CapabilityPolicy({"fs.wrte": "ask"})]
     )
@@ -862,7 +859,7 @@ def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
 
 
 def test_a_rate_slides_and_says_how_long_to_wait():
-    """Each call counts for the length of the window, and a denial says how long to wait."""
+    """Each admitted call counts for the length of the window, and a denial says how long to wait."""
 
     async def main() -> list[str]:
         policy = RateLimitPolicy(2, 10, clock=VirtualClock())
@@ -954,7 +951,7 @@ def test_the_count_itself_lets_in_no_more_than_may_be():
 
 
 def test_a_rate_costs_the_same_however_many_calls_there_were():
-    """A stored rate window is never longer than the rate, and denied calls add nothing to it."""
+    """After many calls, a stored rate window is no longer than the rate, and denied calls have added nothing to it."""
 
     async def main() -> None:
         session = Session()
@@ -987,7 +984,7 @@ def test_a_window_from_another_machines_clock_does_not_block():
 
 
 def test_rates_of_two_policies_are_apart():
-    """Two rate policies, for all tools and for a single tool, count separately."""
+    """Two rate policies count separately, so a call that one of them denies can count towards the other's rate."""
 
     async def main() -> list[bool]:
         clock = VirtualClock()

@@ -1,4 +1,4 @@
-"""A question's digest covers the validated arguments in canonical form, so equal arguments give the same digest."""
+"""Question digests and remembered decisions treat equal arguments alike, however they are written, and tell different ones apart."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def spelled(data: st.DataObject, amount: int, tags: set[str], limit: int) -> str
 
     to = {"name": "Ada", "limit": number(limit)}
     if not limit and data.draw(st.booleans()):
-        del to["limit"]  # the default
+        del to["limit"]  # 0 is its default
     written = {
         "amount": number(amount),
         "to": shuffled(to),
@@ -138,7 +138,7 @@ def test_a_secret_is_covered():
 
 @pytest.mark.parametrize("tags", [["b", "a", "c"], ["c", "b", "a"]])
 def test_sets_are_shown_in_order(tags: list[str]):
-    """The items of a set are shown sorted, since their order would differ in the next process."""
+    """The items of a set are shown sorted, since their order could differ in the next process."""
     question = asked("pay", json.dumps({"amount": 1, "to": {"name": "Ada"}, "tags": tags, "notes": {}}))
     assert question.payload["arguments"]["tags"] == ["a", "b", "c"]
 
@@ -174,7 +174,7 @@ def questions_about(name: str, *spellings: str) -> int:
 def test_a_remembered_decision_covers_equal_arguments(
     data: st.DataObject, amount: int, tags: set[str], limit: int
 ):
-    """A decision on exactly one call covers the same call however it is spelled, and no call with other arguments."""
+    """An exact decision covers its call however the arguments are spelled, and no call with other arguments."""
     same = [spelled(data, amount, tags, limit) for _ in range(3)]
     assert questions_about("pay", *same) == 1
     others = [

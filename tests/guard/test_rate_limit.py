@@ -74,14 +74,14 @@ async def test_the_ten_thousandth_call_costs_what_the_first_does() -> None:
         st.tuples(
             st.sampled_from(["a", "b"]),  # the policy
             st.integers(0, 9),  # the call
-            st.floats(0, 3),  # the time since the last one
+            st.floats(0, 3),  # the seconds since the previous call
             st.sampled_from([1, 2, 5]),  # the rate, which an app's next version may change
         ),
         max_size=40,
     )
 )
 def test_a_window_admits_what_the_rate_allows(counted: list[tuple[str, int, float, int]]) -> None:
-    """A stored window behaves as a list of all admitted calls would, even when the rate changes."""
+    """A stored window behaves like a list of the latest admitted calls, even when the rate changes."""
     session, now, seconds = Session(), 0.0, 4.0
     admitted: dict[str, list[tuple[str, float]]] = {"a": [], "b": []}
     for policy, number, later, most in counted:

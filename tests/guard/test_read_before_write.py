@@ -107,7 +107,7 @@ async def test_a_call_that_changes_a_file_that_was_not_read_is_rejected(files: A
 
 @pytest.mark.parametrize("how", sorted(RIGHT))
 async def test_a_call_may_change_what_was_read_and_make_what_is_new(files: Any, how: str):
-    """A call may change files whose current content was read, create new files, and read any file."""
+    """A call may change files whose current content was read, create files and folders, rewrite a file unchanged, and read any file."""
     gate = open_gate([read, working(RIGHT[how])], policies=[ReadBeforeWritePolicy()], filesystem=files)
     assert (await gate.invoke("read", {"path": "a"})).success
     result = await gate.invoke("work")
@@ -173,7 +173,7 @@ async def test_a_declared_folder_may_be_deleted(files: Any):
 
 
 def outer_tool(*steps: tuple[str, str] | Work) -> Tool[Any, Any]:
-    """Return a tool that calls others, or works on files itself, in this order."""
+    """Return a tool that takes these steps in order. Each step calls another tool or works on files itself."""
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
         for step in steps:
@@ -260,7 +260,7 @@ def test_a_sections_policy_judges_only_the_tools_of_its_section(files: Any):
 
 
 async def test_files_that_are_bound_as_a_resource_are_judged(files: Any):
-    """The policy also checks files that the run got as a resource."""
+    """The policy also checks files that are bound as a resource."""
     binding: Any = Binding(Filesystem, lambda resources: files)  # pyright: ignore[reportArgumentType]  # a protocol as a key
     gate = open_gate([working(WRONG["overwrites"])], policies=[ReadBeforeWritePolicy()], resources=[binding])
     assert not (await gate.invoke("work")).success
@@ -346,5 +346,5 @@ async def check_law(read_first: set[str], scripts: list[list[Step]]) -> None:
 def test_no_committed_call_changes_a_file_that_nobody_read_or_wrote(
     read_first: set[str], scripts: list[list[Step]]
 ):
-    """A call is committed only if it changes no existing file that the session has neither read nor written."""
+    """A call is committed if and only if the session has read or written every existing file that the call changes."""
     asyncio.run(check_law(read_first, scripts))

@@ -187,7 +187,7 @@ async def test_a_lasting_no_is_one_in_the_next_process_under_approve_all(office:
 
 
 async def test_it_holds_from_its_answer_on_whatever_becomes_of_the_run(office: Office):
-    """A remembered answer to a parked run holds even if the run is cancelled and never resumed."""
+    """A remembered answer to a parked run's question holds even if the run is cancelled and never resumed."""
     [question] = await office.park(PAY)
     office.answer(question, NEVER)
     office.restart()

@@ -84,7 +84,7 @@ INSIDE: dict[str, Work] = {
 @pytest.mark.parametrize("effect", ["staged", "idempotent"])
 @pytest.mark.parametrize("how", sorted(OUTSIDE))
 async def test_what_a_call_changed_outside_its_scope_is_asked_about(files: Any, how: str, effect: Any):
-    """A person is asked about changes outside the scope, by a path that actually changed. Only an approval commits them."""
+    """A person is asked about changes outside the scope. The question names a path with its links resolved. Only an approval commits the changes."""
     policy = CapabilityPolicy(effects={"idempotent": "allow"}, scope=["docs"])
     before = tree(files)
     for approve in (False, True):
@@ -203,7 +203,7 @@ async def test_a_command_that_stays_inside_the_scope_is_allowed(files: Any):
 def test_only_what_is_inside_the_scope_changes_without_a_question(
     steps: list[tuple[str, str, str]],
 ):
-    """Whatever a call does, a result that changes anything outside the scope is rejected, and any other is committed."""
+    """If nobody can be asked, a call that changes anything outside the scope is rejected. Any other call is committed."""
 
     def work(files: Any) -> None:
         for what, one, two in steps:
@@ -244,7 +244,7 @@ def calling(inner: str, arguments: dict[str, Any], more: str = "") -> Tool[Any, 
 
 @pytest.mark.parametrize(("more", "count"), [("", 1), ("docs/a", 1), ("e", 2)])
 async def test_what_was_approved_in_a_nested_call_is_not_asked_about_again(files: Any, more: str, count: int):
-    """A person is asked about an outer call only if it changes other paths outside the scope than those approved in its inner call."""
+    """A person is asked about an outer call only if it changes a path outside the scope that was not approved in its inner call."""
     person = Person(approve=True)
     outer = calling("write", {"path": "src/c", "text": "new"}, more)
     gate = open_gate([write, outer], policies=[SCOPE], filesystem=files, environment=person)

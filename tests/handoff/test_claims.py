@@ -1,4 +1,4 @@
-"""A handoff that `start` parked is finished at most once, even by several processes."""
+"""A handoff that `start` parked is finished at most once, even by several processes that share a journal."""
 
 from __future__ import annotations
 
@@ -145,9 +145,9 @@ asyncio.run(main())
 
 
 async def test_another_process_with_the_same_journal_is_refused(tmp_path: Path) -> None:
-    """A handoff that one process finished is refused in another.
+    """A handoff that one process has finished can't be finished in another.
 
-    If a process ended during `after`, the outcome is unknown.
+    If a process died during `after`, another one's `finish` raises `OutcomeUnknown`.
     """
     path = str(tmp_path / "runs.db")
     till = Till()

@@ -265,7 +265,7 @@ async def test_what_an_act_calls_is_held_to_the_policies() -> None:
 
 
 async def test_an_act_does_no_more_than_the_handoff_says() -> None:
-    """In a handoff that only reads, no act may dispatch events or call a tool that writes."""
+    """In a handoff that only reads, `client` may neither dispatch an event nor call a tool that writes."""
 
     @tool(effect="staged")
     async def write(context: ToolContext) -> str:
@@ -291,7 +291,7 @@ async def test_an_act_does_no_more_than_the_handoff_says() -> None:
 
 
 async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> None:
-    """If nobody answers, the model is told that an irreversible `before` could not be undone."""
+    """If the person declines, the model is told that an irreversible `before` could not be undone."""
     rig = Rig([card_game(effect="irreversible")], environment=Person())
     result = await rig.call("pick_card")
     assert result.message == (
@@ -303,7 +303,7 @@ async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> No
 
 
 async def test_a_handoff_that_succeeded_answers_as_a_whole() -> None:
-    """If the outer call fails after a handoff succeeded, the handoff is compensated or reported as a whole."""
+    """If the outer call fails after a handoff succeeded, the handoff as a whole is compensated or reported as not undone."""
     undone: list[object] = []
 
     async def undo(params: Deal, value: str, *, context: ToolContext) -> None:
@@ -416,7 +416,7 @@ async def test_the_first_answer_is_the_answer() -> None:
 
 @pytest.mark.parametrize("returned", ["a deck", Deck(["a"]), None])
 async def test_before_must_park(returned: Any) -> None:
-    """If `before` returns neither a `Parked` nor a `ToolResult`, the call fails before anybody is asked."""
+    """If `before` returns neither a `Parked` nor a `ToolResult`, the call fails and says what to return."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         return returned
@@ -426,7 +426,7 @@ async def test_before_must_park(returned: Any) -> None:
 
 
 async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
-    """The client gets only the declared public fields: a subclass loses its others, and a dict with others is refused."""
+    """The client gets only the declared public fields: an instance of a subclass loses its other fields, and a dict with others is refused."""
 
     @dataclass(frozen=True)
     class Marked(Offer):
@@ -485,7 +485,7 @@ class Table(Environment):
 
 
 async def test_several_wait_at_once_and_each_gets_its_own_answer() -> None:
-    """Concurrent and nested handoffs each get their own answer, in any order."""
+    """Concurrent and nested handoffs each get their own answer, even if the second question is answered first."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         left, right = await gather(context.call("left"), context.call("right", cards=9))
@@ -626,7 +626,7 @@ def test_time_a_person_takes_does_not_count_towards_the_timeout(person: int, cli
 
 
 def test_cost_is_counted_through_every_level() -> None:
-    """The usage of the innermost models is part of the response, and counts towards the root's budget."""
+    """The usage of the innermost model is part of the response, and counts towards the root run's budget."""
 
     async def ask(offer: Offer, *, context: ToolContext) -> Pick:
         assert context.prompt_model
@@ -739,7 +739,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_what_is_wrong_with_a_definition_is_said_with_its_name(
     wrong: dict[str, Any], said: str, order: tuple[str, ...]
 ) -> None:
-    """A wrong definition is refused when the act is defined or when the handoff is first used, and the error names the handoff."""
+    """A wrong definition is refused when the handoff is first used at the latest, and the error names the handoff."""
     given: dict[str, Any] = {"params": Deal, "before": deal, "after": settle, **wrong}
     acts = {name: given.pop(name, None) for name in order}
     name = given.pop("name", "pick_card")

@@ -68,9 +68,9 @@ def named(node: Node, name: str = "n") -> list[Node]:
 
 
 async def act(node: Node, place: Place, context: ToolContext) -> str | None:
-    """Record the act, call the inner handoffs, and fail if the node says so.
+    """Record the act, call the inner handoffs if this is the act that calls them, and fail if the node says so.
 
-    Returns the message of a failure that is to be returned as a result, or None.
+    A failure is either raised or returned as its message. Returns None if the act does not fail.
     """
     node.begun.append(place)
     context.session.dispatch(Note(f"{node.name}-{place}"))
@@ -90,8 +90,6 @@ async def act(node: Node, place: Place, context: ToolContext) -> str | None:
 
 
 def handoff(node: Node) -> Handoff[Any, Any]:
-    """Return the node's handoff."""
-
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer] | ToolResult[str]:
         why = await act(node, "before", context)
         return ToolResult.error(why) if why else Parked(Deck([]), Offer(1))

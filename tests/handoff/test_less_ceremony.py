@@ -57,7 +57,7 @@ ANSWERS: list[tuple[Any, Any]] = [
 
 
 def only_client(answer: Any, act: Any) -> Handoff[Visit, Any]:
-    """Make a handoff whose only act is this `client`."""
+    """Make a handoff whose only act is this `client`, which is annotated to return this type of answer."""
     act.__annotations__["return"] = answer
     made = Handoff("book_visit", "Ask when we may come.", params=Visit, effect="staged")
     made.client(act)
@@ -70,7 +70,7 @@ def only_client(answer: Any, act: Any) -> Handoff[Visit, Any]:
 @pytest.mark.parametrize(("answer", "value"), ANSWERS, ids=str)
 @pytest.mark.parametrize("how", ["decides", "asks", "plays"])
 async def test_an_answer_of_any_type_is_returned(how: str, answer: Any, value: Any) -> None:
-    """An answer may be `Any`, a TypedDict or a union, whether the client decides, asks a person, or runs in `run_as_agent`."""
+    """The type of an answer may be `Any`, a TypedDict or a union, whether the client decides, asks a person, or runs in `run_as_agent`."""
 
     async def decide(visit: Visit, *, context: ToolContext) -> Any:
         assert visit.street == "Main St"
@@ -104,7 +104,7 @@ async def test_a_handoff_without_any_act_asks_for_its_answer(answer: Any, value:
     assert question.payload == {"street": "Main St"}
     model = ScriptedModel(
         [json.dumps(value), json.dumps({"value": value})]
-    )  # if the first is refused, the value is requested in an object
+    )  # if the bare value is refused, the model is asked for an object
     there = AgentEnvironment(model)
     assert (
         await open_gate([made], environment=there).invoke("book_visit", {"street": "Main St"})
@@ -157,7 +157,7 @@ def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
 
 
 async def test_people_read_a_sentence_and_never_the_name_of_a_function() -> None:
-    """A question has the handler's message and title. If it gives none, they are made from the question's kind."""
+    """A question has the message and title that the handler passes. Otherwise, they are made from the question's kind."""
 
     async def ask(visit: Visit, *, context: UserContext) -> str:
         said = await context.wait_for("visit", visit, message="When shall we come?", title="Your visit")

@@ -82,7 +82,7 @@ def no_before() -> Handoff[Visit, Any]:
 
 @pytest.mark.parametrize("make", [no_act, only_client, no_after, no_before])
 async def test_a_parked_handoff_is_answered_later_and_continued_elsewhere(tmp_path: Path, make: Any) -> None:
-    """The question waits in the journal with its message. After the answer, a new adapter continues with the result."""
+    """A parked handoff's question waits in the journal with its message. After the answer, a new adapter finishes the run with the result."""
     model = ScriptedModel([ToolCall("book", {"street": "Main St"}), "Booked."])
 
     def adapter() -> tuple[Adapter, SqliteJournal]:

@@ -1,7 +1,7 @@
 """The seven handoff patterns in every environment: each gives its result, or names the participant that is missing.
 
-PATTERNS has the examples, with the expected outcome in each of ENVIRONMENTS. A `Refused` outcome means that the
-pattern requires a participant who is missing, and that the call must say so. In `person`, a person answers at once.
+PATTERNS has the examples, with the expected outcome in each of ENVIRONMENTS that their types allow. A `Refused` outcome means
+that the pattern requires a participant who is missing, and that the call must say so. In `person`, a person answers at once.
 In `terminal`, a person at a pseudo-terminal reads the questions and types. `python tests/handoff/test_patterns.py`
 runs everything and prints the table.
 """
@@ -122,7 +122,7 @@ def test_pattern_in_its_environments(name: str, where: str) -> None:
 
 @pytest.mark.parametrize(("name", "where"), WITH_A_MOCK)
 async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
-    """A pattern's `client` act runs alone with a mock context, as in a unit test."""
+    """A pattern's `client` act gives the expected answer when it runs alone with a mock context, as in a unit test."""
     pattern = PATTERNS[name]
     answer, did = await run_mocked(name, where)
     assert answer == pattern.expected[where]
@@ -134,7 +134,7 @@ async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, where in CELLS if where == "mock model"])
 def test_pattern_with_a_model_playing_the_middle_act(name: str) -> None:
-    """`run_as_agent` returns the model's answer to the public part, and runs no other act."""
+    """`run_as_agent` runs only the `client` act, with a model, and returns its answer."""
     pattern, module = PATTERNS[name], example(name)
     session, heard = Session(), list[object]()
     answer = run_as_agent(

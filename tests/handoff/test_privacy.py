@@ -66,7 +66,7 @@ async def with_wait_for(offer: Offer, *, context: ToolContext) -> Pick:
 
 
 async def with_approval(deck: Deck, pick: Pick, *, params: Deal, context: ToolContext) -> ToolResult[str]:
-    """Request approval in `after`, which has the marker."""
+    """Request approval in an `after` that is given the marker."""
     assert MARKER in deck.cards[pick.index]
     approval = await context.request_approval("Turn the card?")
     return ToolResult.ok(f"turned: {approval.approved}")
@@ -204,7 +204,7 @@ def test_what_an_act_raised_is_told_by_its_type_and_place(logged: io.StringIO) -
 
 
 def test_a_private_part_that_does_not_fit_is_named_by_place() -> None:
-    """An invalid private part is refused when it is parked, with the place in it but not its value."""
+    """The error for an invalid private part names the place of the mistake, but not the value there."""
     gate = open_gate([card_game(before=parking_badly)])
     assert gate.invoke("pick_card").wait().message == (
         "pick_card.before failed: the private part it parked does not match its type, Deck, at cards[1]."

@@ -1,4 +1,4 @@
-"""Journals altered by something other than Handrail: verify, resume, answer and undo refuse them and name the record."""
+"""Journals altered by something other than Handrail: `verify` says where, and resume, answer and undo are refused."""
 
 import asyncio
 import re
@@ -223,7 +223,7 @@ async def undo_last(folder: Path) -> None:
 
 
 def test_a_clean_journal_is_used(folder: Path):
-    """A journal that was not altered can be verified, undone and resumed, and verifies again afterwards."""
+    """In a journal that was not altered, a call can be undone and a run resumed, and `verify` succeeds before and after."""
     code, said = runs_program(folder, "verify")
     assert (code, "nothing was altered" in said) == (0, True)
     asyncio.run(undo_last(folder))
@@ -234,7 +234,7 @@ def test_a_clean_journal_is_used(folder: Path):
 
 @each_alteration
 def test_verify_says_where(folder: Path, how: Alter, where: str):
-    """`handrail runs verify` names the altered run and record, and exits with an error code."""
+    """`handrail runs verify` names the altered run and record, and exits with an error code. For a run of another session, it succeeds."""
     alter(folder, how)
     code, said = runs_program(folder, "verify")
     assert code == 1
@@ -259,7 +259,7 @@ def assert_found(said: str, where: str) -> None:
 
 @each_alteration
 async def test_resume_refuses_it(folder: Path, how: Alter, where: str):
-    """An altered run can't be resumed, and the error names the run and the record. Other runs can be resumed."""
+    """A run can't be resumed if something in its session was altered, and the error says where. A run of another session can be resumed."""
     alter(folder, how)
     with pytest.raises(JournalAltered, match=where):
         await resume(folder)
@@ -313,7 +313,7 @@ async def test_undo_refuses_where_a_later_call_was_altered(tmp_path: Path, query
 
 
 async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Recovery ignores and logs a forged commit, and still recovers other runs."""
+    """`unapplied` leaves out and logs a forged commit, so recovery does not apply it. The commits of other runs are returned."""
     journal = SqliteJournal(tmp_path / "runs.db")
     for run_id in ("tea", "cake"):
         unit = CommitUnit(run_id=run_id, call_id=f"{run_id}-1", files=({"path": "a"},))
@@ -331,7 +331,7 @@ async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pyt
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_refused(tmp_path: Path):
-    """If the `stopping` flag in a run's row was set by hand, `keep` raises `JournalAltered`. A recorded request stops the run."""
+    """If the `stopping` flag in a run's row was set by hand, `keep` reports `JournalAltered`. After a recorded request, it returns True."""
     recorder = Recorder(tmp_path)
     journal = recorder.journal
     await park(recorder, "tea", call("choose"), "end")
@@ -347,7 +347,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_refused(tmp_path: Path):
 
 
 async def test_an_answer_from_another_process_is_checked(tmp_path: Path):
-    """A forged answer does not reach the asker that waits in this process."""
+    """A forged answer does not reach the asker that waits in this process. An answer that another process recorded does."""
     journal, other = (SqliteJournal(tmp_path / "runs.db", watch=0.001) for _ in range(2))
     question = Question(
         id="q", kind="input", name="pick", message="Which?", payload={}, schema={}, digest="d", principal="user",
@@ -453,7 +453,7 @@ async def test_questions_are_verified_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_vote_needs_the_question_that_was_recorded(tmp_path: Path):
-    """A vote is recorded only if the run asked the vote's question with the vote's digest, and the question was not altered."""
+    """A vote is refused unless the run asked the vote's question with the vote's digest, and if the question was altered."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     put(journal, asked_in("tea"))
     put(journal, asked_in("cake"))

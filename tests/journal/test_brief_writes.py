@@ -152,7 +152,7 @@ def test_a_write_follows_the_jobs_before_it(tmp_path: Path) -> None:
 def test_a_call_that_is_cancelled_while_it_is_recorded_commits_first(
     tmp_path: Path, cancellations: int, by: str
 ) -> None:
-    """If a call is cancelled while the journal's thread writes, its changes are committed first, and a cancelled task then ends as cancelled."""
+    """If a call is cancelled while its record waits to be written, its changes are committed first. A cancelled task then ends as cancelled."""
 
     async def main() -> None:
         session = Session()

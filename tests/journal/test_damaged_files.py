@@ -100,7 +100,10 @@ def damage(kind: str, at: int, data: bytes) -> bytes:
 def test_any_damage_is_reported_or_harmless(
     clean: Path, expected: Reading, tmp_path_factory: pytest.TempPathFactory, kind: str, at: int
 ):
-    """Wherever a bit is flipped, the file is cut or a page is zeroed, reads give the same data or a `JournalError`."""
+    """Wherever a bit is flipped, the file is cut or a page is zeroed, reads give the same data or a `JournalError`.
+
+    A list may leave out the runs for which an error is reported.
+    """
     path = copied(clean, tmp_path_factory.mktemp("damaged"))
     path.write_bytes(damage(kind, at, path.read_bytes()))
     check(read_journal(path), expected)
@@ -129,7 +132,7 @@ def flip_in(path: Path, text: bytes) -> None:
 def test_the_error_names_the_run_and_the_record_and_the_other_runs_are_readable(
     path: Path, expected: Reading, run_id: str
 ):
-    """One flipped bit in a record makes its run unreadable, and the error names both. Runs of other sessions can be read."""
+    """One flipped bit in a record makes its run unreadable, and the error names the run and the record. Runs of other sessions can be read."""
     connection = sqlite3.connect(path)
     query = "SELECT link, mac FROM records WHERE chain = ? AND key = ?"
     link, mac = connection.execute(query, (f"run {run_id}", f"{run_id}-call-3")).fetchone()

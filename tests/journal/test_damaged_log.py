@@ -88,7 +88,7 @@ def expected(crashed: Path, tmp_path_factory: pytest.TempPathFactory) -> Reading
 
 
 def damage(kind: str, at: int, data: bytes) -> bytes | None:
-    """Return a log with one bit flipped, cut off or with a page zeroed at a place given by `at`, or None if it is deleted."""
+    """Return a log with one bit flipped, its end cut off or a page zeroed, at a place given by `at`; None if it is to be deleted."""
     changed = bytearray(data)
     if kind == "flip":
         changed[at // 8 % len(data)] ^= 1 << at % 8
@@ -120,7 +120,7 @@ def test_any_damage_is_refused_or_harmless(
 
 
 def test_verify_says_what_is_missing(path: Path):
-    """`handrail runs verify` names the log, the number of pages that are left, and what to do."""
+    """`handrail runs verify` says how many pages of the log can still be read, and what to do."""
     data = log_of(path).read_bytes()
     frames = (len(data) - 32) // (PAGE + 24)
     log_of(path).write_bytes(data[: 32 + 3 * (PAGE + 24)])
@@ -154,7 +154,7 @@ def test_after_a_restart_of_the_machine_it_is_told(
 
 
 def test_an_index_that_was_half_written_is_no_evidence(path: Path, expected: Reading):
-    """If a process died while it wrote the index, the log is read as it is."""
+    """If neither copy of the index is valid, the log is read as it is."""
     index = bytearray(index_of(path).read_bytes())
     for at in (16, 48 + 16):
         index[at] ^= 1

@@ -52,7 +52,7 @@ class Hands:
 
 
 Open = Callable[[], Journal]
-"""Opens the same journal again, as another process would."""
+"""A function that opens the same journal again, as another process would."""
 
 POSTGRES = pytest.param("postgres", marks=pytest.mark.once)
 """PostgreSQL is tested under one Python version only: it starts slowly, and SQLite's tests cover the threads."""
@@ -199,7 +199,7 @@ async def test_a_lease_is_held_by_one_process_until_it_expires(
 async def test_a_process_that_lost_its_lease_writes_nothing_more(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """The run's former owner, which lost its lease, can make none of these writes, so the new owner's records are unchanged."""
+    """A process that lost its lease can neither renew it nor write to the run, and the new owner's records are unchanged."""
     first, second = processes
     await first.runs.begin(run())
     clock.seconds = LEASE_SECONDS
@@ -602,7 +602,7 @@ async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal
 async def test_a_session_finds_its_calls_in_chains_of_runs_that_are_not_recorded(
     processes: tuple[Journal, Journal],
 ):
-    """A session finds its calls in the chain of a run that is not recorded, whichever process added them.
+    """A session's calls are found in the chain of a run that is not recorded, whichever process added them.
 
     The chain may also contain calls of other sessions.
     """
@@ -703,7 +703,7 @@ async def test_a_voided_unit_was_never_committed(journal: Journal):
 
 
 async def test_units_whose_files_nobody_applies_are_found_after_a_crash(processes: tuple[Journal, Journal]):
-    """After a crash, another process finds the units whose files were not applied, unless their owner still applies them."""
+    """A process finds the units of other processes whose files were not applied, but not the units that it is applying itself."""
     first, second = processes
     await first.calls.commit(unit("plain"))
     for call in ("1", "2"):
@@ -806,7 +806,7 @@ async def test_an_interrupted_step_is_settled_by_the_process_that_resumes(
 
 
 async def test_deaths_without_progress_are_counted(processes: tuple[Journal, Journal], clock: Hands):
-    """Each death of a run's owner is counted, until new progress is recorded or an owner leaves the run properly."""
+    """Consecutive deaths of a run's owners are counted. New progress, or an owner that leaves the run properly, restarts the count."""
     first, second = processes
     await first.runs.begin(run())
 
@@ -880,7 +880,7 @@ async def test_an_expired_question_takes_no_answer(journal: Journal, clock: Hand
 
 
 async def test_a_withdrawn_question_is_over_for_everybody(journal: Journal):
-    """Questions can be withdrawn by id or by prefix without affecting others, and then be asked again."""
+    """Questions can be withdrawn by id or by prefix without affecting others, and then be asked again. Answers are not withdrawn."""
     ids = ("run.1?1", "run.1~2?1", "run.2?1", "run.10?1")
     tasks = {id: await asked(journal, ask(id)) for id in ids}
     await journal.questions.withdraw("run.2?1")

@@ -142,7 +142,7 @@ async def test_a_run_whose_end_could_not_be_recorded_can_be_cancelled_where_it_w
 
 
 async def test_a_journal_in_a_file_keeps_nothing_of_runs_that_are_over(tmp_path: Path):
-    """A journal in a file does not keep futures of finished runs in memory."""
+    """The futures of finished runs do not accumulate in memory."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
 
     @tool

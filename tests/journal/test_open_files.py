@@ -8,7 +8,7 @@ from support import PATIENCE
 
 
 def test_a_file_can_be_closed_while_another_one_is_examined(tmp_path: Path) -> None:
-    """Garbage collection may close a forgotten journal at that moment, in the same thread."""
+    """Closing a file does not block while another one is examined in the same thread, as when garbage collection closes a forgotten journal."""
     for name in ("forgotten", "opened"):
         (tmp_path / name).touch()
     forgotten = OpenFile(str(tmp_path / "forgotten"), lambda: None)

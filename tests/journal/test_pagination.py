@@ -1,4 +1,4 @@
-"""Paging through a principal's runs, sessions and questions."""
+"""Pages of a principal's runs and sessions, and lists of the questions to that principal."""
 
 import asyncio
 import sqlite3
@@ -156,7 +156,7 @@ def test_pages_have_everything_once_and_both_journals_say_the_same(
 
 
 def check_sessions(rows: list[RunRow], found: list[SessionRow]) -> None:
-    """Check that each session is listed once and sums up its own runs."""
+    """Check that the sessions are in order, that each is listed once, and that each sums up its own runs."""
     assert [each.mark for each in found] == sorted((each.mark for each in found), reverse=True)
     assert {each.session_id for each in found} == {row.record.session_id for row in rows}
     assert len(found) == len({each.session_id for each in found})

@@ -83,7 +83,7 @@ def entry(key: str) -> Entry:
 
 
 class Wire:
-    """Counts the statements of an inline journal, and cuts its connection where a test says so."""
+    """Lists the statements of an inline journal, and cuts its connection before or after a statement that a test chooses."""
 
     def __init__(self, journal: PostgresJournal) -> None:
         self.connection: Any = journal._database._connection
@@ -152,7 +152,7 @@ async def test_a_unit_of_a_run_that_is_not_recorded_is_one_statement_until_anoth
 
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_a_call_is_recorded_whether_or_not_one_statement_is_enough(open_journal: Open, is_known: bool):
-    """A call is recorded by one statement or, if this process does not know the head of the run's chain, by a transaction."""
+    """A call is recorded whether or not this process knows the head of the run's chain, without which one statement is not enough."""
 
     @tool(effect="pure")
     async def add(a: int, b: int) -> int:
@@ -219,7 +219,7 @@ async def test_many_processes_add_at_the_same_time(open_journal: Open):
 
 
 async def test_parked_runs_cost_a_claim_nothing(open_journal: Open, sql: Callable[..., list[Any]]):
-    """With 10,000 parked runs, a claim finds a due run through an index that has no parked runs in it."""
+    """With 10,000 parked runs, a claim finds a due run through the index `runs_for_workers`, without a scan of all runs."""
     journal = open_journal(inline=True)
     await journal.queue.submit(request("due", session="s"))
     columns = [name for (name,) in sql(_COLUMNS) if name not in ("id", "session_id", "status", "due_at")]
@@ -275,7 +275,7 @@ async def test_only_the_lease_says_whether_a_process_is_alive(
 ):
     """A process keeps its run until its lease ends by the database's clock.
 
-    No process table and no host's clock is used.
+    Neither a process table nor a host's clock is used.
     """
     first, second = open_journal(), open_journal()
     await first.runs.begin(run())
@@ -297,7 +297,7 @@ async def test_only_the_lease_says_whether_a_process_is_alive(
 async def test_an_effect_is_not_begun_after_the_lease_unless_the_run_is_still_owned(
     open_journal: Open, sql: Callable[..., list[Any]]
 ):
-    """A process whose lease has expired asks the database before it begins an effect.
+    """A process whose lease has expired renews it before it begins an effect.
 
     If another process has taken the run, the effect does not begin.
     """
@@ -450,7 +450,7 @@ def test_a_journal_without_its_key_is_refused(url: str, monkeypatch: pytest.Monk
         PostgresJournal(url)
     monkeypatch.setenv("HANDRAIL_KEY_FILE", str(file))
     PostgresJournal(url).close()
-    monkeypatch.setenv("HANDRAIL_KEY", "a different one")
+    monkeypatch.setenv("HANDRAIL_KEY", "a different secret")
     with pytest.raises(JournalError, match="were not written with this key"):
         PostgresJournal(url)
     file.chmod(0o644)
@@ -509,6 +509,12 @@ def test_code_in_a_schema_without_tables_is_refused(
     with pytest.raises(JournalError, match="the function 'hashtext' was added"):
         PostgresJournal(url)
     assert sql("SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace", schema) == []
+
+
+def test_every_password_of_a_url_is_masked_in_messages():
+    address = parse_url("postgresql://me:one%20two@host/db?sslpassword=one%20two%203&password=four")
+    told = address.without_secret("one two 3, one%20two%203, one two, one%20two, four")
+    assert told == ", ".join(["***"] * 5)
 
 
 @pytest.mark.parametrize("password", ["12/horse", "12?horse", "12#horse", "12/a?b#horse"])
@@ -649,7 +655,7 @@ async def test_an_altered_run_is_left_out_of_the_lists(
 def test_the_server_ends_the_transactions_of_a_host_that_is_gone(
     lease: str, seconds: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The server ends a transaction whose client is silent for the length of the lease, and for at least ten seconds.
+    """The server ends a transaction whose client is silent for the length of the lease, or for ten seconds if the lease is shorter.
 
     Otherwise, the locks of a lost host would keep its runs from all other processes.
     """

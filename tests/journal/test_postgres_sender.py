@@ -67,7 +67,7 @@ def jobs(journal: PostgresJournal) -> list[Job[Any]]:
 
 @contextlib.contextmanager
 def blocked(url: str) -> Generator[Callable[[], None]]:
-    """Keep the server from answering until the block ends, or the connection that waits for it is terminated."""
+    """Keep the server from answering until the block ends. Yields a function that terminates the connection that waits for an answer."""
     address = parse_url(url)
     with (
         psycopg.connect(address.conninfo) as locking,

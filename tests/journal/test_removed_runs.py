@@ -147,7 +147,7 @@ each_alteration = pytest.mark.parametrize(("how", "where"), ALTERED.values(), id
 
 @each_alteration
 async def test_every_use_refuses_it(folder: Path, how: Alter, where: str):
-    """A session with a removed or reordered run can't be resumed, undone, loaded or forked."""
+    """If a run was removed or reordered, its session can't be loaded, and the session's runs can't be resumed, undone or forked."""
     alter(folder, how)
     with pytest.raises(JournalAltered, match=where):
         await resume(folder)
@@ -163,7 +163,10 @@ async def test_every_use_refuses_it(folder: Path, how: Alter, where: str):
 
 @each_alteration
 def test_verify_says_where(folder: Path, how: Alter, where: str):
-    """`handrail runs verify` names the run, both for the whole journal and for another run of the session."""
+    """`verify` says where the alteration is, for the whole journal and for another run of the session, and the command fails.
+
+    A run of another session verifies.
+    """
     alter(folder, how)
     for words in (["verify"], ["verify", "three"]):
         result = CliRunner().invoke(
@@ -176,7 +179,7 @@ def test_verify_says_where(folder: Path, how: Alter, where: str):
 
 @pytest.mark.parametrize("begins_again", [False, True])
 def test_a_session_that_was_removed_whole_is_missed(folder: Path, begins_again: bool):
-    """The journal lists its sessions, so a removed one is found, even after a session with its id has begun again."""
+    """The journal lists its sessions, so a removed one is found, even after a session with its id has begun again. So is a removed list."""
     alter(folder, lambda c: (remove_run(c, "alone"), remove_chain(c, "session other")))
     if begins_again:
         journal = SqliteJournal(folder / "runs.db", watch=None)
@@ -215,7 +218,7 @@ def test_an_old_copy_of_a_session_s_chain_lacks_the_later_runs(folder: Path, tmp
 
 
 def test_a_run_that_was_begun_again_under_its_id_is_found(folder: Path):
-    """A removed run can't be replaced by a new run with its id, even if Handrail itself begins the new run."""
+    """`verify` finds that a removed run was replaced by a new run with its id, even if Handrail itself began the new run."""
     alter(folder, lambda c: remove_run(c, "two"))
     journal = SqliteJournal(folder / "runs.db", watch=None)
     asyncio.run(journal.runs.begin(run_record("two", "table")))

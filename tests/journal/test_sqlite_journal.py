@@ -116,7 +116,7 @@ def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     [(None, None), (0, 0), ({"a": [1, "b"]}, {"a": [1, "b"]}), (Point(1), {"x": 1}), (Model(y=2), {"y": 2})],
 )
 def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: Any, recorded: Any):
-    """A step runs once. Later, its value is read from the record as plain data. A failed step runs again."""
+    """A step that has succeeded is not run again. After the file is reopened, its value is plain data. A failed step is run again."""
     runs: list[str] = []
 
     async def failing() -> Any:
@@ -225,7 +225,7 @@ def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
 
 
 def test_a_question_that_was_withdrawn_may_be_asked_again(journal: Opened):
-    """A question that was withdrawn without an answer can be asked again, but one that was declined is settled."""
+    """A question that was cancelled can be asked again, but one that was declined is settled."""
     assert journal(asked(QuestionCancelled("q"), question())).outcome == "cancelled"
     assert journal(asked(Declined("q", "no"), question())).outcome == "declined"
     assert journal(asked(answer(), question())).outcome == "declined"
@@ -260,7 +260,7 @@ def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path:
 
 
 def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
-    """Commits from several tasks are all recorded, in their order."""
+    """Commits from several tasks are all recorded, in the order in which the tasks were created."""
 
     async def main(journal: SqliteJournal) -> Any:
         await asyncio.gather(*[journal.calls.commit(unit(str(number))) for number in range(100)])
@@ -289,7 +289,7 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
-    """A file that is not a journal, or one with a different schema version, is refused with the reason."""
+    """A file that is not a journal, or one with a different schema version, is refused with the reason. So is an invalid `durability`."""
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE t (x)")
     other.close()
@@ -378,22 +378,38 @@ def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytes
             SqliteJournal(path)
     key.write_bytes(first)
     SqliteJournal(path).close()
-    monkeypatch.setenv("HANDRAIL_KEY", "another")
+    monkeypatch.setenv("HANDRAIL_KEY", "the key of another journal")
     with pytest.raises(JournalError, match="were not written with this key"):
         SqliteJournal(path)
     monkeypatch.delenv("HANDRAIL_KEY")
     monkeypatch.setenv("HANDRAIL_KEY_FILE", str(tmp_path / "missing"))
     with pytest.raises(JournalError, match="can't be read from"):
         SqliteJournal(path)
-    (tmp_path / "shared").write_text("another")
+    (tmp_path / "shared").write_text("the key of another journal")
     (tmp_path / "shared").chmod(0o600)
     monkeypatch.setenv("HANDRAIL_KEY_FILE", str(tmp_path / "shared"))
     with pytest.raises(JournalError, match="were not written with this key"):
         SqliteJournal(path)
 
 
+def test_a_secret_that_could_be_guessed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, file = tmp_path / "runs.db", tmp_path / "key"
+    file.touch(mode=0o600)
+    for secret, problem in (("", "is empty"), ("x" * 15, "has 15 bytes, so it could be guessed")):
+        file.write_text(f"{secret}\n")
+        monkeypatch.setenv("HANDRAIL_KEY", secret)
+        monkeypatch.setenv("HANDRAIL_KEY_FILE", str(file))
+        with pytest.raises(JournalError, match=f"{problem}. Use a long random secret, such as"):
+            SqliteJournal(path)
+    monkeypatch.setenv("HANDRAIL_KEY", "x" * 16)
+    SqliteJournal(path).close()
+
+
 async def test_a_mark_that_was_rolled_back_is_made_again(tmp_path: Path):
-    """The first call of a session is marked in its chain. If its transaction is rolled back, the next call is marked instead."""
+    """The first call of a session is marked in its chain. If its transaction is rolled back, the next call is marked instead.
+
+    `verify` finds a mark that was changed.
+    """
     journal = SqliteJournal(tmp_path / "journal.db", watch=None)
     await journal.calls.commit(CommitUnit(run_id="run", call_id="a", session_id="s"))
     database = journal._database

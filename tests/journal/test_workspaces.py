@@ -159,7 +159,7 @@ async def test_a_run_that_has_ended_does_not_keep_a_workspace_that_it_did_not_re
 async def test_a_submitted_run_that_was_interrupted_keeps_its_workspace_for_the_worker_that_continues_it(
     journal: AnyJournal,
 ):
-    """An interrupted run keeps its workspace, since its next commit builds on its changes. One that waits for an answer does not keep it."""
+    """A submitted run that was interrupted keeps its workspace, since its next commit builds on its changes. One that waits for an answer does not."""
     await begin(journal, "r2")
     record = RunRecord(
         id="s", session_id="s", principal="p", prompt="p", model="m", began_at=1.0, app="a:b", request=b"x"

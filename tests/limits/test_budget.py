@@ -120,7 +120,7 @@ def test_a_spend_is_charged_to_every_run_above():
 
 
 def test_whose_bound_it_was_is_said():
-    """The error says whether a child's share or the run's budget was exceeded."""
+    """If a child's own limit is exceeded, the error says that it is the child's share and not the root's budget."""
     child = BudgetTracker(Budget(tokens=100)).share(Budget(tokens=5))
     with pytest.raises(BudgetExceededError, match="this run's share") as raised:
         child.reserve(tokens=6)
@@ -184,7 +184,7 @@ def test_what_raised_is_given_back(error: type[BaseException]):
 
 
 def test_an_unknown_price_is_refused_under_a_money_limit_only():
-    """An unknown price is refused if money is limited, here or further up. Otherwise, it is not counted."""
+    """An unknown price is refused if money is limited for the tracker or one above it. Otherwise, it is not counted."""
     for limited in (BudgetTracker(Budget(money=5)), BudgetTracker(Budget(money=5)).share(Budget(tokens=9))):
         with pytest.raises(
             BudgetExceededError, match="limited in money and an unknown amount would be spent"
@@ -200,7 +200,7 @@ def test_an_unknown_price_is_refused_under_a_money_limit_only():
 
 
 def test_what_was_really_spent_is_recorded_beyond_the_bound():
-    """If more was used than reserved, the actual usage is charged, and further reservations are refused."""
+    """If more was used than reserved, the actual usage is charged, and further reservations of that unit are refused."""
     root = BudgetTracker(Budget(tokens=10))
     child = root.share(Budget(tokens=9))
     child.reserve(tokens=9).settle(tokens=12, requests=1)

@@ -73,7 +73,7 @@ def test_from_its_first_own_beat_on_only_its_own_count():
 
 
 def test_stopping_is_final_and_harmless():
-    """A heartbeat can be stopped twice, and without having been started."""
+    """A stopped heartbeat no longer extends the lease. It can be stopped twice, and without having been started."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         heartbeat.stop()
@@ -111,7 +111,7 @@ def test_keeping_twice_is_keeping_once():
 
 
 def test_a_lease_that_cannot_be_extended_is_tried_again(caplog: pytest.LogCaptureFixture):
-    """If the lease can't be extended, the error is logged, the call continues, and the next interval tries again."""
+    """If the lease can't be extended, the error is logged, and the next interval tries again. A handler's own beat raises the error."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         lease.broken = True

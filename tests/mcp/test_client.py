@@ -93,7 +93,7 @@ async def test_effects_only_by_the_user() -> None:
 
 
 async def test_policies_approvals_and_events() -> None:
-    """A server's tool needs the same approval as any other tool."""
+    """A policy asks a person to approve a call to a server's tool. The call is made only if the person approves it."""
     for approve in (True, False):
         person = Person(approve=approve)
         async with server(policies=[CapabilityPolicy()]) as section:
@@ -149,7 +149,10 @@ def test_invalid_content_is_left_out() -> None:
 
 
 async def test_question_of_a_server() -> None:
-    """A server's question reaches the person. The server gets the answer, `decline`, or `cancel` if nobody can be asked."""
+    """A server's question reaches the person.
+
+    The server gets the answer, `decline` if the person declines, or `cancel` if nobody can be asked.
+    """
     async with server() as section:
         person = Person(answers={"mcp.form": {"size": 4}})
         _, told, _ = await run(section, ToolCall("ask"), environment=person)
@@ -164,7 +167,7 @@ async def test_question_of_a_server() -> None:
 async def test_question_of_an_unknown_call() -> None:
     """A server does not say which call its question belongs to.
 
-    Nobody is asked while calls of two principals are in progress. With calls of one principal, that person is asked.
+    Nobody is asked while calls of two principals are in progress. If all calls belong to one principal, that principal's person is asked.
     """
     ann, bob = Person(answers={"mcp.form": {"size": 4}}), Person(answers={"mcp.form": {"size": 5}})
     async with server() as section:
@@ -183,7 +186,10 @@ async def test_question_of_an_unknown_call() -> None:
 
 
 async def test_defaults_of_a_question(tmp_path: Path) -> None:
-    """For a field that the person left out, the server gets the value that it suggested. Formats and titles are allowed."""
+    """For a field that the person left out, the server gets the value that it suggested.
+
+    The question's schema may contain formats and titles.
+    """
     async with server(tmp_path / "state") as section:
         person = Person(answers={"mcp.form": {"size": 4}})
         _, told, _ = await run(section, ToolCall("ask"), environment=person)
@@ -209,7 +215,7 @@ async def test_server_that_dies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "why"), [("flood", "without an answer"), ("huge", "more than 16 MB")])
 async def test_server_that_floods(name: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that sends too much is disconnected, and the next call starts a new one."""
+    """A server that sends too much is disconnected, and the next call works."""
     monkeypatch.setattr(transport, "MAX_UNASKED", 500)
     async with server() as section:
         _, told, _ = await run(section, ToolCall(name), ToolCall("echo", {"text": "a"}))
@@ -220,7 +226,7 @@ async def test_server_that_floods(name: str, why: str, monkeypatch: pytest.Monke
 async def test_server_that_sends_rubbish() -> None:
     """A line that is not a message is skipped; an invalid answer fails the call at once.
 
-    Half a character, as JavaScript sends it, is replaced. A deeply nested answer is read.
+    An unpaired surrogate, which a JavaScript program may send, is replaced. A deeply nested answer is read.
     """
     words = ("{", "null", "[1]", "half", "deep", "answer", "word")
     async with server(timeout=None) as section:
@@ -231,7 +237,7 @@ async def test_server_that_sends_rubbish() -> None:
 
 
 async def test_server_that_hangs() -> None:
-    """A call that is not answered ends with the timeout, and the connection remains usable."""
+    """A call that is not answered ends when its timeout expires, and the connection remains usable."""
     seconds, told = 0.02, ["", ""]
     while told[1] != "echo: a" and seconds < PATIENCE:
         seconds *= 10  # on a busy machine, the second call may exceed a short timeout too
@@ -272,10 +278,7 @@ async def test_last_words_of_a_server() -> None:
 
 
 async def test_secrets_of_a_server_are_hidden() -> None:
-    """A secret from a server's settings is hidden wherever the server repeats it:
-
-    in a text, a value, an error, a file or a question.
-    """
+    """A secret from a server's settings is hidden if the server repeats it in a text, a value, an error, a file or a question."""
     async with server(env={"API_TOKEN": "hunter2hunter2", "PLAIN": "text"}) as section:
         calls = [ToolCall("leak", {"text": text}) for text in ("text", "value", "error", "file", "question")]
         person = Person(answers={"mcp.form": {"size": 4}})
@@ -308,7 +311,7 @@ async def test_changed_list_is_offered_and_told(tmp_path: Path) -> None:
 
 
 async def test_changed_list_is_read_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list that changed is read soon, so that the model's next request has the new tools."""
+    """After a server reports that its list has changed, the list is read again without another call to the server."""
     monkeypatch.setattr(connections, "REFRESH_EVERY", 0.0)
     async with server() as section:
         listed = event_of_listing(section, "fresh", monkeypatch)
@@ -318,7 +321,7 @@ async def test_changed_list_is_read_without_a_call(monkeypatch: pytest.MonkeyPat
 
 
 async def test_restarted_server_has_other_tools(tmp_path: Path) -> None:
-    """After a restart the list is read again: tools that are gone are no longer offered."""
+    """After a restart the list is read again: tools that are gone can't be called any more, and new ones can."""
     state = tmp_path / "state"
     state.write_text("old")
     async with server(state) as section:
@@ -447,7 +450,7 @@ def test_section_on_several_event_loops() -> None:
 
 
 def test_section_closed_on_a_different_event_loop() -> None:
-    """Closing a section stops its server, whichever event loop it was started on, and leaves no task behind."""
+    """Closing a section closes its connection, whichever event loop opened it, and leaves no task behind."""
     section = server()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -514,7 +517,7 @@ async def test_record_says_that_a_result_came_from_outside(tmp_path: Path) -> No
 
 
 async def test_names_that_look_like_a_tool_do_not_take_its_name() -> None:
-    """A name that needs no change is kept, as the name to call and as the capability, whatever else a server lists."""
+    """A tool whose name is already valid keeps it, in calls and in its capability, whatever other tools the server lists."""
     assert map_names(["Send.Mail", "Send_Mail"], "")["Send_Mail"] == "Send_Mail"
     found = capabilities_of("Files", ["read_file", "Read_File", "read.file"])
     assert found["read_file"] == "mcp.files.read_file"

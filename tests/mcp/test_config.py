@@ -26,7 +26,7 @@ def written(folder: Path, servers: Any, key: str = "mcpServers") -> Path:
 
 
 async def test_servers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each server becomes a section, except disabled ones. If there are several, each server's name is the prefix of its tools.
+    """Each server becomes a section, except disabled ones. If there are several, a tool's name begins with its server's name.
 
     Variables are expanded, and characters that a section's key can't have are replaced.
     """
@@ -46,7 +46,7 @@ async def test_servers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     st.lists(st.text("aA_-b", min_size=1, max_size=6) | st.text("a_", min_size=29, max_size=34), min_size=2)
 )
 def test_no_server_can_take_the_name_of_a_tool(names: list[str]) -> None:
-    """Whatever tools servers list, those of two servers have different names, because no prefix begins with another."""
+    """No server's prefix begins with another server's, so their tools have different names, whatever tools they list."""
     named = {name.lower(): {"command": "x"} for name in names}
     with tempfile.TemporaryDirectory() as folder:
         sections = load_servers(written(Path(folder), named))

@@ -1,9 +1,8 @@
-"""MCP's own conformance suite against `handrail mcp --http` and against `McpTools`, for 2026-07-28 and 2025-11-25.
+"""MCP's own conformance suite, run against `handrail mcp --http` and against `McpTools`.
 
-Each scenario that does not pass is listed with its reason. The server does not offer sampling, roots, logging
-and subscriptions, which 2026-07-28 deprecates or leaves optional.
-The suite counts all scenarios of these features as required. The pending scenarios and the extensions for servers pass.
-The client passes every scenario that a revision requires. It does not log in without a person, and has no DPoP.
+The scenarios that do not pass are listed with their reasons. The server does not offer sampling, roots, logging or
+subscriptions. 2026-07-28 deprecates these features or leaves them optional, but the suite requires them. The client does not
+log in without a person, and has no DPoP. No revision requires these.
 """
 
 import asyncio
@@ -53,7 +52,7 @@ CLIENT_NOT_PASSED = {
 """The scenarios that the client does not pass. They are the same in both revisions, and neither requires them."""
 
 CLIENT_SCENARIOS = {"2026-07-28": 39}
-"""How many scenarios for clients a revision has. Those of the older one are run by the deep tests only."""
+"""Number of scenarios for clients in each revision. Only the deep tests run those of the older revision."""
 if os.environ.get("HANDRAIL_DEEP"):
     CLIENT_SCENARIOS["2025-11-25"] = 25
 

@@ -1,4 +1,4 @@
-"""A gateway puts other people's servers behind policies, and approvers decide on the page."""
+"""A gateway puts other people's servers behind policies, and approvers decide in the inbox of `handrail serve`."""
 
 import asyncio
 from contextlib import closing

@@ -85,7 +85,7 @@ def _public(key: EllipticCurvePrivateKey) -> dict[str, Any]:
 
 @asynccontextmanager
 async def protected(provider: Provider, scopes: Sequence[str] = ()) -> AsyncGenerator[str]:
-    """Serve an app whose clients send tokens of this provider. Yields the address of the endpoint."""
+    """Serve this provider, and an app that accepts its tokens. Yields the address of the app's endpoint."""
     async with listening(provider.answer) as address:
         provider.address = address.removesuffix("/mcp")
         issuer = Issuer(provider.address, resource=AUDIENCE, scopes=scopes)
@@ -103,7 +103,7 @@ async def status(url: str, token: str | None) -> int:
 async def test_the_subject_is_the_principal(well_known: str) -> None:
     """A client with a valid token calls tools as the token's subject. The keys are read once.
 
-    The issuer publishes OAuth's or OpenID's metadata.
+    The issuer may publish OAuth's or OpenID's metadata.
     """
     provider = Provider()
     provider.well_known = f"/.well-known/{well_known}"
@@ -120,7 +120,7 @@ async def test_the_subject_is_the_principal(well_known: str) -> None:
 
 
 async def test_a_stranger_learns_where_to_get_a_token() -> None:
-    """The refusal names the metadata, and the metadata names the issuer. A wrong token is called invalid."""
+    """The refusal gives the address of the metadata, and the metadata names the issuer. A wrong token is called invalid."""
     provider = Provider()
     async with protected(provider) as url, httpx2.AsyncClient(timeout=PATIENCE) as http:
         refused = await http.post(url, json=PING)
@@ -139,9 +139,9 @@ async def test_a_stranger_learns_where_to_get_a_token() -> None:
 
 
 async def test_wrong_tokens_are_refused() -> None:
-    """A token is refused if it is missing, forged, not for this server, without a subject, or not valid now.
+    """A token is refused if it is missing, forged, from a different issuer, not for this server, without a subject, or not valid now.
 
-    Unknown keys do not make the server read the issuer's keys again.
+    Tokens with unknown keys do not make the server read the issuer's keys again at once.
     """
     provider = Provider()
     async with protected(provider) as url:
@@ -217,7 +217,10 @@ async def test_a_subject_that_can_not_be_a_principal_is_refused(
     "claim", [{"scope": "read tools"}, {"scp": ["read", "tools"]}, {"scope": ["read", "tools"]}]
 )
 async def test_required_scopes(claim: dict[str, Any]) -> None:
-    """A token without a required scope is refused with status 403, and the client learns which scopes it needs."""
+    """A token without a required scope is refused with status 403, and the client learns which scopes it needs.
+
+    A token with all scopes is accepted, whichever claim has them.
+    """
     provider = Provider()
     async with protected(provider, ["read", "tools"]) as url, httpx2.AsyncClient(timeout=PATIENCE) as http:
         lacking: list[dict[str, Any]] = [
@@ -241,7 +244,10 @@ async def test_required_scopes(claim: dict[str, Any]) -> None:
 
 
 async def test_keys_are_not_read_without_tls() -> None:
-    """Metadata that names an http address for the keys is refused, because keys could be replaced on the way."""
+    """Metadata is refused if its keys are at an http address, because they could be replaced on the way.
+
+    Only addresses with a known loopback name may be http.
+    """
     provider = Provider()
     async with listening(provider.answer) as elsewhere:
         provider.keys_at = elsewhere.replace("127.0.0.1", "127.1").removesuffix("/mcp") + "/keys"
@@ -261,7 +267,7 @@ async def test_metadata_of_a_different_issuer_is_refused() -> None:
 
 
 def test_what_contradicts_an_issuer_is_refused() -> None:
-    """An issuer needs TLS, and excludes any other way to authenticate.
+    """An issuer's address needs TLS, and an issuer excludes the app's own hook.
 
     With an issuer, the server has no page for answers.
     """

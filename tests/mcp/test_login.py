@@ -44,12 +44,12 @@ class LogsIn(Environment):
 
 
 class Guarded:
-    """A server that requires a token, and the authorization server that issues it, at one address."""
+    """A server that requires a token, and the authorization server that issues it, on the same port."""
 
     def __init__(self) -> None:
         self.url = ""
         self.elsewhere = ""
-        """The address of the authorization server, if it is not the server's own."""
+        """The address of the authorization server. If it is empty, that server has the same address as the server itself."""
         self.token = "secret-token"
         self.grants: list[str] = []
         """The grants for which tokens were issued. A refresh token works once."""
@@ -106,7 +106,7 @@ async def run(section: McpTools, environment: Environment | None, *calls: ToolCa
 
 
 async def test_login_is_a_question_with_an_address(tmp_path: Path) -> None:
-    """The model is offered a tool that asks the person to log in. Then it has the server's tools, and so have later runs.
+    """The model is offered a tool that asks the person to log in. After the login, this run and later runs have the server's tools.
 
     The tokens are kept in a file that only its owner can read.
     """
@@ -129,7 +129,7 @@ async def test_login_is_a_question_with_an_address(tmp_path: Path) -> None:
 
 
 class TakesLong(LogsIn):
-    """A person who takes some seconds to log in, by the event loop's clock, which is set forward."""
+    """A person who seems to take some seconds to log in, because `ask` sets the event loop's clock forward."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -232,14 +232,14 @@ async def logged_in(guarded: Guarded, folder: Path) -> tuple[UrlServer, Path]:
 
 
 def expire(file: Path) -> None:
-    """Set the end of the access token's time to the past."""
+    """Set the time at which the access token expires to the past."""
     stored = json.loads(file.read_text())
     assert stored["expires_at"] > 0
     file.write_text(json.dumps({**stored, "expires_at": 1.0}))
 
 
 async def test_expired_tokens_are_refreshed_without_a_person(tmp_path: Path) -> None:
-    """A later process gets a new access token from the server that issued the old one. The tokens stay private."""
+    """A later connection gets a new access token from the server that issued the old one. The tokens stay private."""
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
         server, file = await logged_in(guarded, tmp_path)

@@ -129,7 +129,7 @@ class Strict:
             [("city", True), ("days", False)],
         ),
         (MarkdownSection[Model]("A", "a", "$days days: $names."), [("days", True), ("names", False)]),
-        # Code may read these params.
+        # In the following cases, code gets the params and may read any field, so every field is an argument.
         (MarkdownSection[Trip]("A", "a", "Be kind.", enabled=_in_a_city), [("city", True), ("days", False)]),
         (MarkdownSection[Checked]("A", "a", "In $city."), [("city", True), ("days", True)]),
         (
@@ -187,7 +187,7 @@ async def test_missing_arguments_are_asked_for() -> None:
 
 @modes
 async def test_the_attachments_of_a_section_are_content(mode: Any) -> None:
-    """An image, a sound, a file and a link follow the text of a prompt, even if the section is shown as a summary."""
+    """An image, a sound, a file and a link follow the text of a prompt. So does the image of a section shown as a summary."""
     files = [
         Attachment(PNG, "a.png"),
         Attachment(b"fLaC", "a.flac"),
@@ -209,7 +209,7 @@ async def test_the_attachments_of_a_section_are_content(mode: Any) -> None:
 
 @modes
 async def test_files_are_resources(mode: Any) -> None:
-    """Files are listed and read as text or bytes. Nothing outside their folder can be read."""
+    """Files are listed, and read as text or bytes. Any other address is an error."""
     files = MemoryFilesystem()
     files.write("notes/a b.txt", "hello")
     files.write("image.png", PNG)
@@ -250,7 +250,7 @@ async def test_only_regular_files_are_resources(tmp_path: Path) -> None:
 @modes
 @pytest.mark.parametrize("cursor", ["-1", "\u0663", "9" * 5000])
 async def test_a_made_up_cursor_is_refused(mode: Any, cursor: str) -> None:
-    """A cursor that the server did not return is refused with an error that says so, however long it is."""
+    """A malformed cursor is refused with an error that says that the server did not return it, however long the cursor is."""
     files = MemoryFilesystem()
     server = ToolServer(Prompt("p", "Text."), files=lambda principal: files, resource_address="files:///")
     async with Client(server.server, mode=mode) as client:
@@ -270,7 +270,7 @@ async def test_resources_are_offered_only_if_asked_for(mode: Any) -> None:
 
 @modes
 async def test_attachments_are_content(mode: Any) -> None:
-    """A result's attachments are content blocks of their kind."""
+    """Each attachment of a result becomes a content block of the matching kind."""
 
     @tool(effect="read")
     def show() -> ToolResult[None]:
@@ -289,7 +289,7 @@ async def test_attachments_are_content(mode: Any) -> None:
 
 @modes
 async def test_arguments_of_prompts_are_completed(mode: Any) -> None:
-    """The values of an enum or a literal that begin with what was typed, in either case, are returned, at most 100 of them.
+    """The values of an enum or a literal that begin with what was typed, ignoring case, are returned, at most 100 of them.
 
     Other arguments have no completions, and an unknown prompt is an error.
     """
@@ -330,7 +330,7 @@ async def test_an_agent_is_a_tool(mode: Any) -> None:
 
 
 async def test_workers_are_tools(tmp_path: Path) -> None:
-    """Each worker of a folder is a tool, run by the model that is passed."""
+    """Each worker in a folder becomes a tool. It uses the model that is passed to `load_app`."""
     (tmp_path / "clerk.md").write_text("---\ndescription: Files things.\n---\nFile it.\n")
     (tmp_path / "judge.md").write_text("---\ndescription: Judges things.\n---\nJudge it.\n")
     app = load_app(str(tmp_path), ScriptedModel(["filed"]))

@@ -168,7 +168,10 @@ async def test_an_approval_survives_a_restart(log: Log, approved: bool) -> None:
 
 
 async def test_a_refused_answer_is_asked_for_again(log: Log) -> None:
-    """An answer that does not match its schema, or no answer, leaves the question open, and the client is told why."""
+    """An answer that does not match its schema leaves the question open, and the client is told why.
+
+    A request without an answer leaves the question open too.
+    """
     server = Restarts(log, MemoryJournal())
     given = {"product": "shirt"}
     async with server.process() as session:
@@ -242,7 +245,7 @@ async def test_the_acts_of_a_handoff_run_once(log: Log, mode: Any) -> None:
 
 
 async def test_a_different_principal_can_not_answer(log: Log) -> None:
-    """A call belongs to the principal who made it: nobody else can find, answer or continue it."""
+    """A call belongs to the principal who made it: nobody else can find or resume it."""
     journal = MemoryJournal()
     server = ToolServer(prompt_of(log), journal=journal)
     order = (await server.tools.all())["order"]
@@ -260,14 +263,14 @@ async def test_a_different_principal_can_not_answer(log: Log) -> None:
 
 
 async def test_a_call_that_waits_leaves_memory(log: Log) -> None:
-    """A call that has waited for a long time is parked, and the answer resumes it in the same process."""
+    """A call that waits longer than `park_after` is parked, and the answer resumes it in the same process."""
     server = Restarts(log, MemoryJournal(), park_after=0.001)
     given = {"product": "shirt"}
     async with server.process() as session:
         asked: Any = await session.call_tool("order", given, allow_input_required=True)
         while {row.status for row in await server.journal.runs.list()} != {"parked"}:
             await asyncio.sleep(0)
-        # Otherwise a slow machine parks the call again before it takes the answer.
+        # With the short limit, a slow machine could park the resumed call again before it takes the answer.
         server.server.calls.park_after = PARK_AFTER
         found: Any = await session.call_tool("order", given, **accept(asked, value=1))
     assert "colour" in next(iter(found.input_requests.values())).params.message

@@ -93,9 +93,9 @@ async def connected(url: str, mode: Any, person: Person) -> AsyncGenerator[Clien
     ("mode", "is_recorded"), [("legacy", True), ("2026-07-28", False), ("2026-07-28", True)]
 )
 async def test_a_secret_is_asked_for_on_the_servers_page(mode: str, is_recorded: bool) -> None:
-    """The client gets an address. Its page shows the question, and the secret goes from the browser to the server.
+    """The client gets an address in place of a form. The question is shown and answered there.
 
-    The journal never contains the secret.
+    The record of the call does not contain the secret.
     """
     journal = MemoryJournal() if is_recorded else None
     person = Person()

@@ -100,7 +100,7 @@ async def test_a_failed_call_is_a_completed_task() -> None:
 
 
 async def test_questions_are_answered_one_by_one() -> None:
-    """A task has an input request for each open question. It goes on when all of them have been answered."""
+    """A task has an input request for each open question. The task continues when all of them have been answered."""
     work = Work()
     async with process(work, MemoryJournal()) as session:
         task = (await session.call("order"))["taskId"]
@@ -143,7 +143,7 @@ async def test_a_task_survives_its_process() -> None:
 async def test_a_task_is_cancelled(restarts: bool) -> None:
     """A cancelled task stays cancelled, and cancelling it again changes nothing.
 
-    The same holds for a task that no process executes.
+    A task that no process executes can be cancelled too.
     """
     work, journal = Work(), MemoryJournal()
     async with process(work, journal) as session:

@@ -1,4 +1,4 @@
-"""Patience for the tests of models."""
+"""Settings for the tests of models."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from support import PATIENCE
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for connections as long as a busy machine needs."""
+    """Give connections enough time to open on a busy machine."""
     monkeypatch.setattr("handrail.models.http._CONNECT_SECONDS", PATIENCE)

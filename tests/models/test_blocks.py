@@ -1,4 +1,4 @@
-"""Tests that every block of an answer is sent back to its provider, in order and byte for byte."""
+"""Tests that every block of an answer is sent back to its provider, in order and unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.provider_streams import DONE, ONCE, PROMPT, answered, body_of, mode
 
 
 def requests_of(wire: str, bodies: Sequence[Sequence[bytes]], stream: bool) -> tuple[Any, list[bytes]]:
-    """Return a model that receives these bodies, and the list of the bodies that it sends."""
+    """Return a model that receives these bodies and then a final answer, and the list of the bodies that it sends."""
     model = model_for(wire, [*bodies, [body_of([DONE[wire][stream]], stream)]], stream)
     sent: list[bytes] = []
     post = model._endpoint._post
@@ -56,7 +56,10 @@ def answers(draw: st.DrawFn, wire: str) -> tuple[list[dict[str, Any]], list[byte
 @pytest.mark.parametrize("wire", BLOCKS)
 @given(data=st.data())
 def test_every_block_is_sent_back(wire: str, data: st.DataObject) -> None:
-    """The next request has every block of the answer, in order and byte for byte, however the answer arrived."""
+    """The next request has every block of the answer, in order, however the answer arrived.
+
+    The bytes are the same, except for the order of the fields of calls and for ids that the API does not need.
+    """
     blocks, chunks, stream = data.draw(answers(wire))
     model, sent = requests_of(wire, [chunks], stream)
     asyncio.run(evaluate(Adapter(model, retry=ONCE), stream))
@@ -69,7 +72,7 @@ def test_every_block_is_sent_back(wire: str, data: st.DataObject) -> None:
 def test_every_block_is_sent_back_after_a_fork(
     wire: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A run that is forked and resumed by another process sends back every block of the recorded answer."""
+    """A run that is forked and then resumed, as by another process, sends back every block of the recorded answer."""
     blocks, chunks, stream = data.draw(answers(wire))
     path = tmp_path_factory.mktemp("blocks") / "runs.db"
 
@@ -167,7 +170,7 @@ def chat_stream(*deltas: dict[str, Any], end: bytes = b"data: [DONE]\n\n") -> by
 
 
 async def test_a_stream_of_chat_that_ends_without_a_reason() -> None:
-    """A stream that ends with [DONE] is complete, whether or not it gave a reason.
+    """A stream with text or calls that ends with [DONE] is complete even if it gave no reason to stop.
 
     The reason is inferred from what arrived.
     """

@@ -95,7 +95,7 @@ def _line(event: object) -> str:
 async def tell(
     first: list[bytes], second: list[bytes], *, stream: bool = False, on_refusal: bool = False
 ) -> Told:
-    """Run a prompt on Anthropic's wire and then OpenAI's, with servers that give these answers."""
+    """Run a prompt on an Anthropic model, with an OpenAI model to fall back to. Their servers give these answers."""
     session, journal = Session(), MemoryJournal()
     async with raw_server(*first) as one, raw_server(*second) as two:
         claude = AnthropicModel("claude", base_url=one.url, key_variable=None, price=DEAR)
@@ -173,7 +173,7 @@ async def test_a_cut_stream() -> None:
     """If part of an answer was streamed before it was cut off, only the same model is asked again.
 
     If nothing was streamed, the next model is asked after one more try. The tokens that the provider had counted before
-    it was cut off are paid for.
+    the stream was cut off are paid for.
     """
     cut = ("anthropic:claude", "the answer ended before it was complete")
     told = await tell([CUT, WHOLE], [FINE_STREAM], stream=True)
@@ -328,7 +328,7 @@ MALFORMED = {
 async def test_an_answer_that_fails_is_charged_for_what_it_reports(
     wire: Any, stream: bool, answer: bytes
 ) -> None:
-    """A failed run includes the usage and the cost that the provider reports with the failure."""
+    """A failed run counts the usage that the provider reports with the failure, and its cost."""
     async with raw_server(answer) as server:
         url, model = server.url, None
         match wire:

@@ -1,4 +1,4 @@
-"""Tests for what only Gemini's wire has: signed thoughts, names, reasons to stop, usage, errors and addresses."""
+"""Tests for Gemini's wire: signed thoughts, calls in pieces, names, reasons to stop, usage, errors and addresses."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ THOUGHTS = [
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_every_part_comes_back_in_place_and_unchanged(stream: bool) -> None:
-    """Thoughts, signatures and unknown parts are sent back byte for byte, with the calls in their places."""
+    """Thoughts, signatures and unknown parts are sent back unchanged, with the calls in their places."""
     if stream:
         said = streamed(*(answer(part, reason=None) for part in THOUGHTS), answer())
         done = streamed(answer({"text": "Done."}))
@@ -212,7 +212,7 @@ async def test_a_piece_that_fits_nowhere(paths: list[str]) -> None:
 
 
 def test_texts_are_joined_only_without_signatures() -> None:
-    """The pieces of a streamed text or thought are one part, and a signed part stays separate."""
+    """The pieces of a streamed text are joined to one part, but a signed piece stays separate."""
     from handrail.models.gemini import _Pieces
 
     model = model_at("http://test")
@@ -225,7 +225,7 @@ def test_texts_are_joined_only_without_signatures() -> None:
 
 
 def test_the_calls_of_a_different_provider_are_marked_as_such() -> None:
-    """A call that Gemini did not make gets the documented signature, and another provider's thought is not sent."""
+    """The first call in an answer of another provider gets the documented signature. The other provider's thought is not sent."""
     asked = AssistantMessage(
         "",
         (CallAsked("toolu_1", "look", "{}"), CallAsked("toolu_2", "look", "{}")),
@@ -328,7 +328,7 @@ async def test_settings_are_sent_in_the_fields_of_the_api() -> None:
 
 
 def test_models_before_gemini_3_answer_by_a_call() -> None:
-    """Only newer models can be constrained to a schema while they have tools, unless `native_output` says otherwise."""
+    """Gemini models before version 3 have no native output, unless `native_output` says otherwise."""
     assert not GeminiModel("gemini-2.5-flash", key_variable=None).traits.native_output
     assert GeminiModel("gemini-3-pro", key_variable=None).traits.native_output
     assert GeminiModel("gemini-2.5-flash", key_variable=None, native_output=True).traits.native_output
@@ -369,7 +369,10 @@ async def test_a_blocked_prompt_is_a_refusal() -> None:
 
 @pytest.mark.parametrize("reason", ["MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "OTHER"])
 async def test_an_answer_that_the_model_could_not_finish_is_retried(reason: str) -> None:
-    """A malformed call is a failed attempt with the provider's explanation, and the next answer is used."""
+    """If the finish reason means that the answer can't be used, the attempt fails with the provider's explanation.
+
+    The next answer is used.
+    """
     broken = answer(reason=reason)
     broken["candidates"][0]["finishMessage"] = "Malformed function call: print(look("
     session = Session()

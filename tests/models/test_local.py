@@ -1,4 +1,4 @@
-"""The embedded model with its real weights. The tests check the structure of its answers, not their wording."""
+"""The embedded model with its real weights. Most tests check the structure of its answers, not their wording."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_the_first_call_is_forced_and_goes_through_the_gate():
 
 @on_a_loop
 async def test_runs_with_the_same_instructions_read_them_once():
-    """Requests with the same instructions process them only once, even if they run in parallel or are interleaved."""
+    """The engine processes the same instructions only once, even if requests run in parallel or another request comes between them."""
     examples = " ".join(
         f"{word} comes before {word}s." for word in ("apple", "book", "cat", "door", "egg") * 4
     )
@@ -189,7 +189,7 @@ async def test_structured_output_is_held_to_its_schema():
 
 @on_a_loop
 async def test_complete_gives_one_of_the_choices():
-    """`complete` returns one of the choices. For two reviews that follow four examples, it returns the right one."""
+    """`complete` returns one of the choices. For each of two reviews that follow four examples, it returns the right one."""
     reviews = {
         "A wonderful film.": "good",
         "It broke after a day.": "bad",
@@ -353,7 +353,7 @@ def test_what_is_not_installed_is_named_with_both_commands(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("damage", ["shorter", "other", "gone"])
 def test_other_weights_are_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str):
-    """Weights that are missing, or have a different size or sha256, are refused before the engine opens the file."""
+    """Weights that are missing, or have a different size or sha256, are refused."""
     file = tmp_path / "weights.gguf"
     if damage != "gone":
         with file.open("wb") as opened:

@@ -1,4 +1,4 @@
-"""Tests for the lines that show people which tools of its own a provider has run."""
+"""Lines that show people which of its own tools a provider has run."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Searching:
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_people_see_what_the_provider_ran(streaming: bool, tmp_path: Path) -> None:
-    """The line is in the recorded thought and, if the run is streamed, in the streamed thought, once each."""
+    """The line about a provider's search is once in the recorded thought and, if the run is streamed, once in the streamed thought."""
     journal, session, prompt = SqliteJournal(tmp_path / "runs.db"), Session(), Prompt("p", "Search.")
     heard: list[str] = []
     session.dispatcher.subscribe(ThoughtDelta, lambda event: heard.append(event.text))

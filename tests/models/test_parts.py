@@ -75,7 +75,7 @@ def returned(*attachments: Attachment, text: str = "done") -> tuple[Message, ...
 
 
 def test_a_picture_from_a_tool_on_the_chat_wire() -> None:
-    """The API takes only text in a tool's message, so the tool's picture follows in a user message that names the tool."""
+    """The chat API takes only text in a tool's message, so the tool's picture follows in a user message that names the tool."""
     *_, result, picture = sent("chat", *returned(PLOT))
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "done"}
     told, shown = picture["content"]
@@ -168,10 +168,7 @@ def test_nothing_is_dropped_on_any_wire(
 
 
 def test_a_reference_without_bytes_is_described() -> None:
-    """A conversation from elsewhere can refer to bytes that nobody has.
-
-    The model gets a description, and the request is sent.
-    """
+    """If the bytes of an attachment are missing, the model gets a description in their place."""
     lost = msgspec.json.decode(msgspec.json.encode(PLOT), type=Attachment)
     for wire in ("chat", "responses", "messages"):
         said = json.dumps(sent(wire, UserMessage("look", attachments=(lost,))))
@@ -205,7 +202,7 @@ def test_a_reference_without_bytes_is_described() -> None:
 async def test_a_person_is_told_what_a_model_does_not_take(
     model: Any, attached: Attachment, said: str
 ) -> None:
-    """A run with an attachment that its model does not take ends before anything is sent, and says why."""
+    """A run with an attachment that its model does not take fails, and the error names the model and the reason."""
     with pytest.raises((PromptEvaluationError, ModelError)) as refused:
         await Adapter(model).evaluate(Prompt("p", "x"), "look", attachments=[attached])
     assert said in str(refused.value)
@@ -265,7 +262,7 @@ ALL = (PLOT, PAPER, CLIP, FAR)
     ids=lambda value: value.name if hasattr(value, "name") else "",
 )
 def test_what_a_model_takes_depends_on_the_model(model: Any, taken: tuple[Attachment, ...]) -> None:
-    """Models of the same provider take different attachments. A model gets a description of those that it does not take."""
+    """Models of the same provider may take different attachments. A model gets a description of those that it does not take."""
     takes = model.traits.takes
     assert tuple(each for each in ALL if takes.sends(each)) == taken
     body = written(model, request_of(UserMessage("look", attachments=ALL), *returned(*ALL)[1:])).decode()
@@ -329,7 +326,10 @@ TURNS: list[tuple[Message, ...]] = [
 
 @given(st.lists(st.sampled_from(TURNS), min_size=1, max_size=6))
 def test_a_conversation_that_grows_is_sent_as_if_it_were_new(turns: list[tuple[Message, ...]]) -> None:
-    """Each request of a growing conversation is the same as that of a new one, and its roles are in an order that servers accept."""
+    """Each request of a growing conversation is the same as that of a new conversation with the same messages.
+
+    Mistral and Gemini get roles in an order that they accept.
+    """
     for model in every_wire():
         growing = request_of()
         for turn in turns:
@@ -359,7 +359,10 @@ def test_a_local_model_reads_words() -> None:
 
 
 def test_everything_is_taken_by_a_script() -> None:
-    """A scripted model takes attachments of every kind, because it stands in for any model."""
+    """A scripted model takes attachments of every kind, because it stands in for any model.
+
+    A text file is accepted even by a model that takes no attachments.
+    """
     takes = ScriptedModel([]).traits.takes
     assert all(takes.sends(each) for each in (PLOT, PAPER, CLIP, FAR))
     assert Takes().problem(NOTES) is None

@@ -219,7 +219,7 @@ async def test_the_request_asks_for_it(wire: str, asked: ProviderTool, written: 
 
 
 async def test_gemini_asks_for_the_calls_as_parts() -> None:
-    """Gemini 3 is asked for the calls of its own tools as parts; older models do not know the field."""
+    """Gemini 3 is asked to report the calls of its own tools as parts. Older models are not, because they do not know the field."""
     body = await sent_tools(
         "gemini",
         look,
@@ -367,7 +367,7 @@ def test_searches_are_added_and_priced() -> None:
 
 
 async def test_a_cassette_replays_a_run_with_searches(tmp_path: Path) -> None:
-    """A recorded run with a provider's tool is replayed, and a request without the tool is a different one."""
+    """A recorded run with a provider's tool is replayed. A request without the tool does not match the recording."""
     path = tmp_path / "run.json"
     async with raw_server(whole(SEARCHED["messages"]), whole(DONE["messages"])) as server:
         with Cassette(path, mode="record"):
@@ -414,7 +414,7 @@ ENDED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", ENDED)
 async def test_a_call_that_was_interrupted_gets_an_error_as_its_result(name: str) -> None:
-    """If Anthropic does not continue a call that it paused, the next request of the session has a result for it."""
+    """If Anthropic does not continue a call that it paused, the session's next request has an error as the call's result."""
     kind = "mcp_tool_use" if name == "remote" else "server_tool_use"
     failed = whole({"error": {"message": "no"}}, 400)
     async with raw_server(paused(name, kind), failed, whole(DONE["messages"])) as server:
@@ -429,7 +429,7 @@ async def test_a_call_that_was_interrupted_gets_an_error_as_its_result(name: str
 
 
 async def test_a_call_that_another_provider_continued_gets_an_error_as_its_result() -> None:
-    """If another provider answers after Anthropic paused, Anthropic's next request has a result for its call."""
+    """If another provider answers after Anthropic paused a call, the next request to Anthropic has an error as the call's result."""
     down = whole({"error": {"message": "x"}}, 529)
     async with (
         raw_server(paused("web_search"), down, down, whole(DONE["messages"])) as one,
@@ -446,7 +446,7 @@ async def test_a_call_that_another_provider_continued_gets_an_error_as_its_resul
 
 
 async def test_a_call_that_anthropic_continues_gets_no_other_result() -> None:
-    """The result that Anthropic sends when it continues is the only one that goes back."""
+    """If Anthropic continues a call that it paused, the call's only result in the next request is Anthropic's."""
     result = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
     use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"where": "a"}}
     rest = whole({"content": [result, use], "stop_reason": "tool_use", "usage": {"input_tokens": 1}})

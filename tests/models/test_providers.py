@@ -34,7 +34,7 @@ CHAT = [name for name, row in PROVIDERS.items() if row.wire == "chat"]
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixture: removes every variable of the table from the environment."""
+    """Remove every variable of the table from the environment."""
     for row in PROVIDERS.values():
         for variable in [
             *(key.variable for key in row.keys),
@@ -121,7 +121,7 @@ def test_only_a_vendors_own_address_needs_a_key(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_missing_key_is_short():
-    """The error names the variables and has no cause, and its traceback shows no frame inside Handrail."""
+    """The error for a missing key is one line that names the variable. It has no cause, and its traceback shows no frame inside Handrail."""
     with pytest.raises(PromptEvaluationError, match="Set ANTHROPIC_API_KEY in the environment") as caught:
         Agent("anthropic:m", "Be brief.").run("hi").wait()
     assert caught.value.__cause__ is None
@@ -170,7 +170,7 @@ RESULT = ToolMessage((CallAnswered("call_0123456789abcdef", "f", "1"),))
 
 @pytest.mark.parametrize("provider", CHAT)
 def test_the_fields_of_a_streamed_request(provider: str):
-    """Each provider gets the limit and the stream options that it knows."""
+    """Each provider gets the token limit and the stream options in the fields that it knows."""
     body = sent_by(provider, UserMessage("hi"), stream=True, max_tokens=5)
     newer = provider in ("openai", "azure", "groq", "moonshotai")
     assert body["max_completion_tokens" if newer else "max_tokens"] == 5
@@ -179,7 +179,7 @@ def test_the_fields_of_a_streamed_request(provider: str):
 
 
 def test_what_mistral_requires():
-    """Mistral gets call ids of nine letters and digits, which still match, and no user message right after a result."""
+    """Mistral gets call ids of nine letters and digits, the same for a call and its result. No user message directly follows a result."""
     body = sent_by("mistral", UserMessage("hi"), CALLED, RESULT, UserMessage("go on"))
     assert [each["role"] for each in body["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
     id = body["messages"][1]["tool_calls"][0]["id"]
@@ -210,7 +210,10 @@ def test_a_model_that_refuses_to_be_forced_is_not(model: str, is_forced: bool):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pytest.MonkeyPatch):
-    """DeepSeek and OpenRouter get back the reasoning of an answer with calls, joined from its pieces, and others do not."""
+    """DeepSeek and OpenRouter get back the reasoning of their answers with calls, joined from its pieces. OpenAI gets none.
+
+    In place of another provider's reasoning, DeepSeek gets a blank.
+    """
     from handrail.models import openai
 
     pieces = [
@@ -262,7 +265,7 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Fixture: a module with models, in a folder that the command line would search. Yields its name."""
+    """Write a module with models to a folder that the command line would search. Yields the module's name."""
     import sys
 
     name = f"models_of_{abs(hash(tmp_path))}"
@@ -282,7 +285,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     ("attribute", "said"), [("fast", "Mine."), ("adapter", "Of the adapter."), ("agent", "Of the agent.")]
 )
 async def test_a_model_of_ones_own_by_name(module: str, attribute: str, said: str):
-    """`module:name` is a model, or the model of an adapter or agent, and is remembered by that name."""
+    """`module:name` names a model, or the model of an adapter or agent, and `reference_to` returns that name."""
     name = f"{module}:{attribute}"
     assert await asked(name) == said
     assert reference_to(model_named(name)) == name
@@ -355,7 +358,7 @@ def test_a_module_beside_a_worker(tmp_path: Path):
 
 
 async def test_a_module_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A model in code may be named after a module of the current folder, although that is not on Python's path."""
+    """The name of a model may refer to a module in the current folder, although that folder is not on Python's path."""
     name = f"here_{abs(hash(tmp_path))}"
     (tmp_path / f"{name}.py").write_text("from handrail import ScriptedModel\nm = ScriptedModel(['Here.'])\n")
     with pytest.raises(DefinitionError, match="there is no module or provider"):

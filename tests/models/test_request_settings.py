@@ -118,7 +118,7 @@ def test_a_refused_setting_names_the_model() -> None:
 
 
 def test_what_a_provider_of_chat_lacks_is_a_row_of_the_table() -> None:
-    """A server that differs from OpenAI refuses the settings that its row names, and sends the others."""
+    """A setting that a provider's row in the table names as missing is refused. Other settings are sent."""
     request = ModelRequest("", Sent([UserMessage("hi")]), Sent(), settings=ModelSettings(seed=1))
     for provider in ("moonshotai", "deepseek"):
         with pytest.raises(ModelRequestRefused, match=f"{provider}:m.*it has no seed"):
@@ -169,7 +169,7 @@ def test_a_model_that_must_call_gets_no_choice_without_settings() -> None:
 
 @pytest.mark.parametrize(("effort", "budget"), [("none", 0), ("low", 1024), ("high", 24576)])
 def test_effort_of_older_gemini_models_is_a_budget(effort: str, budget: int) -> None:
-    """Gemini 2.5 has no levels of thought, so the effort is sent as a thinking budget, beside the model's own options."""
+    """Gemini 2.5 has no thinking levels, so the effort is sent as a thinking budget, beside the model's own options."""
     request = ModelRequest("", Sent([UserMessage("hi")]), Sent(), settings=ModelSettings(effort=effort))
     model = GeminiModel(
         "gemini-2.5-flash", options={"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}
@@ -261,7 +261,7 @@ async def test_settings_are_inherited_and_may_be_replaced() -> None:
 
 
 async def test_settings_are_those_of_the_run_when_it_is_resumed(tmp_path: Path) -> None:
-    """A run that is forked and resumed by another process has the settings with which it began."""
+    """A run that is forked and resumed by another adapter has the settings with which it began."""
     settings, prompt = ModelSettings(stop=("END",), tool_choice="look"), Prompt("p", "Do.", tools=[look])
     first = ScriptedModel([ToolCall("look"), "done"])
     await Adapter(first, journal=SqliteJournal(tmp_path / "runs.db")).evaluate(
@@ -274,7 +274,7 @@ async def test_settings_are_those_of_the_run_when_it_is_resumed(tmp_path: Path) 
 
 
 async def test_settings_of_agents_prompts_and_adapters() -> None:
-    """A run's own settings come before its prompt's, and those before its adapter's."""
+    """A run's own settings take precedence over its prompt's, and the prompt's over its adapter's."""
     model = ScriptedModel(["done"] * 3)
     adapter = Adapter(model, model_settings=ModelSettings(seed=1, effort="low", verbosity="low"))
     agent = Agent(adapter, "Do.", model_settings=ModelSettings(effort="medium", verbosity="medium"))
@@ -309,7 +309,7 @@ def test_settings_beside_a_whole_prompt() -> None:
 async def test_settings_of_a_worker(tmp_path: Path) -> None:
     """The settings in a worker's file apply when it is run by itself and when another worker calls it.
 
-    A run's settings fill in what the file leaves out. In a call, the file's settings come before the caller's.
+    A run's settings fill in what the file leaves out. In a call, the file's settings take precedence over the caller's.
     """
     front = (
         "---\nsettings: {effort: high, stop: [END], parallel_calls: false}\ndescription: Works.\n---\nWork."

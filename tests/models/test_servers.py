@@ -1,4 +1,4 @@
-"""Third-party model servers: they start, answer on every wire, record requests, and stop."""
+"""Third-party model servers: they start, answer on their wires, and stop. The mock servers record requests."""
 
 from __future__ import annotations
 

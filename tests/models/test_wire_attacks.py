@@ -174,7 +174,7 @@ async def test_a_provider_can_not_bring_the_key_out(
 
 
 def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
-    """Return the whole of a call to `weather`, as one item of a chunk's `tool_calls`."""
+    """Return a complete call to `weather`, as one item of a chunk's `tool_calls`."""
     return {"id": id, "function": {"name": "weather", "arguments": f'{{"city": "{city}"}}'}, **more}
 
 
@@ -312,7 +312,7 @@ async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
 async def test_a_tool_sees_what_is_left_of_the_providers_limits(
     headers: dict[str, str], limit: RateLimit | None
 ) -> None:
-    """Tools see the provider's remaining rate limits in any header format. Values that make no sense are left out."""
+    """Tools see the remaining rate limits from OpenAI's and Anthropic's headers. Values that make no sense are left out."""
     seen: list[RateLimit | None] = []
 
     @tool(effect="pure")
@@ -502,7 +502,7 @@ class Table(ModuleType):
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fixture: replaces `genai_prices` with `Table`, whether or not the extra is installed."""
+    """Replace `genai_prices` with `Table`, whether or not the extra is installed."""
     monkeypatch.setitem(sys.modules, "genai_prices", Table("genai_prices"))
     prices._from_table.cache_clear()
     yield
@@ -572,7 +572,7 @@ def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, 
 async def test_arguments_go_back_as_an_object_whatever_they_were(
     arguments: str, api: Literal["chat", "responses"]
 ) -> None:
-    """Earlier calls' arguments are sent back as JSON objects, because llama.cpp and vLLM refuse anything else."""
+    """Invalid arguments of an earlier call are sent back inside a JSON object, because llama.cpp and vLLM refuse anything else."""
     history = [
         UserMessage("u"),
         AssistantMessage("", (CallAsked("a", "weather", arguments),)),

@@ -1,4 +1,4 @@
-"""The checker of the four wires accepts valid requests, and each of its rules refuses an invalid one."""
+"""The checker of the four wires accepts valid requests, and refuses requests that break one of its rules."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ GOOD: dict[str, dict[str, Any]] = {
 
 
 def put(*path: Any) -> Callable[[Any], None]:
-    """Return a function that sets the value at a path; the last element is the value."""
+    """Return a function that sets a value in a request. The arguments are the path, and then the value."""
     *way, last, value = path
 
     def change(request: Any) -> None:

@@ -147,7 +147,7 @@ async def test_a_bill_that_fails_half_way_leaves_the_folder_as_it_was(
 
 @given(st.integers(0, 10_000), st.sampled_from(["euros", "dollars"]))
 def test_the_rule_approves_small_bills_in_euros_and_nothing_else(amount: int, currency: str) -> None:
-    """A bill over a whole number is booked exactly if it is in euros and at most 500, and the rule is asked only about bills in euros."""
+    """A bill is booked if and only if it is in euros and at most 500, and the rule is asked only about bills in euros."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(INBOX))
         app, rule = import_module("app"), import_module("rule")

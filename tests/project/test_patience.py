@@ -1,4 +1,4 @@
-"""No test fails because the machine is busy: time limits that tests meet are at least `support.PATIENCE`, or none."""
+"""Tests that find time limits in the tests that a busy machine may exceed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEAST = 600
 
 
 def seconds(node: ast.expr | None) -> float | None:
-    """Return the number that an expression is, or None if it is something else."""
+    """Return the value of a number literal, or None for any other expression."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else None
 
 
@@ -55,7 +55,7 @@ def impatient(call: ast.Call, in_test: bool) -> str:
 def problems(text: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the description of each time limit in a file that a busy machine may exceed.
 
-    Only a coroutine test runs in real time. A test that is not a coroutine may run a coroutine in virtual time.
+    Waits are checked in coroutine tests only, because any other test may run its coroutines in virtual time.
     """
     if not any(f"{name}(" in text for name in (*GIVEN, *WAITS, MARK)):
         return

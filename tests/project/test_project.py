@@ -347,7 +347,7 @@ def test_the_core_has_exactly_five_dependencies():
 
 @pytest.mark.once
 def test_the_package_brings_the_page_with_its_libraries_and_their_licences(tmp_path: Path):
-    """The wheel and the sdist contain the page's libraries, which Git ignores, and the wheel their licences."""
+    """The wheel and the sdist contain the page's libraries, which Git ignores. The wheel also has their licences and all files of the page."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr

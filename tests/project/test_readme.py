@@ -119,7 +119,7 @@ def test_extract_finds_the_python_blocks(tmp_path: Path):
 
 
 def test_run_accepts_a_true_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Continued blocks share names and other blocks do not, and `run` restores `__main__`."""
+    """A block and the one that continues it are one group, each group prints what it shows, and `__main__` is restored."""
     before = sys.modules["__main__"]
     document = written(tmp_path, DOCUMENT)
     groups = chains(document)

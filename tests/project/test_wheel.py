@@ -1,4 +1,4 @@
-"""Tests for the part of scripts/wheel.py that checks the contents of a wheel. (scripts/wheel tests the rest.)"""
+"""Tests for the parts of scripts/wheel.py that check the contents of a wheel and the digests of downloads."""
 
 import importlib.util
 import re

@@ -221,7 +221,7 @@ def test_opening_and_rendering_opened_are_the_same(tree: list[Drawn], data: st.D
 
 @given(trees)
 def test_what_opening_shows_is_what_was_hidden(tree: list[Drawn]):
-    """The opened text has every body that was hidden exactly once, and none that was visible before."""
+    """The text of an opening has each newly shown body exactly once, and none that was visible before."""
     rendered = made(tree).render()
     for closed in rendered.closed:
         opening = rendered.open([closed.path])

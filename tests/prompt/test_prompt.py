@@ -482,7 +482,7 @@ class Deep:
     ],
 )
 def test_a_field_that_a_condition_reads_is_used(condition: Any):
-    """A condition counts as using the fields that it reads, or all fields if that can't be determined."""
+    """A condition that takes the params counts as using all their fields."""
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", enabled=condition)])
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", summary="S", visibility=condition)])
 

@@ -188,7 +188,7 @@ def test_values_are_made_text_by_str(value: Any, shown: str):
 
 
 def test_params_can_be_a_mapping():
-    """Params given as a mapping are validated like a tool's arguments, and conditions get an instance."""
+    """Params given as a mapping are rendered like an instance, and conditions get an instance."""
     assert TRIP.render({"city": "Rome", "careful": True}).text == TRIP.render(Trip("Rome", 2, True)).text
 
 

@@ -1,4 +1,4 @@
-"""A run that kills every process that resumes it is set aside, so that it kills no more."""
+"""A run that kills every process that executes it is set aside, so that no further process executes it."""
 
 import asyncio
 import signal

@@ -19,7 +19,7 @@ from support.filesystems import Files, NewFiles, commit, outcome, tree
 
 
 def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
-    """A fork and its root do not see each other's changes until the fork is applied. Then the root has all of them."""
+    """The root and other forks do not see a fork's changes until it is applied. Then the root has all of them."""
     root = new_files({"a": "1", "d/x": "1", "d/y": "1"})
     fork, other = root.fork("call"), root.fork("other")
     fork.write("a", "2")
@@ -389,7 +389,7 @@ def test_what_an_inner_fork_read_of_the_outer_ones_work_is_no_read_below(new_fil
 
 
 def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles):
-    """If two inner forks read different versions of a file, the outer fork is stale, whichever version is current."""
+    """If two inner forks read different versions of a file or a folder's names, the outer fork is stale once both have ended."""
     root = new_files({"a": "1", "d/x": ""})
     outer = root.fork("outer")
     one, two = outer.fork("one"), outer.fork("two")

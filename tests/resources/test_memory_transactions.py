@@ -23,7 +23,7 @@ from support.steps import steps_of
 
 @pytest.mark.parametrize("end", ["prepare", "apply", "drop", "conflict", "parent"])
 def test_nothing_works_after_the_end(end: str):
-    """After a fork or its parent has ended, all its operations raise `ContextExpired` with the call's name and change nothing."""
+    """After a fork or its parent has ended, the fork's operations raise `ContextExpired` with the ended call's name and change nothing."""
     root = MemoryFilesystem({"a": "1", "x": "1"})
     outer = root.fork("ended")
     fork = outer.fork("inner") if end == "parent" else outer

@@ -1,4 +1,4 @@
-"""The names `.handrail` and `.<name>.handrail` are reserved: no tool or command can see, write or delete such files."""
+"""The names `.handrail` and `.<name>.handrail` are reserved: no tool or command can see, write or delete files under them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_folder_around_it_stays(folders: Folders, verb: str):
 
 
 def test_a_forged_manifest_does_not_reach_it(folders: Folders, tmp_path: Path):
-    """Recovery does not carry out a manifest on disk that names a reserved path."""
+    """A commit does not carry out a step that names a reserved path, and returns the path as one whose step failed."""
     files = folders(KEPT)
     area = files._ground.area
     assert area.mine.is_dir()  # the staging folder must exist

@@ -374,7 +374,7 @@ def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
-    """If a thread creates a resource after its call has ended, the resource is closed at once."""
+    """If a thread creates a resource after its call has ended, the resource is closed, and the thread gets `ContextExpired`."""
     log: list[str] = []
     begun, goes_on = threading.Event(), threading.Event()
     refused: list[BaseException] = []
@@ -836,7 +836,7 @@ def test_what_a_policy_made_for_the_call_is_closed_with_it():
 
 
 def test_a_dead_context_gives_no_resources():
-    """An expired context refuses `get` and `open`, and so do the `resources` that a provider kept."""
+    """An expired context refuses `get` and `open`, and so do the `resources` that the provider of a call's resource kept."""
     kept: list[Any] = []
 
     def keeps(resources: Any) -> Thing:

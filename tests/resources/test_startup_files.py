@@ -1,4 +1,4 @@
-"""Startup files are files that programs run automatically. Diffs mark them, and changing one needs a person's approval."""
+"""Startup files are files that programs run automatically. Diffs mark them, and changing one on disk needs a person's approval."""
 
 from __future__ import annotations
 
@@ -78,6 +78,8 @@ class Looker:
         (".git", "git"),  # a file with this name points git to a different folder
         ("bare.git/hooks/update", "git"),
         (".git/modules/a/b/hooks/pre-commit", "git"),
+        (".claude/hooks/check.sample", "an agent"),
+        (".claude/modules/a", "an agent"),
         (".GIT/Hooks/pre-commit", "git"),
         (".g\u200cit/hooks/pre-commit", "git"),
         (".envrc", "direnv or mise"),
@@ -421,7 +423,7 @@ async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> 
     ],
 )
 async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passes: bool) -> None:
-    """Only a file that `startup_files` allows needs no approval. Diffs still mark it."""
+    """A change to a startup file needs approval unless `startup_files` allows the file. Diffs mark it in either case."""
     files = DirectoryFilesystem(root, startup_files=[allowed])
     assert (await open_gate([write], filesystem=files).invoke("write", {"path": path})).success is passes
     fork = files.fork("x")
@@ -430,7 +432,7 @@ async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passe
 
 
 def test_the_list_of_names_is_no_string(root: Path) -> None:
-    """`startup_files` must be a list, because a string would be read as a list of letters."""
+    """`startup_files` can't be a string, because that would be read as a list of letters."""
     with pytest.raises(DefinitionError, match=r"Pass a list of paths: \['\.envrc'\]"):
         DirectoryFilesystem(root, startup_files=".envrc")
 
@@ -448,7 +450,7 @@ async def test_files_in_memory_are_marked_and_not_asked_about() -> None:
 
 
 def test_the_mark_can_not_be_imitated_and_stands_out(root: Path) -> None:
-    """No file content can produce a line that begins with the mark, and the terminal shows the mark in colour."""
+    """A file's line that imitates the mark does not begin with it in the diff. The terminal colours only lines that do."""
     fork = DirectoryFilesystem(root).fork("x")
     fork.write("plain.txt", "runs later: by nobody\n")
     assert not [line for line in fork.diff().splitlines() if line.startswith("runs later")]

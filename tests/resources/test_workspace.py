@@ -41,6 +41,7 @@ from handrail.events import ToolInvoked
 from handrail.journal.any_journal import AnyJournal
 from handrail.question import Answer
 from handrail.records import RunRecord
+from handrail.resources.workspace.workspace import is_ignored
 from support import PATIENCE, journals
 from support.workspaces import PROMPT, TOOLS, adapter, contents, run, steps, tree
 
@@ -268,7 +269,7 @@ async def test_a_run_that_loses_its_workspace_stops_and_can_be_resumed(
 async def test_a_tool_that_finds_another_workspace_or_run_busy_fails_as_any_call_does(
     journal: AnyJournal, hosts: tuple[Path, Path]
 ):
-    """An error about another run or workspace fails only the call that raises it, and the run goes on."""
+    """An error about another run or workspace fails only the call that raises it, and the run continues."""
     here, _ = hosts
 
     @tool(effect="read")
@@ -433,6 +434,16 @@ async def test_only_what_differs_is_fetched(journal: AnyJournal, hosts: tuple[Pa
     await run(journal, there, run_id="r4")
     assert len(fetched) <= 2  # f1, and g2 unless its bytes were still there as f2
     assert tree(there) == tree(here)
+
+
+def test_what_is_in_an_ignored_folder_is_ignored():
+    """Everything in an ignored folder is ignored, whether the pattern is a name or a path. A final slash changes nothing."""
+    for ignore in (["out"], ["out/"], ["build/out"], ["build/out/"], ["build/*"]):
+        patterns = Workspace("w", ignore=ignore).ignore
+        assert is_ignored("build/out", patterns)
+        assert is_ignored("build/out/deep/x", patterns)
+        assert not is_ignored("src/outer", patterns)
+    assert not is_ignored("other/build/out", Workspace("w", ignore=["build/out"]).ignore)
 
 
 def test_a_workspace_needs_a_good_name_and_a_journal():

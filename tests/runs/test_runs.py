@@ -160,7 +160,7 @@ async def test_a_run_without_an_owner_is_cancelled_and_its_session_continues(rec
 
 
 async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
-    """When a run is cancelled, the outcome of a call that had begun is reported as unknown, so that it is not repeated."""
+    """When a run is cancelled, the result of a call that had begun says that its outcome is unknown."""
     stop = asyncio.Event()
 
     @tool

@@ -60,7 +60,10 @@ def state_of(recorder: Recorder, session: Session) -> Any:
 
 
 async def carry_out(base: Path, script: list[Any], split: int, target: int | None) -> Any:
-    """Make the calls in two runs of one session and undo the call `target`. Return the state, the units and the refusal."""
+    """Make the calls in two runs of one session, and undo the call `target`, if it is not None.
+
+    Returns the state, the units, and the error if the undo was refused.
+    """
     recorder = Recorder(base)
     session = Session(id="s")
     try:
@@ -110,7 +113,7 @@ def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataOb
         touched = [place for later in units[target + 1 :] for place in (*later.reads, *later.writes)]
         built_on = any(overlap(place, other) for place in unit.writes for other in touched)
         if unit.status != "ok":
-            assert "changed nothing" in str(refused)
+            assert "nothing that it committed is left to undo" in str(refused)
             return
         assert (refused is not None) == built_on
         if refused is None:
@@ -207,7 +210,7 @@ async def test_a_parked_run_continues_without_the_call(recorder: Recorder):
 
 
 async def test_what_can_not_be_undone_is_said(recorder: Recorder):
-    """Undo is refused for failed or unknown calls, for file changes if no filesystem is passed, and in a fork of the run."""
+    """Undo is refused for failed or unknown calls, for file changes if no filesystem is passed, and for file changes in a fork."""
     await recorder.run(
         "r", [call("read", path="none"), call("write", path="a", text="x"), call("send", text="y")], "end"
     )

@@ -277,7 +277,7 @@ def deep(levels: int) -> dict[str, Any]:
     ],
 )
 def test_a_client_s_schema_is_refused_when_it_is_brought(schema: dict[str, Any], reason: str) -> None:
-    """A client's schema that is too large, too deep or malformed is refused, and the error names the place in it."""
+    """A client's schema that is too large, too deep or malformed is refused, and the error names the tool and the problem."""
     with pytest.raises(DefinitionError) as refused:
         frontend_tool("paint", "Paint.", schema)
     assert reason in str(refused.value)

@@ -48,7 +48,7 @@ SCHEMA: Schema[Order] = Schema(Order)
     ],
 )
 def test_what_is_plainly_wrong_is_named(value: Any, words: list[str]):
-    """Each definite mistake is reported with its location, what is required, and what was sent."""
+    """Each definite mistake is reported with its location. A wrong type or choice is also quoted."""
     found = misfits(SCHEMA.json_schema, value)
     assert len(found) >= len(words)
     for word in words:

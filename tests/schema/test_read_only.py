@@ -1,4 +1,4 @@
-"""Data that tools see and share can't be changed, at any depth. Copies of it can."""
+"""Data that tools see and share can't be changed, at any depth. Deep copies of it can."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHANGES: list[Callable[[Any], object]] = [
 
 
 def inside(data: Any) -> list[Any]:
-    """Return every dict and list in some data, from the outermost to the innermost."""
+    """Return every dict and list in some data, each before those inside it."""
     found = [data] if isinstance(data, dict | list) else []
     values: Any = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
     return found + [each for value in values for each in inside(value)]
@@ -89,7 +89,7 @@ async def _handle(params: Order, *, context: ToolContext) -> Any: ...
     ids=lambda each: each.name,
 )
 def test_a_tools_schema_is_read_only(described: Any):
-    """No policy or handler can change what a model is told about a tool."""
+    """No policy or handler can change a tool's schema, which the model is given."""
     assert inside(described.json_schema)
     assert_unchangeable(described.json_schema)
 

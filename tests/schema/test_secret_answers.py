@@ -198,7 +198,7 @@ class _Taking:
         self.heard.cancel()
 
     def give(self, value: Any, **more: Any) -> str:
-        """Give the answer, and return the reason if it is refused, or ""."""
+        """Give an answer. Returns why it was refused, or "" if it was accepted."""
         try:
             self.journal.questions.answer(Answer(question_id="q", digest="d", by="ann", value=value, **more))
         except AnswerRefused as refused:
@@ -444,7 +444,7 @@ async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
 
 
 async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path: Path) -> None:
-    """If the process dies before a secret answer's arrival is recorded, the secret is asked for again."""
+    """If the process dies before it is recorded that the call got the secret, the secret is asked for again."""
     got: list[Any] = []
     prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
     journal = _Ending(tmp_path / "runs.db")

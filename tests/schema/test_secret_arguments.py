@@ -180,7 +180,7 @@ class Square(BaseModel):
 
 
 class Strict(BaseModel):
-    """Parameters with a secret, and a validator that repeats its input."""
+    """Parameters with a secret, and a validator whose error contains its input backwards."""
 
     amount: int = Field(0, ge=0, le=10)
     code: str = Field("a", pattern="^a$")

@@ -1,4 +1,4 @@
-"""Patience for the tests of the server."""
+"""Longer timeouts for the tests of the server."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from support import PATIENCE
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give runs that are cut off, and providers who are asked, as long as a busy machine needs."""
+    """Give runs that are cut off, and sign-in providers, as much time as a busy machine needs."""
     monkeypatch.setattr("handrail.serve.live_run._MIN_CUT_SECONDS", PATIENCE)
     monkeypatch.setattr("handrail.serve.oidc._FETCH_SECONDS", PATIENCE)

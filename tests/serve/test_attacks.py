@@ -179,7 +179,8 @@ async def _(client: Client) -> str:
 
 @attack("wrong tokens, and many of them", alone=True, token=TOKEN, limits=Limits(wrong_tokens=3))
 async def _(client: Client) -> str:
-    client.app.principals._wrong._clock = Still()  # an address may send another token every six seconds
+    # the clock stands still, because an address may send another wrong token every six seconds
+    client.app.principals._wrong._clock = Still()
     signed = await signed_in(client, token=TOKEN)
     for wrong in (TOKEN[:-1], TOKEN + "x", "\xff\xfe"):
         refused(
@@ -355,7 +356,7 @@ async def _(client: Client) -> str:
     async with asyncio.timeout(PATIENCE):
         said = await answer(reader)
         assert dripped < 100, "the server waited for all headers before it answered"
-        with contextlib.suppress(ConnectionError):  # a reset, if a header arrives after the end
+        with contextlib.suppress(ConnectionError):  # it is reset if a header arrives after its end
             assert await reader.read() == b""
     dripping.cancel()
     writer.close()
@@ -392,7 +393,8 @@ async def _(client: Client) -> str:
     assert all(b"\r\nretry-after: 5\r\n" in head for head in full)
     assert (await client.ask("GET", "/health")).json["status"] == "ok"
     refused(await client.ask("GET", "/about"), 503, "TooManyConnections")
-    await client.app.threads.thread("local", "a").say("again")  # runs in progress continue
+    # the open streams still get the events of a new run
+    await client.app.threads.thread("local", "a").say("again")
     for at in served:
         async with asyncio.timeout(PATIENCE):
             await opened[at][0].readuntil(b"You said")

@@ -201,7 +201,7 @@ async def test_a_reader_that_waits_gets_what_comes_however_large(large: int) -> 
     feed.append([token("before")])
     readers = [asyncio.ensure_future(read_all(feed, 1, 4 + large)) for _ in range(3)]
     await asyncio.sleep(0)
-    feed.append([token("a")])  # this wakes the readers at once, but they only read in their next turn
+    feed.append([token("a")])  # this wakes the readers, but they read only when they run next
     feed.append([*[token("x" * 5000)] * large, token("b"), token("c")])
     assert await asyncio.gather(*readers) == [list(range(2, 5 + large))] * 3
     feed.append([token("d")])

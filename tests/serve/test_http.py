@@ -311,7 +311,7 @@ async def test_a_server_that_stops_says_so_parks_and_ends_its_streams(tmp_path: 
 
 
 async def test_a_reader_that_stalls_blocks_nobody_and_is_disconnected(tmp_path: Path):
-    """A reader that stalls is disconnected once its buffers are full, while its run and all others continue."""
+    """A reader that stalls is disconnected once its buffers are full. Meanwhile, runs and other requests continue."""
     async with serving(tmp_path, limits=Limits(write_seconds=0.5)) as client:
         await client.say("a", "hello")
         await client.idle("a")
@@ -321,9 +321,8 @@ async def test_a_reader_that_stalls_blocks_nobody_and_is_disconnected(tmp_path: 
         raw.sendall(client.head("GET", "/threads/a/events?follow=1"))
         thread = client.app.threads.thread("local", "a")
         for number in range(60):
-            await thread.say(
-                "long 1000"
-            )  # a snapshot of it would be so long that another reader might stall too
+            # not over HTTP, because a snapshot of the thread would be so long that its reader might stall too
+            await thread.say("long 1000")
             await over(thread)
             assert texts(await thread.messages())[-1].startswith("word ")
             if number % 5 == 0:
@@ -522,7 +521,7 @@ class Deaf(ScriptedModel):
 
 adapter = Adapter(Deaf([]))
 """
-"""Added to the app, it gives the app a model that never answers and can't be cancelled."""
+"""Code that gives the app a model that never answers and can't be cancelled."""
 
 
 def command(folder: Path, *given: str, **env: str) -> Program:

@@ -40,7 +40,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 def fetch(address: str, form: dict[str, str] | None = None) -> tuple[int, str]:
-    """Return the status of a response and the address it redirects to. Redirects are not followed."""
+    """Return the status of a response and the address it redirects to, or "". Redirects are not followed."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay())
     data = None if form is None else urllib.parse.urlencode(form).encode()
     try:

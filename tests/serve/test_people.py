@@ -165,7 +165,7 @@ OTHER_FILES: dict[str, tuple[Sequence[str], str]] = {
 def test_a_file_that_handrail_did_not_write_this_way_is_refused_and_left_alone(
     tmp_path: Path, statements: Sequence[str], problem: str
 ):
-    """A newer file of users, or one with an altered schema, is refused with a message, and its bytes stay the same."""
+    """A users file with another version, another use or an altered schema is refused, and its bytes stay the same."""
     path = tmp_path / "people.db"
     with contextlib.closing(People(path)) as people:
         people.add("ann")
@@ -175,7 +175,7 @@ def test_a_file_that_handrail_did_not_write_this_way_is_refused_and_left_alone(
 
 @pytest.mark.parametrize("mode", ["WAL", "DELETE"])
 def test_another_program_s_database_is_refused_and_left_alone(tmp_path: Path, mode: str):
-    """Another program's database is refused, and no table is added to it."""
+    """Another program's database is refused, and its bytes stay the same."""
     path = tmp_path / "people.db"
     path.touch(0o600)
     run_sql(path, f"PRAGMA journal_mode = {mode}", "CREATE TABLE users (name)", "PRAGMA user_version = 1")

@@ -71,7 +71,7 @@ def test_a_thread_that_was_dropped_is_the_same_when_it_is_made_again(
 
 
 def test_a_result_beside_an_open_question_is_shown_before_and_after_parking(tmp_path: Path) -> None:
-    """The result of a finished call is shown at once, even while other calls of its turn are open."""
+    """A thread in which one call has ended and another of the same turn waits has the same snapshot after parking."""
     check_dropped(tmp_path, [([[["note", {"text": "a"}], ["choose", {}]]], "answer")], True)
 
 
@@ -314,9 +314,8 @@ async def test_files_and_undo_are_shown(tmp_path: Path) -> None:
         await over(thread)
         [change] = await file_changes(app.journal, thread)
         assert (change["paths"], change["undone"], change["undoable"]) == (["a.txt"], False, True)
-        await snapshots.thread_snapshot(
-            app.journal, thread
-        )  # the cached entry must not hide that the call was undone
+        # this caches a summary of the run, which must not hide that the call is undone afterwards
+        await snapshots.thread_snapshot(app.journal, thread)
         await thread.undo(change["call_id"])
         [change] = await file_changes(app.journal, thread)
         assert (change["undone"], change["undoable"]) == (True, False)

@@ -157,7 +157,7 @@ async def test_the_owner_never_counts_whatever_roles_they_have(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["lea", "vic", "ann"])
 async def test_others_than_those_asked_neither_see_nor_decide(tmp_path: Path, name: str):
-    """People without the role, viewers, and the owner of the run neither see the question nor decide it."""
+    """People without the role, viewers, and the run's owner don't have the question in their inbox, and can't decide it."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=FINANCE)) as client:
         question = await asked(client)
@@ -208,7 +208,7 @@ async def test_where_too_few_such_people_exist_it_is_denied_at_once(
 
 @pytest.mark.parametrize("approvals", [None, "approve_all", "strict"])
 async def test_nothing_stands_in_for_the_people_who_are_asked(tmp_path: Path, approvals: Any):
-    """If nobody can vote, the call is denied, even if all other calls are approved."""
+    """If nobody can vote, the call is denied in each of these modes, even in `approve_all`."""
     source = desk(money=FINANCE)
     source._approvals = approvals  # pyright: ignore[reportPrivateUsage]
     async with serving(tmp_path, source) as client:

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.once  # PostgreSQL starts slowly
 
 
 class Fleet:
-    """A journal in PostgreSQL, an app, workers, and servers. Each has its own connections, as a process would."""
+    """A journal in PostgreSQL, an app, workers, and servers. Workers and servers have their own connections, as processes do."""
 
     def __init__(self, url: str, app: FleetApp, gates: Path) -> None:
         self.url = url

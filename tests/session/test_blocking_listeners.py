@@ -122,7 +122,7 @@ def test_a_listener_to_a_tools_own_event_is_named_too(caplog: pytest.LogCaptureF
 def test_no_call_is_charged_for_blocking_listeners(
     heard: list[tuple[type, float]], durations: list[float]
 ) -> None:
-    """However long listeners block, no further call times out, and each is charged for its own time and short blocks at most."""
+    """However long listeners block, no more calls time out than without them. A call is charged at most for its own time and short blocks."""
 
     async def main() -> None:
         rig = new_rig([work])

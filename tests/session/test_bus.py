@@ -196,7 +196,7 @@ def test_nobody_is_left_after_everyone_went():
     "event", ["text", b"", 1, 1.5, True, None, {}, [], (), set[int](), One, Base, object, print]
 )
 def test_plain_values_are_refused(event: object):
-    """A plain value is refused as an event, even if somebody subscribes to `object`."""
+    """A value of a built-in type, or a class, is refused as an event, even if somebody subscribes to `object`."""
     bus, heard = Dispatcher(), list[object]()
     for _ in range(2):
         with pytest.raises(EventRefused, match=r"(Make it a frozen dataclass|Pass an instance)") as raised:
@@ -226,7 +226,7 @@ def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words
 
 
 def test_events_from_many_threads_each_reach_everyone_once():
-    """Events from many threads reach each subscriber exactly once, while other subscriptions begin and end."""
+    """Each event from many threads reaches a subscriber exactly once, while other subscriptions begin and end."""
     bus, heard = Dispatcher(), list[One]()
     bus.subscribe(One, heard.append)
 

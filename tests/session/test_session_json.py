@@ -240,7 +240,7 @@ def test_our_own_facts_need_not_be_named():
 
 
 def test_secrets_are_not_in_the_text():
-    """Pydantic secrets are saved as asterisks, and an event with a secret is refused if the session has a journal."""
+    """Pydantic secrets are saved as asterisks, and the check that a journal adds refuses an event with a secret."""
     login = Login(user="ann", password=SecretStr("hunter2"))
 
     @dataclass(frozen=True)
@@ -274,7 +274,7 @@ def test_unknown_types_are_refused_by_name():
 
 
 def test_a_name_in_the_text_never_imports_or_finds_anything_else():
-    """A type name in the text imports nothing, and finds only given types and Handrail's own event types."""
+    """A type name in the text is refused if it is neither a given type nor one of Handrail's own, even if it can be imported."""
     slices = json.loads(save(filled([Plan("a")])))["slices"]
     (contents,) = slices.values()
     for name in ("os.system", "handrail.session.session.Session.fork", "handrail.errors.nothing", "sys", ""):
@@ -360,7 +360,7 @@ class Bare:
     ],
 )
 def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: str):
-    """A session with something that can't be saved is refused, and the error names the type."""
+    """A session with an item or a config that can't be saved is refused, and the error says which."""
     session = Session(id="s1")
     fill(session)
     with pytest.raises(SessionError, match=words):
@@ -370,7 +370,7 @@ def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: s
 
 
 def test_what_can_be_saved_passes_the_check():
-    """`check_serialisable` accepts every event that can be restored unchanged, and refuses any other."""
+    """`check_serialisable` accepts events that can be restored unchanged, and refuses others."""
     for event in EVENTS:
         check_serialisable(event)
     for wrong in (Bare(), Plan("x", raw=b"\xff"), local_type("a")(Todo(1)), local_type("a")((1, 2))):

@@ -3,8 +3,8 @@
 python tests/support/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher dbos
 
 It starts a PostgreSQL server and worker processes. As root, each worker is on its own host (`support.hosts`).
-For `--seconds`, it disturbs a worker every second: it kills or freezes the worker or, if the worker is on its own host,
-cuts its network or sets its clock 30 seconds ahead or behind. A freeze, a cut and a wrong clock last for three leases.
+For at most `--seconds`, it disturbs a worker every second: it kills or freezes the worker or, if the worker is on its own
+host, cuts its network or sets its clock 30 seconds ahead or behind. A freeze, a cut and a wrong clock last for three leases.
 Once, it kills and restarts PostgreSQL instead. Meanwhile it answers the questions of the runs. Then it lets all runs
 finish, and checks the laws of `support.chaos_laws`. It prints one line of JSON and, after that, the violations. It ends
 only processes that it started.
@@ -151,7 +151,7 @@ class Chaos:
         self.journal.close()
 
     def faults(self) -> list[Callable[[], Any]]:
-        """Return the methods that disturb a worker. Without hosts, networks and clocks can't be disturbed."""
+        """Return the methods that disturb a worker. Cutting a network needs hosts, and setting a clock wrong also needs `faketime`."""
         hosts = [self.cut, *([self.skew] if faketime() else [])] if self._hosts else []
         return [self.kill, self.freeze, *hosts]
 

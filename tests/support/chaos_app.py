@@ -84,7 +84,7 @@ async def ship(order: str, context: ToolContext) -> str:
     log(context, "ship", order)
     return await act(
         "ship", order, seconds=8 * _SECONDS
-    )  # so that some calls are interrupted, and their outcomes are unknown
+    )  # long enough that some calls are interrupted, and their outcomes are unknown
 
 
 async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:

@@ -86,7 +86,8 @@ async def check(
 ) -> AsyncGenerator[Broken]:
     """Check all runs, and yield each violation.
 
-    `settled` names the step of each record of a settled step. `count` is called with figures about what happened.
+    `settled` has the name of the step for each record that says that a step is settled. `count` is called with figures about
+    what happened.
     """
     count("steps settled", len(settled))
     for step, times in collections.Counter(settled).items():

@@ -118,7 +118,7 @@ def is_seen(path: Path) -> bool:
 
 
 def outside_tmp() -> Path:
-    """Return a writable folder that is not below a folder such as /tmp, of which each command has its own. Skips the test if there is none."""
+    """Return a writable folder for which `is_seen` is true. Skips the test if there is none."""
     for place in (Path(__file__).parent, Path.home(), Path("/opt"), Path("/srv"), Path("/var/lib")):
         if is_seen(place) and os.access(place, os.W_OK):
             return place

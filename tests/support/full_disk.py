@@ -1,8 +1,8 @@
 """A program that undoes a call on a disk that fills up during the undo, at each of its operations in turn.
 
-On a small disk, the disk is really full: before the chosen operation and before each later one, the program uses up
-all free space. Where no small disk can be mounted, these operations fail as if the disk were full. In both cases, the
-undo is repeated once there is free space again, and must restore the old files.
+If a small disk can be mounted, it really becomes full: before the chosen operation and before each later one, the
+program uses up all free space. Otherwise these operations fail as if the disk were full. In both cases, the undo is
+repeated once there is free space again, and must restore the old files.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import asyncio
 import gc
 import sys
 import threading
-import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -36,7 +35,7 @@ class Draft:
 
 
 class Body:
-    """An object that a handler has in a local variable, so that leaks are counted. It contains the document that was read."""
+    """An object in a local variable of a handler. If it outlives its call, the call was leaked. It contains the document that was read."""
 
     def __init__(self, context: ToolContext) -> None:
         self.text = context.filesystem.read("document.txt") + "."
@@ -185,14 +184,12 @@ class Kept(NamedTuple):
     """How many more of our other objects are alive than before, by type."""
     kept_bytes: int
     after_session: Counter[str]
-    """How many of our objects of the measurement are alive after the session was dropped, by type."""
+    """How many of our objects from this measurement are still alive after the session was dropped, by type."""
     after_session_bytes: int
 
 
 def _ours() -> tuple[int, Counter[str]]:
     """Return how many facts are alive, and how many of our other objects, by type."""
-    while len(threads._idle) < sum(each.name == "handrail-handler" for each in threading.enumerate()):
-        time.sleep(0.001)  # a thread has delivered its outcome, but still holds its job
     gc.collect()
     ours = [
         each
@@ -211,14 +208,14 @@ def _ours() -> tuple[int, Counter[str]]:
 async def _many(gate: Gate, ending: Ending, count: int) -> None:
     for _ in range(count):
         await ending.invoke(gate)
-    while any(thread.name == "handrail-handler" and _is_busy() for thread in threading.enumerate()):
-        await asyncio.sleep(0.001)
+    while threads._running or len(threads._idle) < _handler_threads():
+        await asyncio.sleep(0.001)  # a thread that has delivered its outcome may still hold its job
+    for _ in range(3):
+        await asyncio.sleep(0)  # what threads have given to the loop holds their jobs too
 
 
-def _is_busy() -> bool:
-    from handrail import threads
-
-    return bool(threads._running)  # pyright: ignore[reportPrivateUsage]
+def _handler_threads() -> int:
+    return sum(each.name == "handrail-handler" for each in threading.enumerate())
 
 
 async def measure(ending: Ending, count: int) -> Kept:
@@ -229,7 +226,8 @@ async def measure(ending: Ending, count: int) -> Kept:
     policies = [Denies()] if ending.denies else []
     gate: Gate | None = open_gate([ending.tool, inner], session=session, filesystem=files, policies=policies)
     assert gate is not None
-    session.dispatch(Draft(""))  # a call may be cancelled before it creates what a session keeps for a type
+    # A call may be cancelled before it creates the slice of `Draft`, so the slice is created now.
+    session.dispatch(Draft(""))
     await _many(gate, ending, 5)
     seen = {event.status for event in session[ToolInvoked].all() if event.tool == "work"}
     assert seen == {ending.status}, seen

@@ -97,7 +97,8 @@ class Nesting:
         self._body = body
         PROBES[:] = [self._run]
         front = f"---\ntools: [probe]\nworkers: [leaf]\npolicies: []\nlimits: {limits}\ndescription: Probes.\n---\nInner."
-        write = sound if way in IN_A_FILE else folder  # checking loads them all, which most ways never need
+        # `sound` loads all workers to check them, which most ways don't need.
+        write = sound if way in IN_A_FILE else folder
         self.workers: WorkerRegistry = write(at, TOOLS, inner=front, leaf="---\n---\nLeaf.")
 
     async def _run(self, context: ToolContext) -> None:

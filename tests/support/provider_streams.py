@@ -4,7 +4,7 @@
     EVENTS["chat"], WHOLE["chat"]                     strategies: the events of a stream, and complete answers
 
 The strategies draw what the provider's documentation describes, with any text as names, ids and arguments, any JSON
-in place of some values, and the events in any order. Tests of the wires and the fuzz targets use them.
+in place of some values, and the events in any order.
 """
 
 from __future__ import annotations

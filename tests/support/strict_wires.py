@@ -1,8 +1,9 @@
 """Check the requests of a test run with the wire grammars, so that a test fails if it makes a request that they refuse.
 
 Every request over HTTP is checked as the bytes that are sent, whichever server receives them. If `every` is set, each
-request to any model, even one in process, is also encoded for all wires and checked on each. conftest.py calls
-`watch()` once and `take_refused()` after each test. `summary()` says how many requests were checked.
+request to any model, even one in process, is also encoded for all wires and checked on each, unless it is longer than
+`LONGEST`. conftest.py calls `watch()` once and `take_refused()` after each test. `summary()` says how many requests were
+checked.
 """
 
 from __future__ import annotations

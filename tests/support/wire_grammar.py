@@ -3,8 +3,8 @@
     problems("chat", body)          what the API would refuse in this request body, or []
     check("/v1/messages", body)     raises `WireRefused` with the problems; other paths are ignored
 
-The checker implements what the providers document or reply with, and shares no code with `handrail.models`. A request
-that it accepts is one that the provider accepts, whatever a model said earlier in the conversation.
+The checker implements what the providers document or reply with, and shares no code with `handrail.models`. It is meant
+to accept only requests that the provider accepts, whatever a model said earlier in the conversation.
 
 Rules of all wires: one JSON object in valid UTF-8, with no field twice, finite numbers, no lone surrogate, and no more
 than DEEPEST levels (System.Text.Json reads 64, serde_json 128). The names of tools and calls match

@@ -132,7 +132,7 @@ def test_a_prompt_without_a_reply_says_what_to_lay_out():
 
 
 def test_the_options_of_a_prompt_are_taken():
-    """`prompt_model` and `wait_for` accept all their options in a mock context."""
+    """`prompt_model` and `wait_for` accept their options in a mock context."""
     context = agent_context({"x": 1})
     operation = context.prompt_model(
         "x", int, system="s", model="provider:m", temperature=0.5, tools=(), on_text=print
@@ -208,7 +208,7 @@ def test_once_runs_once():
 
 
 def test_everything_done_is_recorded_in_order():
-    """Progress, events, approvals, questions, calls, steps and beats are recorded in the order in which they happen."""
+    """Progress, events, approvals, questions, calls, steps and beats are recorded, those of each kind in order."""
     context = user_context({"pick": {"selected": "tea"}}, results={"add": 3, "worker": 4})
     assert recorded(context) == Recorded()
     context.report_progress("begun")

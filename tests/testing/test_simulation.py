@@ -110,7 +110,7 @@ def test_a_run_in_a_workspace_survives_it_on_another_host():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS, DECIDING], ids=lambda scenario: scenario.name)
 def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
-    """A run that is parked by force at any step keeps the same laws as a run that crashes there."""
+    """A run that is parked by force keeps the same laws as a run that crashes, at each step that is tried."""
     sampled: dict[str, Any] = {"write_every": 1000, "step_every": 1000, "overtaken_every": 0}
     report = simulate(scenario, **sampled, parked_every=17 if DEEP else 34 * FEWER)
     report.assert_kept()

@@ -119,7 +119,7 @@ def test_it_gives_the_same_every_time():
 
 
 def test_a_thread_gets_a_moment_before_time_jumps():
-    """While a thread is busy, time does not jump, so a timeout does not fire just before the thread returns."""
+    """A busy thread gets a moment to finish before time jumps, so a timeout does not fire just before the thread returns."""
 
     async def main() -> float:
         for number in range(50):

@@ -44,7 +44,7 @@ def test_a_public_class_names_itself_and_the_unknown_argument(name: str) -> None
 
 
 def test_the_list_of_classes_is_not_empty() -> None:
-    """The test above covers the classes that newcomers write first."""
+    """The test above covers at least these classes."""
     assert {"Agent", "Budget", "Prompt", "Tool", "MarkdownSection", "SqliteJournal"} <= set(written_classes())
 
 
@@ -68,7 +68,7 @@ def test_the_list_of_classes_is_not_empty() -> None:
     ],
 )  # fmt: skip
 def test_a_misspelt_argument_gets_the_nearest_name(mistake: Any, words: str) -> None:
-    """The error names the function that the user called, the argument, and the nearest known name."""
+    """The error names the function or class that the user called, the argument, and the nearest known name."""
     with pytest.raises(TypeError) as caught:
         mistake(lambda name: {name: 1})
     assert str(caught.value) == words

@@ -94,7 +94,7 @@ class LabelledNotes(Labelled[Write]):
     pass
 
 
-# An alias as Python 3.12's `type` statement makes it.
+# Aliases like those that the `type` statement of Python 3.12 creates.
 Named = TypeAliasType("Named", Read)
 Several = TypeAliasType("Several", list[T], type_params=(T,))
 

@@ -117,7 +117,7 @@ class Blobs:
 def test_attachments_are_restored_whole_or_not_at_all(
     files: list[tuple[str, bytes]], data: st.DataObject
 ) -> None:
-    """Any attachments are restored as they were; if one was never stored, the error names it."""
+    """Any attachments are restored as they were. If the bytes of one are not stored, the error names it."""
     attachments = [Attachment(content, name) for name, content in files]
     journal: Any = Blobs()
 

@@ -101,7 +101,7 @@ async def test_the_calls_of_a_failed_worker_stand_only_with_commit_each(
 async def test_a_later_call_of_the_worker_and_of_its_caller_see_what_was_committed(
     tmp_path: Path, files: Any
 ) -> None:
-    """The worker's next call sees committed state, and so does its caller's. The state is published when it is committed."""
+    """The next calls of the worker and of its caller see committed state. The state is published when it is committed."""
     registry, session, heard = team(tmp_path), Session(id="s"), list[Any]()
     session.dispatcher.subscribe(Noted, heard.append)
     session.dispatcher.subscribe(ToolInvoked, lambda event: heard.append(event.tool))
@@ -188,7 +188,7 @@ async def test_parallel_workers_commit_side_by_side_and_a_conflict_is_told(
 async def parked_and_resumed(
     at: Path, files: Any, said: dict[str, Any], later: dict[str, Any]
 ) -> tuple[PromptResponse[Any], WorkerRegistry]:
-    """Run until an approval is asked for, and resume the run with everything opened anew.
+    """Run until an approval is asked for. Then open the journal and the registry again, and resume the run.
 
     Returns the run's response, and the registry that resumed it.
     """
@@ -209,7 +209,7 @@ async def parked_and_resumed(
 async def test_an_approval_inside_parks_the_run_and_finished_calls_are_not_repeated(
     tmp_path: Path, files: Any
 ) -> None:
-    """A run that is parked inside the worker is resumed elsewhere: its commits stand, and their results are replayed."""
+    """When a run that was parked inside the worker is resumed, the worker's commits stand, and their results are replayed."""
     team(tmp_path, steps="limits: {requests: 4}")
     said = models(main=[to("steps")], steps=[written("a"), ToolCall("ask")])
     later = models(main=[], steps=[ToolCall("notes"), written("b")])
@@ -322,7 +322,7 @@ async def test_undoing_the_worker_undoes_each_of_its_calls(tmp_path: Path, fails
 
 
 async def test_an_undo_that_stops_half_way_says_what_it_has_undone(tmp_path: Path) -> None:
-    """If an inner call's file was changed since, only the calls after it are undone, and the error and the model say so."""
+    """If an inner call's file was changed since, only the calls after it are undone. The error names them, and the model is told."""
     (tmp_path / "files").mkdir()
     files, journal, session = DirectoryFilesystem(tmp_path / "files"), MemoryJournal(), Session(id="s")
     registry = team(tmp_path)

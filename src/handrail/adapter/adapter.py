@@ -104,7 +104,7 @@ class Adapter:
     def with_workers(
         self, workers: WorkerSource, model: Model | None = None, levels: int | None = None
     ) -> Adapter:
-        """Return a copy of this adapter whose runs may call these workers, nested at most `levels` deep.
+        """Return a copy of this adapter whose runs may call these workers. Calls may nest at most `levels` deep.
 
         `model` replaces the adapter's own, if given. If `levels` is None, the adapter's own limit stays.
         """
@@ -132,7 +132,7 @@ class Adapter:
         """Run the prompt until the model is done.
 
         `params` fills the prompt's templates; a plain string is the user's message. Evaluating again on the
-        same session continues its conversation. `arguments` take precedence over the adapter's own. If a tool's
+        same session continues its conversation. `arguments` take precedence over the adapter's own options. If a tool's
         handler calls this, the run is part of the handler's call, as with `context.adapter.evaluate`.
 
         If a tool fails, the model is told, and the run continues. Raises `PromptEvaluationError` if the run can't

@@ -235,7 +235,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     seconds: float
     sent: SentPart | None = None
     cost: Decimal | None = None
-    """The cost in US dollars; None if unknown. It is charged again if the answer is inside a call that is replayed."""
+    """The cost in US dollars; None if unknown."""
     failed: tuple[FailedRequest, ...] = ()
     """The earlier requests for this answer, in order: those that were retried, and those to other models of a choice."""
     thought: str = ""

@@ -30,7 +30,10 @@ def code_of(app: str) -> str:
 
 
 def prompt_of(run_id: str, app: str) -> Prompt[Any]:
-    """Import and return the prompt of an app, `module:name`. Raises `RunError` if `app` has a different form or has no prompt."""
+    """Import and return the prompt of an app, `module:name`.
+
+    Raises `RunError` if `app` has a different form, can't be imported, or has no prompt.
+    """
     module, colon, name = app.partition(":")
     if not colon or app.endswith(".md"):
         raise RunError(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _QUICK_ATTEMPTS = 2
 """Maximum number of times that a model is asked before the next candidate is."""
 _LONGEST_QUICK_WAIT = 2.0
-"""Longest wait between two attempts if there is a next candidate, in seconds."""
+"""The `longest_wait` between attempts if there is a next candidate, in seconds."""
 
 
 async def ask(run: Run) -> Answer:
@@ -90,7 +90,7 @@ class Attempts:
         self._failed: list[FailedRequest] = []
 
     async def answer(self) -> Answer:
-        """Ask the run's model, or the candidates of a choice in order, and return the first complete answer."""
+        """Ask the run's model, or the candidates of a choice in order, and return the answer. A candidate's refusal may be passed over."""
         run = self._run
         if run.judges_offers:
             await run.judge_offers()
@@ -132,7 +132,7 @@ class Attempts:
     async def _ask(self, retry: Retry, after: str | None, on_refusal: bool) -> Answer:
         """Ask the run's model until it answers.
 
-        Raises `_FellOver` if `after`, the next model, is to be asked instead, and `PromptEvaluationError` if none is left.
+        Raises `_FellOver` if `after`, the next model, is to be asked instead, and `PromptEvaluationError` if the run fails.
         """
         run, tries = self._run, 0
         while True:

@@ -36,7 +36,7 @@ class CallAdapter:
     """The adapter as one call sees it. Evaluations with it are part of the call.
 
     They inherit from the call as `RunOptions.nested` says: limits that are passed to them can only be tighter, and resources
-    replace the call's. Each evaluation has its own conversation.
+    replace the call's resources of the same protocols. Each evaluation has its own conversation.
     """
 
     __slots__ = ("_adapter", "_call", "_settings")
@@ -80,9 +80,9 @@ class CallAdapter:
         model: Model | str | None = None,
         levels: int | None = None,
     ) -> Operation[PromptResponse[OutputT]]:
-        """Run a prompt inside this call, with the call's options except for those in `given`.
+        """Run a prompt inside this call. `RunOptions.nested` says how the options in `given` are combined with the call's.
 
-        The run has the call's workers unless `given` has others. `levels` limits how deep its calls may nest.
+        `levels` limits how deep the run's calls may nest.
         """
         attempt = self._call
         attempt.home.check()
@@ -130,7 +130,7 @@ class CallAdapter:
 def bind_model(frame: Frame, adapter: Adapter, settings: Settings) -> None:
     """Let the calls of a run, and the runs nested in them, use the run's adapter and model.
 
-    If the environment has its own `prompt_model`, that one is used.
+    An environment's own `prompt_model` takes precedence over the run's model.
     """
     settings = settings.inherited()
     frame.model.adapter = lambda attempt: CallAdapter(adapter, settings, attempt)

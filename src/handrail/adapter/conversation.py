@@ -53,7 +53,7 @@ class Conversation:
         """The sections that a model has opened in this conversation, in order."""
 
     def load(self) -> None:
-        """Load this conversation from the session's log."""
+        """Load this conversation from the session's log, and note the call ids in all conversations of the session."""
         session = self._of()
         for fact in session[MessageAdded].all():
             if fact.conversation == self.key:
@@ -171,7 +171,7 @@ class Conversation:
 
 
 def _sendable(message: Message) -> Message:
-    """Return a user or tool message with the lone surrogates in its text replaced. File names that are not UTF-8 have them."""
+    """Return the message without the lone surrogates in its text, if it is a user or tool message. File names can contain them."""
     if isinstance(message, AssistantMessage):
         return message  # an answer is already valid text
     if not isinstance(message, ToolMessage):

@@ -79,7 +79,7 @@ async def evaluate(
 
 @contextlib.asynccontextmanager
 async def _opened_files(options: RunOptions, journal: Journal, run_id: str) -> AsyncGenerator[RunOptions]:
-    """Open files that each run opens for itself, such as a workspace. Yields the options with the files to use."""
+    """Open the run's files, if they are a `RunFiles` such as a workspace. Yields the options with the files to use."""
     if not isinstance(options.filesystem, RunFiles):
         yield options
         return

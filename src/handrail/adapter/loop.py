@@ -1,7 +1,7 @@
 """The loop: ask the model, run its calls and report their results, until the model is done.
 
-One loop serves all providers. However the loop ends, each call has one result in the conversation, unless the run was
-parked or taken over by another process.
+One loop serves all providers. However the loop ends, each call has one result in the conversation, unless this process no
+longer records the run, for example because the run was parked or taken over.
 """
 
 from __future__ import annotations

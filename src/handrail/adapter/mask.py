@@ -1,8 +1,8 @@
 """`SecretMask`: masks the arguments that a tool declares as secret, wherever a model wrote them.
 
 The conversation in memory keeps the secrets, since the provider has them already. Everything else gets the
-masked form: events, session, journal, and the request that tools can see. Nothing is masked in a run in which neither
-a tool nor the answer can contain a secret.
+masked form: events, session, journal, and the request that tools can see. Nothing is masked in a run if neither its tools,
+its answer nor its conversation can contain a secret.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SecretMask:
     def kept(
         self, kept: Kept | None, calls: tuple[CallAsked, ...], shown: tuple[CallAsked, ...]
     ) -> Kept | None:
-        """Return the provider's own form of the message, masked; None if the calls can't be found in it."""
+        """Return the provider's own form of the message, masked; None if there is none, or the arguments can't be found in it."""
         if kept is None or not kept.has_arguments:
             return kept
         swaps = Swaps()

@@ -56,8 +56,8 @@ def redeem(
 
     The tool runs through its own gate, under `policies`, with the deadline and the share of the
     budget that the ticket carries, on the session as last committed. This process commits nothing: the
-    changes are deposited in the journal and become part of the issuing call if that call succeeds. A ticket
-    is redeemed once; redeeming it again returns the same result. A forged or expired ticket, or one for
+    changes are deposited in the journal and become part of the issuing call if that call succeeds. Once the tool has
+    run, redeeming the ticket again returns the same result. A forged or expired ticket, or one for
     a different tool, raises `TicketError`, and so does one whose call is over or that another process is redeeming. If an
     earlier redemption was cut short and the tool may not run again, `OutcomeUnknown` is raised.
 

@@ -93,7 +93,7 @@ class Run:
         self.provider_tools: tuple[ProviderTool, ...] = ()
         """The provider's own tools that the next request offers."""
         self.judges_offers = False
-        """Whether the run has had a provider's own tool, so that each request needs a decision on what it offers."""
+        """Whether the run has had a provider's own tool, so that a decision on the offers is needed before each answer."""
         self._withheld: dict[str, str] = {}
         """Why the provider's other tools are not offered, by their names."""
         self._extra_tools = [
@@ -102,7 +102,7 @@ class Run:
             *([output.tool()] if output and self.answers_by_call else []),
         ]
         self.counted: tuple[int, int] = (0, 0)
-        """How many messages have been counted, and their number of tokens: the provider's count, or an upper bound."""
+        """How many messages have been counted, and the tokens of a request with these: the provider's count, or an upper bound."""
         self.calls = 0
         self.answers = 0
         """The number of answers so far, including the one being awaited."""
@@ -155,7 +155,7 @@ class Run:
             frame.parking.start_grace(frame.outer)
 
     def say(self, message: Message) -> None:
-        """Add a message to the conversation. A recorded message is not published again."""
+        """Add a message to the conversation. It is not published while the run is being replayed."""
         masking = self.masking
         shown = message if masking is None else masking.message(message)
         self.conversation.add(message, self.frame.run_context.run_id, again=self.replays, shown=shown)

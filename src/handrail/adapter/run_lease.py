@@ -195,7 +195,7 @@ class _Keeper:
 
 
 _keepers: dict[int, tuple[_Keeper, ...]] = {}
-"""The keepers of each journal, by its id: one for each event loop that executes runs with it."""
+"""The keepers of each journal, by the `id()` of its object: one for each event loop that executes runs with it."""
 
 
 async def renew_now(journal: Journal, run_id: str) -> None:

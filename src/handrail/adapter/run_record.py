@@ -300,7 +300,7 @@ async def carry_out(
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Return the outcome of `work`. Raises `RunParked` if the run was parked, however the work ended, except by `RunBusy`."""
+    """Return the outcome of `work`. If the run was parked, raises `RunParked` instead, also in place of an error other than `RunBusy`."""
     scope = open_scope(frame.cancellation)
     try:
         ended = await work
@@ -327,7 +327,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
     session: Session
     log: RunLog
     own: tuple[CommitUnit, ...]
-    """The run's own commits, except those undone since. They are not in the session yet."""
+    """The run's own commits, except those undone since. `catch_up` applies them to the session."""
 
     def catch_up(self) -> None:
         """Apply the run's own commits to the session, once its prompt has been rendered without them."""
@@ -335,7 +335,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
             _redo(self.session, unit)
 
     def options(self, options: RunOptions) -> RunOptions:
-        """Return the options with which the run began, combined with the environment, files and tools passed now."""
+        """Return the options that were passed now, with the recorded session, params, message, limits and settings of the run."""
         begin, row = self.begin, self.row
         limits: Any = begin.budget
         return options.replace(

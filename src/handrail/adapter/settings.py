@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Retry:
     """Determines when a request is retried after a transient failure.
 
-    Waits double each time, with jitter. If the provider says how long to wait, that wait is used, made longer by up to a
-    tenth; if it exceeds `longest_wait`, the request is not retried. Nothing is retried past the run's deadline.
+    Waits double each time, up to `longest_wait`, with jitter. If the provider says how long to wait, that wait is used, made
+    longer by up to a tenth; if it exceeds `longest_wait`, the request is not retried. Nothing is retried past the run's deadline.
     """
 
     attempts: int = 5
@@ -124,7 +124,7 @@ class Throttle:
 
 @dataclass(slots=True, eq=False)
 class Settings:
-    """Determines how a run asks its model. Nested runs inherit these settings, and may override them."""
+    """Determines how a run asks its model. Nested runs inherit these settings, except for `tool_choice`, and may override them."""
 
     model: Model
     _: KW_ONLY

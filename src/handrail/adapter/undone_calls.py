@@ -69,9 +69,9 @@ async def undone_in(journal: Journal, session_id: str) -> UndoneCalls:
 
 
 async def tell_undone(run: Run, place: Place) -> None:
-    """Tell the model of the outermost run, before a request, which calls were undone since its last request.
+    """Tell the model of the outermost run, before a request, about the undone calls that it has not been told about.
 
-    Does nothing in a nested run, or if no calls were undone. A replay repeats the message.
+    Does nothing in a nested run, or if there are no such calls. A replay repeats the message.
     """
     log = run.frame.log
     if run.frame.outer is not None:

@@ -19,8 +19,8 @@ _EXTRA = ("typer", "rich", "jinja2", "yaml")
 def main() -> None:
     """Run the `handrail` program.
 
-    Exits with a message if one of its packages is missing or its output can't be written. If the reader of a pipe has closed
-    it, exits without a message.
+    Exits with a message if a package of the `cli` extra is missing or the output can't be written. If the reader of a
+    pipe has closed it, exits without a message.
     """
     _prepare_streams()
     try:

@@ -96,13 +96,13 @@ class Activity:
     verbose: bool = False
     rows: dict[str, Row] = field(default_factory=dict[str, Row])
     thinking: Row | None = None
-    """The row for the outermost run's model, from a request until its answer begins; otherwise None."""
+    """The row for the outermost run's model, from a request until its answer begins or the request fails; otherwise None."""
     root: str = ""
     """The id of the outermost run; "" until the run has begun."""
     denied: list[str] = field(default_factory=list[str])
     """Names of the tools whose calls were not approved."""
     done: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """For each call that succeeded, the id of its outermost run and its own id, oldest first."""
+    """For each call that succeeded, the id of its outermost run and its own id, in the order in which the calls ended."""
     _thought: str = ""
     """The thinking of the outermost run's model that has not been printed yet."""
     _group: str = ""
@@ -245,7 +245,7 @@ class Activity:
             self.thinking = None
             self._thought = ""  # the next attempt thinks again
             if event.retry_in is None and not event.next_model:
-                return []  # it ends the run, so it is reported as the run's error
+                return []  # this failure ends the run, and is reported as the run's error
         retry = "" if event.retry_in is None else f"; trying again in {format_seconds(event.retry_in)}"
         if event.next_model:
             retry = f"; asking {escape_line(event.next_model, _MAX_NAME)} instead"
@@ -262,8 +262,9 @@ class Activity:
     def on_text(self, event: TextDelta) -> list[Text]:
         """Process streamed text.
 
-        For the outermost run, returns the lines of the thought before it, if any. The view prints the text itself. For a
-        nested run, shows the newest line beside its call, and returns no lines.
+        For the outermost run, returns the lines of the thought before the text, if any. The view prints the text
+        itself. For a nested run, shows the newest line beside the outermost call that contains the run, and returns no
+        lines.
         """
         run_id = event.run_context.run_id
         if run_id == self.root:
@@ -309,7 +310,7 @@ class Activity:
     # --- work in progress ---
 
     def live_lines(self, limit: int) -> list[Text]:
-        """Return one line for each of up to `limit` calls in progress, and a last line that counts the others.
+        """Return one line for each of up to `limit` calls in progress and, if there are more, a line that counts the others.
 
         If no call is in progress, returns the line of the model that is thinking, if any.
         """
@@ -415,7 +416,7 @@ def _heading(row: Row) -> Text:
 
 
 def row_line(row: Row, now: float) -> Text:
-    """Format the line for a call in progress: spinner, name, time and progress."""
+    """Format the line for a call in progress or a model that is thinking: spinner, name, time and progress."""
     text = Text(indent(row.path), no_wrap=True, overflow="ellipsis")
     text.append(f"{_SPINNER[int(now * 10) % len(_SPINNER)]} ", "cyan")
     text.append(escape_line(row.name, _MAX_NAME), "bold")

@@ -1,4 +1,4 @@
-"""The commands' options, each declared once, and the functions that interpret them."""
+"""The options of `run`, `chat`, `worker`, `submit` and `serve`, and the functions that interpret options."""
 
 from __future__ import annotations
 
@@ -363,7 +363,7 @@ def search_here() -> None:
 def find_model(named: str | None, folder: Path | None = None) -> Any:
     """Return the model with this name, or None without a name. Raises `DefinitionError` if there is no such model.
 
-    The module of a `module:name` is looked up in `folder` and in the current folder too.
+    The module of a `module:name` may also be in `folder` or in the current folder.
     """
     if named is None:
         return None
@@ -426,7 +426,8 @@ def open_journal(given: str | None, files: object = None) -> AnyJournal:
 def prepare_journal(given: str | None) -> Path:
     """Return the journal's path, creating its folder if needed. The default folder is private to its owner.
 
-    Raises `UsageError` if the folder can't be created, or if others could read or change the journal in it.
+    Raises `UsageError` if the folder can't be created, or if others could read or change a journal in the default
+    folder.
     """
     from handrail.errors import JournalExposed
     from handrail.journal.location import create_folders, make_private_folder

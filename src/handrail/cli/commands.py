@@ -216,7 +216,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 
 
 class _RunsGroup(TyperGroup):
-    """Loads the commands of `handrail runs` when one of them is used."""
+    """Loads the commands of `handrail runs` only when they are needed."""
 
     def load(self) -> Any:
         from handrail.cli import runs_commands
@@ -231,7 +231,7 @@ class _RunsGroup(TyperGroup):
 
 
 class _UsersGroup(_RunsGroup):
-    """Loads the commands of `handrail users` when one of them is used."""
+    """Loads the commands of `handrail users` only when they are needed."""
 
     def load(self) -> Any:
         from handrail.cli import users_commands
@@ -240,7 +240,7 @@ class _UsersGroup(_RunsGroup):
 
 
 class _WorkspacesGroup(_RunsGroup):
-    """Loads the commands of `handrail workspaces` when one of them is used."""
+    """Loads the commands of `handrail workspaces` only when they are needed."""
 
     def load(self) -> Any:
         from handrail.cli import workspaces_commands
@@ -249,7 +249,7 @@ class _WorkspacesGroup(_RunsGroup):
 
 
 class _ModelGroup(_RunsGroup):
-    """Loads the commands of `handrail model` when one of them is used."""
+    """Loads the commands of `handrail model` only when they are needed."""
 
     def load(self) -> Any:
         from handrail.cli import models_commands

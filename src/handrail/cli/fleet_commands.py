@@ -36,7 +36,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 URL = "HANDRAIL_DISPATCH_URL"
 """The environment variable with the address of the engine's database.
 
-It may contain a password, so there is no option for it.
+The address may contain a password, so there is no option for it.
 """
 
 
@@ -154,7 +154,7 @@ def submit(
 
 
 def _address(files: Path) -> str:
-    """Return how the run's request names its files: the folder's absolute path, or `workspace:NAME`."""
+    """Return the name of the files in a `Submission`: the folder's absolute path, or `workspace:NAME`."""
     return str(files) if str(files).startswith(WORKSPACE) else str(files.resolve())
 
 

@@ -34,7 +34,7 @@ def serve(options: McpOptions) -> int:
     if options.proxy is not None:
         return _serve_gateway(options, options.proxy)
     try:
-        token = read_token(options.token_file) if options.http else None  # before any of the app's code runs
+        token = read_token(options.token_file) if options.http else None  # read before the app's code runs
         search_here()
         with divert_stdout(even_on_a_terminal=True):
             from handrail.mcp import ToolServer

@@ -16,7 +16,7 @@ from handrail.rendering import escape_line
 app = typer.Typer(name="model", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 _MOST_SHOWN = 8
-"""Maximum number of models that are listed for one server."""
+"""Maximum number of models that are listed for one provider."""
 
 
 def models(as_json: bool) -> int:

@@ -43,7 +43,7 @@ CANCEL_NOTE = "Cancelled. Unfinished calls were undone."
 
 
 class UsageError(Exception):
-    """Raised if a command can't start with the given options. The message says what to change."""
+    """Raised if a command can't be carried out with the given arguments. The message is for the user."""
 
 
 class Failure(NamedTuple):
@@ -91,7 +91,7 @@ def _parked_message(error: RunParked, journal: str) -> str:
 
 
 def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
-    """Return the exit code of a finished run, and a note to print with its answer, which may be ""."""
+    """Return the exit code of a finished run, and a note to print with its answer, or ""."""
     notes = {
         "length": "The answer was cut off at the model's length limit.",
         "refused": "The model refused to answer.",
@@ -187,8 +187,8 @@ def is_debugging() -> bool:
 def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
     """Send what tools and their child processes print inside this block to standard error.
 
-    Standard output is reserved for the answer. On a terminal nothing is diverted, because both streams appear
-    there, unless `even_on_a_terminal` is set.
+    Standard output is reserved for the answer. Unless `even_on_a_terminal` is set, nothing is diverted on a terminal,
+    because both streams appear there.
     """
     out = sys.stdout
     if is_terminal(out) and not even_on_a_terminal:

@@ -42,8 +42,8 @@ class Program(NamedTuple):
     def adapter(self, model: str | None, recorded: str) -> Adapter:
         """Return an adapter for the given model, or else for the recorded one.
 
-        If the module has its own adapter with that model, it is returned. If its adapter has a different model, a copy with
-        that model is returned.
+        If the module has an adapter with this model, that adapter is returned. If its adapter has a different model, a
+        copy with this model is returned.
         """
         own, wanted = self.own, model or recorded
         if own is not None and wanted in (own.model.name, reference_to(own.model)):
@@ -85,10 +85,10 @@ class Program(NamedTuple):
     async def with_servers(
         self, servers: Path | None, record: RunRecord
     ) -> tuple[Program, list[Any], list[str]]:
-        """Load the MCP servers that the run began with. Returns the program, the tools to add to it, and notes for the user.
+        """Load the MCP servers that the run began with, or those in the file `servers`, if it is given.
 
-        `servers` is an `mcp.json` to use in place of the one that the run began with. Raises `UsageError` if the file
-        can't be used.
+        Returns the program, the tools to add to a worker's own, and notes for the user. An agent or a prompt gets the
+        tools in its prompt instead. Raises `UsageError` if a file can't be used.
         """
         recorded = decode_begin(record).sources if record.begin else {}
         paths = list(recorded) if servers is None else [str(servers)]

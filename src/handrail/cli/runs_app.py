@@ -1,4 +1,4 @@
-"""The `handrail runs` app, and how its commands, and others that work on a journal, are registered, run and printed."""
+"""The `handrail runs` app, and `command`, which registers a command that works on a journal."""
 
 from __future__ import annotations
 

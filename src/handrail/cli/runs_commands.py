@@ -481,7 +481,7 @@ async def forget(
 
 
 def _parse_time(text: str | None) -> datetime | None:
-    """Parse a date, or a duration that is subtracted from the current time. Returns None for None.
+    """Parse a date or time, in UTC by default, or a duration that is subtracted from the current time. None stays None.
 
     Raises `UsageError` if the text is neither.
     """

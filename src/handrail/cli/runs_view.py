@@ -1,4 +1,4 @@
-"""Recorded runs as output: a table and a tree on a terminal, plain lines in a pipe, and JSON for programs."""
+"""Recorded runs as output: tables, trees and lines for people, and JSON for programs."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def serve(options: ServeOptions) -> int:
     """Serve the app until it is stopped, and return the exit code."""
     try:
         _check_apart(options)
-        token = read_token(options.token_file)  # done before any of the app's code runs
+        token = read_token(options.token_file)  # read before the app's code runs
         secret = take_variable("HANDRAIL_OIDC_SECRET")
         _check_extra()
         from handrail.serve.app import asgi
@@ -175,7 +175,7 @@ def _check_apart(options: ServeOptions) -> None:
 def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
     """Return the certificate and its key, or None if neither is given.
 
-    Raises `UsageError` if only one is given, and `DefinitionError` if they are not a certificate and
+    Raises `UsageError` if only one is given, and `DefinitionError` if they can't be read or are not a certificate and
     its key.
     """
     from handrail.serve.server import Tls
@@ -190,9 +190,10 @@ def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
 
 
 def _load(options: ServeOptions) -> Loaded:
-    """Load the app to serve. By default, a worker gets the `files` folder beside it, as with `run` and `chat`.
+    """Load the app to serve. By default, a worker gets the `files` folder beside it, if there is one.
 
-    Raises `UsageError` if there is no such app, and `DefinitionError` if it can't be loaded.
+    Raises `UsageError` if the app is neither a folder, a worker's file nor a module, and `DefinitionError` if it can't
+    be loaded.
     """
     from handrail.serve.sources import load
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class ContextSource(Protocol):
-    """The members and verbs of a context, created when they are first used.
+    """The members and verbs behind a context.
 
     The gate's attempts and the fakes in `handrail.testing` implement this protocol. The context itself only
     ensures that its verbs raise once `home` is closed.
@@ -284,12 +284,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def budget_tracker(self) -> BudgetTracker:
-        """The tracker of what may still be spent. It is the same object as `resources.get(BudgetTracker)`."""
+        """The tracker of the budget, without limits if there is no budget. It is the same object as `resources.get(BudgetTracker)`."""
         return self._source.budget_tracker
 
     @property
     def cost_tracker(self) -> CostTracker:
-        """The tracker of what this run and the runs nested in it have spent."""
+        """The tracker of the model usage and cost of this run and the runs nested in it."""
         return self._source.cost_tracker
 
     # Resources.
@@ -309,7 +309,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def approval_controller(self) -> ApprovalController:
-        """The run's approvals, read-only. A tool requests approval with `request_approval`; it can't decide."""
+        """The approval mode and the session's remembered decisions, read-only. A tool requests approval with `request_approval`."""
         return self._source.approval_controller
 
     # Verbs that are always available.
@@ -327,9 +327,9 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         The function is identified by this call and `key`, never by the call's arguments. Until it is settled, it may run
         more than once. After that, it does not run again, and the recorded value is returned.
 
-        If a crash interrupted the function, `probe` is asked first whether its effect happened (None means unknown).
-        Then, with `on_unknown="ask"`, a person is asked. If the effect happened, None is returned, because the value is
-        lost. If it did not, the function runs again. If nobody knows, `OutcomeUnknown` is raised.
+        If a crash interrupted the function, `probe` is asked first whether its effect happened (None means unknown). If it
+        does not know, a person is asked, if there is one and `on_unknown` is "ask". If the effect happened, None is returned,
+        because the value is lost. If it did not, the function runs again. If nobody knows, `OutcomeUnknown` is raised.
 
         Raises `EffectRefused` if the tool's effect is `pure`, `read` or `staged`.
         """
@@ -339,7 +339,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def beat(self) -> Done:
         """Renew the lease on the call's job, if there is one, and restart the tool's `heartbeat=` timer, if it has one.
 
-        Until the handler's first beat, beats are sent for it. After that, only its own beats renew the lease.
+        Until the handler's first beat, the lease is renewed for it. After that, only its own beats renew the lease.
         """
         self._source.home.check()
         return self._source.beat()
@@ -373,7 +373,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def call(self, name: str, /, **arguments: Any) -> Operation[ToolResult[Any]]:
         """Call a tool or a worker by name, through the same gate as a model's call.
 
-        If the call fails, its result has `success=False`.
+        If the call fails, its result has `success=False`. An error that ends the whole run is raised instead.
         """
         self._source.home.check()
         return self._source.call_tool(name, arguments)
@@ -408,7 +408,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
 
 class UserContext(ToolContext, frozen=True, eq=False):
-    """A context with a person to ask. A tool whose handler takes it is offered only if there is a person."""
+    """A context with a person to ask. A tool whose handler takes it is offered only if it can ask a person."""
 
     @property
     def wait_for(self) -> WaitFor:
@@ -419,7 +419,7 @@ class UserContext(ToolContext, frozen=True, eq=False):
 
 
 class AgentContext(ToolContext, frozen=True, eq=False):
-    """A context with a model to ask. A tool whose handler takes it is offered only if there is such a model."""
+    """A context with a model to ask. A tool whose handler takes it is offered only if it can ask a model."""
 
     @property
     def prompt_model(self) -> PromptModel:
@@ -460,4 +460,4 @@ class WorkerContext(ToolContext, frozen=True, eq=False):
 
 
 class WorkerUserContext(WorkerContext, UserContext, frozen=True, eq=False):
-    """The context of a worker's tools that ask a person. Such a tool is offered only in a worker, if there is a person."""
+    """The context of a worker's tools that ask a person. They are offered only in a worker, and only if they can ask a person."""

@@ -48,8 +48,8 @@ def _check_type(key: ExtraKey[Any], value: Any) -> Any:
 class ExtraKey(Generic[T]):
     """The name and type of a value in the extras.
 
-    Values are JSON unless the key is `opaque`. For an opaque key, `about` must say how long the object lives and
-    from which threads it may be used.
+    A value must be serializable as JSON unless the key is `opaque`. For an opaque key, `about` must say how long the
+    object lives and from which threads it may be used.
     """
 
     name: str
@@ -103,7 +103,7 @@ class PerCall:
 
 
 ExtraValues = Mapping[str, Any] | Mapping[ExtraKey[Any], Any] | Mapping[str | ExtraKey[Any], Any]
-"""Values for extras, by their keys or, if they are JSON, by their names."""
+"""Values for extras, by key or by name."""
 
 
 class Extras(Mapping[str, Any]):

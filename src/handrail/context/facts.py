@@ -90,7 +90,7 @@ class WorkerMessage(msgspec.Struct, frozen=True):
     """A message that was added to a worker's conversation."""
 
     path: tuple[str, ...]
-    """The path of calls from the worker that was started to the worker that the message belongs to."""
+    """The names of the tools and workers called on the way from the worker that was started to the one with the conversation."""
     message: Message
 
     @property

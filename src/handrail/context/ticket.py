@@ -17,7 +17,7 @@ _SHORTEST_KEY = 16
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that another process needs to run this call's tool. It contains nothing secret.
+    """What another process with the same journal must know to run this call's tool. It contains nothing secret.
 
     If the run has a budget, the ticket's share of it is already reserved, and its holder can spend no more than that. Changes
     made under a ticket are committed by the call that issued it, once the call's handler has succeeded.
@@ -26,7 +26,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     """The id of the run in its journal."""
     place: str
-    """The place in the run where the ticket was issued. It is the same when the handler runs again."""
+    """The place in the run where the ticket was issued. It is the same when a resumed run enters the handler again."""
     call_id: str
     session_id: str
     tool: str

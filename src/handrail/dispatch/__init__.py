@@ -1,6 +1,6 @@
 """The gate and its parts. `gate.py` describes the steps of a call.
 
-Names are imported on first use, so that importing `RunOptions` alone does not load the gate.
+The names in `_HOMES` are imported on first use, so that importing `handrail.dispatch.options` does not load the gate.
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ def open_gate(
     """Open a gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
 
     A call needs approval only if a policy or its handler asks for it, or if it changes files that will later be run automatically.
-    Handrail writes nothing to disk unless a filesystem or a journal is given, and nobody can be asked unless an
-    environment is given.
+    Without a filesystem and a journal, Handrail writes nothing to disk. Without an environment, it asks nobody.
 
     To ask the model in a loop of your own, pass the `prompt`: the gate then has its tools, policies and resources too.
     The prompt is rendered with these `params` and `opened` sections, and `gate.prompt` has its text. With an `adapter`, handlers
-    can use `context.adapter`, and the adapter's own options apply unless an argument replaces them. The adapter's workers
-    can be called by name.
+    can use `context.adapter`, and the adapter's own options apply unless an argument replaces them. The adapter's workers,
+    if it has any, can be called by name.
 
     If a handler calls this, the gate is part of the handler's call, as with `context.adapter.evaluate`.
     """

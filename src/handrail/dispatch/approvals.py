@@ -1,6 +1,6 @@
 """Approvals: the permission that a call needs before it takes effect.
 
-Most calls that can be undone completely run first, in their forks, and the changes that they made there are approved.
+Most calls with the effect `staged` run first, in their forks, and the changes that they made there are approved.
 `runs_first` has the conditions.
 """
 
@@ -93,7 +93,7 @@ async def ask_approval(
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
     payload = {"tool": attempt.name, "arguments": arguments, "reason": exact(reason)}
     if kept:
-        payload["scopes"] = tuple(scopes)  # without scopes, the decision can't be remembered
+        payload["scopes"] = tuple(scopes)  # without this key, the decision can't be remembered
     if diff:
         payload["diff"] = visible(diff, tabs=True)
     decision_keys = DecisionKeys(
@@ -153,7 +153,7 @@ async def ask_approval(
 def _covering(
     attempt: Attempt, asks: Asks, name: str, params: Any, shown: Any, diff: str
 ) -> Callable[[str], Coverage]:
-    """Return a function that maps a session id to the keys under which this request's decision is remembered."""
+    """Return a function that maps a session id to the keys that this request has in that session's approval memory."""
     frame = attempt.frame
     paths = paths_of(attempt, params, bool(diff)) if asks == "call" else None
     spellings, arguments = spelled(attempt, params), canonical_arguments(attempt)
@@ -211,7 +211,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         before = _before(log, asked)
         if before is not None:
             return before
-        # A request with a diff stays open when another is answered, since somebody may be looking at it.
+        # If a person was asked about a diff, no remembered decision answers in their place, since they may be looking at it.
         recall.is_open = bool(asked.diff) and _was_asked(log, asked) and mode != "approve_all"
     book = frame.session.decisions
     if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
@@ -263,11 +263,11 @@ def _decided_by(approval: Approval, mode: str | None) -> DecidedBy:
 
 
 def runs_first(attempt: Attempt) -> bool:
-    """Return whether a call runs before it is approved: it can be undone completely, and a preview can be shown.
+    """Return whether a call runs before it is approved, so that a person can decide by its changes.
 
-    If no preview can be shown, because nobody is there or the mode is *strict*, a call that needs approval does
-    not run before it is approved. Neither does a call whose quorums can't be met, one that asks questions itself, or
-    one that runs commands, unless the commands are known to reach nothing but the folder.
+    This requires an effect that can be previewed, and a broker that shows previews. `Broker` does so if a person can be
+    asked and the mode is *interactive* or not set. A call does not run first if its quorums can't be met, or if it asks
+    questions itself. Nor does a call that runs commands, unless these are known to reach nothing but the folder.
     """
     if "proc.exec" in attempt.tool.capabilities and attempt.tool.reach != "":
         return False
@@ -367,7 +367,7 @@ def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
 
 
 def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
-    """Return the paths to which these paths resolve, since a link may point into another folder. Empty if the files have no links."""
+    """Return the paths to which these paths resolve, since a link may point into another folder. Empty if the files can't have links."""
     frame = attempt.frame
     files: Any = frame.world.filesystem
     if files is None:

@@ -82,7 +82,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     checked: list[tuple[ToolPolicy, Any]] = []
     """The policies that have checked the call, each with its own copy of the params."""
     transaction: Transaction | None = None
-    """The forks that the handler and the policies use; None until they are used, or an inner call begins."""
+    """The forks that the handler and the policies use; None until one is needed."""
     token: object = None
     """The token that the gate issues in step 7. A handler does not start without it."""
     finished: Any = UNFINISHED
@@ -90,7 +90,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     decision: str = ""
     """The policies' decision: `allow`, `deny`, or `ask: ` and the reason; "" if they have not decided, or there are none."""
     quorums: tuple[Quorum, ...] = ()
-    """The approvals by people other than the principal that the policies require."""
+    """The approvals that the policies require from people other than the principal."""
     has_asked: bool = False
     """Whether approval of the call has already been requested, so that no further quorums can be added."""
     charged: bool = False
@@ -199,7 +199,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
             raise ContextExpired(self.call.id)
 
     def close(self) -> None:
-        """Close the context when the handler has ended."""
+        """Close the handler's context, so that its verbs raise `ContextExpired`."""
         self.ended = True
         if self._home is not None:
             self._home.close()
@@ -269,7 +269,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         return Settled(self.name, self.id) if tool.effect == "irreversible" else None
 
     def settle_effect(self, transaction: Transaction) -> None:
-        """Note the external effect of a finished call, which a rollback must compensate or report."""
+        """Note the external effect of a finished call, if it has one, in a transaction whose rollback must compensate or report it."""
         if (done := self.own_effect(self.finished)) is not None:
             transaction.settle(done)
 

@@ -29,9 +29,9 @@ class CallKind(msgspec.Struct, frozen=True):
     """The kind of a call, which determines which of the gate's steps it skips."""
 
     is_part: bool = False
-    """Whether the call is a part of its outer call.
+    """Whether the call is a part of another call, such as an act of a handoff, or is auxiliary to one.
 
-    Its tool is passed in, and the outer call was already allowed and charged.
+    Its tool is passed in, and the other call was already allowed and charged.
     """
     only_asks: bool = False
     """Whether the call is a part that only asks a question. If its answer is not recorded, a resumed run asks again."""
@@ -43,8 +43,8 @@ class CallKind(msgspec.Struct, frozen=True):
     is_auxiliary: bool = False
     """Whether the call is a compensation or a probe, which passes the gate alongside the call it belongs to.
 
-    It has a transaction, events and a record. It needs no approval, uses no budget, and has no number. Once it has
-    succeeded, it is never undone.
+    It has a transaction, events and, if the run has a journal, a record. No policy checks it, it uses no budget, and it
+    has no number. Once it has succeeded, it is never compensated.
     """
 
 
@@ -77,7 +77,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     depth: int = 0
     kind: CallKind = CALL
     has_secret: bool = False
-    """Whether the call is part of a call that was given a secret earlier.
+    """Whether the call is a part that gets a secret which a person gave in an earlier part.
 
     Secrets are not recorded, so the secret can't be given again.
     """
@@ -85,7 +85,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def whole(self) -> Call:
-        """The call that this one is a part of, such as the handoff of an act; itself if it is not a part."""
+        """For a part, such as an act: the innermost call around it that is not a part, if there is one. Otherwise the call itself."""
         whole = self
         while whole.kind.is_part and whole.parent is not None:
             whole = whole.parent.call
@@ -93,7 +93,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def tool_name(self) -> str:
-        """The name of the tool that the call belongs to. For an act, which is named `tool.act`, it is `tool`."""
+        """The call's name up to the first dot. For an act, which is named `tool.act`, this is the tool that it belongs to."""
         return self.name.partition(".")[0]
 
     @property
@@ -175,7 +175,7 @@ def new_call(
         number = next(frame.counter)
         loop = get_running_loop()
         tool = frame.open_tools.get(name, NO_TOOL)
-        id = id or frame.call_prefix + str(number)  # half the cost of an f-string
+        id = id or frame.call_prefix + str(number)  # cheaper than an f-string
         return Call(gate, name, arguments, id, (name,), loop, number, tool, message_id)
     if parent is None or parent is outer:
         assert outer is not None

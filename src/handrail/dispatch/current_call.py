@@ -1,4 +1,7 @@
-"""The call whose handler is running, so that a run that the handler starts by hand is nested in that call."""
+"""The call whose handler is running.
+
+A run that the handler starts by hand, for example with `open_gate` instead of its context, is nested in that call.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +10,32 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from handrail.dispatch.options import RunOptions
+from handrail.dispatch.options import NestedArguments, RunOptions
 from handrail.errors import ContextExpired, DefinitionError
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
 entered: ContextVar[ref[Attempt] | None] = ContextVar("the call whose handler is running", default=None)
-"""The attempt whose handler is running, set by the gate when it starts the handler; None outside of handlers.
+"""The attempt whose handler the gate has started last in this context; None outside of calls.
 
 Tasks that the handler starts inherit the value, and so do threads that get a copy of the context, as with
 `asyncio.to_thread`. The reference is weak, because the event loop keeps the contexts of timers that a handler has
 cancelled.
 """
 
-MAY_BE_GIVEN = frozenset(
-    [
-        "deadline",
-        "budget",
-        "temperature",
-        "max_tokens",
-        "model_settings",
-        "opened",
-        "tools",
-        "resources",
-        "workers",
-        "params",
-        "extras",
-    ]
-)
-"""Arguments that a run inside a call may be given. Everything else comes from the call."""
+MAY_BE_GIVEN = frozenset([*NestedArguments.__annotations__, "tools", "workers", "params"])
+"""Arguments that a run started by hand inside a call may be given. Others are refused, unless they are None or the call's own."""
 _SURROUNDINGS = ("filesystem", "journal", "environment", "approvals", "lease")
-"""Options that an adapter may have, but that a run inside a call always takes from the call."""
+"""Options that an adapter may have, but that a run started by hand inside a call takes from the call."""
 
 
 def call_around() -> Attempt | None:
     """Return the attempt whose handler runs this code; None outside of calls.
 
-    Between the end of the handler and the end of its call, this returns the attempt around that call. Raises
-    `ContextExpired` in code that a handler left running after its call. Policies are not inside the call that they judge.
+    Between the end of the handler and the end of its call, this returns the attempt around that call, if there is one.
+    Policies are not inside the call that they judge. Raises `ContextExpired` in code that a handler left running after its
+    call.
     """
     found = entered.get()
     if found is None:

@@ -1,6 +1,6 @@
 """External effects, which are not part of a transaction.
 
-`once` settles them at most once, compensations undo them, and probes find out whether they happened.
+`once` completes an effect at most once, compensations undo effects, and probes find out whether effects happened.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Refused(Exception):
 
 
 def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran: bool) -> str:
-    """Return the message that tells the model why a call was not approved and what to do next."""
+    """Return the message that tells the model why a call was not approved, and whether it ran."""
     why = f": {approval.reason}" if approval.reason else ""
     done = "Its changes were not applied." if ran else "It did not run."
     if how == "nobody":
@@ -150,7 +150,7 @@ def _continued(message: str, sentence: str) -> str:
 def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:
     """Return the outcome of a call that raised this error. Every error has an entry in the table.
 
-    This never raises, whatever the error's own methods do.
+    An `Exception` that the error's own methods raise does not escape.
     """
     try:
         return _look_up(attempt, _deciding(raised), cancel_requested)
@@ -272,7 +272,7 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
 
 
 def transient_in(error: BaseException) -> TransientError | None:
-    """Return the transient failure in an error, in a group the one that asks for the longest pause; None if there is none."""
+    """Return the transient failure in an error or a group; None if there is none. Of several, it is the one that asks for the longest pause."""
     found = [each for each in leaves_of(error) if isinstance(each, TransientError)]
     return max(found, key=lambda each: retry_delay(each) or 0.0, default=None)
 

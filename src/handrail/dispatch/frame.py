@@ -76,19 +76,19 @@ class People(msgspec.Struct, frozen=True, eq=False):
     """Whom a run can ask, who decides its approvals, and the key that signs its questions and tickets."""
 
     environment: Environment | None
-    """The environment in which questions are asked; None if there is nobody to ask."""
+    """The environment in which questions are asked; None if the run has none."""
     broker: ApprovalBroker
     mode: ApprovalMode | None
     """The broker's approval mode; None if the broker has none."""
     shows_previews: bool
-    """Whether the broker is asked about a staged call after the call has run in its fork."""
+    """Whether the broker shows previews, so that staged calls can run in their forks before they are approved."""
     questions: Questions
     key: bytes
     """The key that signs questions and tickets."""
 
 
 class World(msgspec.Struct, frozen=True, eq=False):
-    """The resources, files and steps of a run. A nested run that binds no resources itself shares them."""
+    """The resources, files and steps of a run. A nested run that binds no resources has the world of the run around it."""
 
     resources: RunResources
     filesystem: Forkable | None
@@ -253,7 +253,7 @@ class Frame:
     def nested(
         cls, call: Attempt, number: int, options: RunOptions, prompt: PromptView | None = None
     ) -> Frame:
-        """Open a run inside a call. `options` come from `RunOptions.nested`, which says what it inherits.
+        """Open a run inside a call. `options` come from `RunOptions.nested`, which says what the run inherits.
 
         `number` is the index of the verb that opens the run. It determines the run's place, from which its id follows.
         """
@@ -352,7 +352,7 @@ class Frame:
         return self.model.prompt_model is not None and self.mode_of(tool) == "agent"
 
     def offers(self, tool: Tool[Any, Any]) -> bool:
-        """Return whether the tool can be offered to the model, because everything it requires is available."""
+        """Return whether everything that the tool requires is available, so that the model can be offered the tool."""
         needs = tool.needs
         if "worker" in needs and self.worker is None:
             return False
@@ -370,7 +370,7 @@ class Frame:
 
     @property
     def parked(self) -> bool:
-        """Whether the run is being parked. If so, nothing new begins and no end is published."""
+        """Whether the run has been parked. If so, nothing new begins, and a call's end is published only if it is recorded."""
         return self.parking is not None and self.parking.parked
 
 

@@ -2,14 +2,14 @@
 
     1  look up the name                     7   open the transaction
     2  parse the arguments                  8   run the handler, under its timeout and the deadline
-    3  check the policies; all must allow   9   commit a success after `on_result`; roll back a failure
+    3  check the policies; none may deny    9   commit a success after `on_result`; roll back a failure
     4  ask for approval if required         10  publish ToolInvoked
     5  check deadline and budget            11  return the result
     6  build the context
 
 `Gate.pass_through` takes these steps from top to bottom. Parts of a call, compensations and probes skip some of them: see
-`CallKind`. If a call runs before it is approved (see `runs_first`), step 4 comes after step 8, and the approval is for the
-changes in the call's fork.
+`CallKind`. If a call runs before it is approved (see `runs_first`), or has made changes that need approval (see `why_ask`),
+step 4 comes after step 8, and the approval is for the changes in the call's fork.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ class Gate:
         return Operation(lambda: go(new_call(self, name, arguments, call_id)), "invoke")
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Stop all calls of this run and of the runs nested in it, innermost first. Call this on the loop's thread."""
+        """Stop the calls of this run and of the runs nested in it, innermost first, except those that undo other calls.
+
+        Call this on the loop's thread.
+        """
         self.frame.cancellation.cancel(reason)
 
     async def close(self) -> None:
@@ -295,9 +298,9 @@ class Gate:
     # 9
 
     def _commit(self, transaction: Transaction, passage: Passage, record: InnerCall | None = None) -> bool:
-        """Commit the call's forks. Returns False if it must run again. Raises `Refused` or `Conflict` if it can't commit.
+        """Commit the call's forks. Returns False if the call must run again. If it can't commit, raises an error such as `Conflict`.
 
-        If this is an inner call, `record` is its record, which the calls around it may need.
+        `record` is the record of an inner call, which the calls around it may need; None if there is none.
         """
         call, attempt = passage.call, passage.attempt
         changed = None if call.parent is None else check_outer(attempt, call.parent)

@@ -43,8 +43,8 @@ _LONGEST_PAUSE = 60.0
 def look_up(attempt: Attempt) -> Tool[Any, Any]:
     """Look up the tool that a call names.
 
-    Raises `Refused`, with a hint, if there is no such tool, and `CapabilityMissing` if the tool requires something that
-    this run does not have.
+    Raises `Refused`, with a hint, if there is no such tool or it has no handler, and `CapabilityMissing` if the tool
+    requires something that this run does not have.
     """
     call, tools, workers = attempt.call, attempt.frame.tools, attempt.frame.workers
     tool = call.tool if call.kind.is_part else tools.get(call.name)
@@ -105,9 +105,9 @@ def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
 
 
 def check_limits(attempt: Attempt) -> None:
-    """Raise an error if the run was cancelled, its deadline has passed or its budget is spent. Otherwise charge the call, once.
+    """Raise an error if the run was cancelled, its deadline has passed or its budget allows no more calls. Otherwise charge the call, once.
 
-    Compensations and probes, and the calls inside them, are neither checked nor charged. Other parts of a call are not charged.
+    Compensations and probes, and the calls inside them, are neither checked nor charged. Other parts of a call use no budget.
     """
     frame, call = attempt.frame, attempt.call
     if call.kind.undoes:
@@ -259,7 +259,7 @@ def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
 
 
 def _keep_json(result: ToolResult[Any], attempt: Attempt) -> bool:
-    """Render a result whose value is a plain container, as `_check_rendering` does, at half the cost.
+    """Render a result whose value is a plain container, as `_check_rendering` does, but faster.
 
     Returns False if the result needs all checks.
     """
@@ -280,8 +280,8 @@ def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Att
     """Check that a result can be rendered.
 
     Raises `WrongResult` if its message is not text, or if the value of a success can't be shown. A failure whose value
-    can't be shown raises `Unsuccessful`, without the value. The rendering is kept if it was corrected, or is slow to
-    make and will be shown.
+    can't be shown raises `Unsuccessful`, without the value. The rendering is kept if it was corrected. It is also kept if
+    it is slow to make, unless the call is an inner one.
     """
     message: Any = result.message
     if not isinstance(message, str):
@@ -306,7 +306,7 @@ def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Att
 
 
 def _render(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> tuple[str, str | None]:
-    """Return the text of a result, and its value as JSON, or None if that was not needed.
+    """Return the text of a result, and its value as JSON, or None instead of JSON that was not needed.
 
     The text of a part's result is "", unless its value has attachments. Raises `WrongResult` if the value can't be shown.
     """
@@ -331,7 +331,7 @@ def _render(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> 
         elif value is not None and (tool.result is Any or not result.exclude_value_from_context):
             json = to_json(value).decode()
         if attempt.kind.is_part:
-            return "", json  # nobody is shown the result of an act
+            return "", json  # nobody is shown the result of a part
         is_json = json is not None and not isinstance(value, str) and not result.exclude_value_from_context
         if type(result) is ToolResult and is_json:
             text = f"{result.message}\n{json}" if result.message else json

@@ -1,4 +1,4 @@
-"""Nested runs: `open_nested` opens every run inside a call, however it was started. `RunOptions.nested` says what it inherits."""
+"""Nested runs: runs inside a call. `open_nested` opens each of them, and `RunOptions.nested` says what they inherit."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def open_nested(
     prompt: PromptView | None = None,
     levels: int | None = None,
 ) -> Frame:
-    """Open a run inside a call, as the call's verb `number`. `levels` limits how deep calls may nest in it.
+    """Open a run inside a call, as the call's verb `number`. `levels` limits how deep calls may nest in the run.
 
-    Raises `DepthExceededError` if the run would be nested too deeply, even if it makes no calls. Raises `DefinitionError` if its
-    budget is a `BudgetTracker`, or if it binds a `Filesystem` although the run around it has one.
+    Raises `DepthExceededError` if the run would be nested too deeply, even if it makes no calls. Raises `DefinitionError` if
+    the budget in `given` is a `BudgetTracker`, or if `given` binds a `Filesystem` although the run around has one.
     """
     outer, depth = attempt.frame, attempt.depth + 1
     limit = outer.options.depth_limit

@@ -1,7 +1,7 @@
 """Offers: whether a model may be offered a tool that its provider runs itself.
 
 Such a tool never passes the gate, because it has run before Handrail sees the answer. So the policies decide on the offer,
-before each request, as they would on a call without arguments.
+before each answer is requested, as they would on a call without arguments.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
     """Return why a tool must not be offered in the request for the answer at this place; None if it may be offered.
 
     The policies of the run and of the runs around it decide, unless the effect of the call around the run forbids the
-    tool anyway. The offer is not a call: it has no number and no record, it costs nothing, and what the policies read
-    does not count as read. Raises `DefinitionError` if a policy asks.
+    tool anyway. The offer is not a call: it has no number and no record, and it costs nothing. Raises `DefinitionError` if
+    a policy asks.
     """
     outer = gate.frame.outer
     why_not = None if outer is None else refusal(outer.tool.effect, tool.effect)
@@ -60,7 +60,7 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
 
 
 def _offer(gate: Gate, tool: ProviderTool, answer: Place) -> Call:
-    """Return the call that the policies are shown. It is never run."""
+    """Create a call that stands for the offer in the policies' context. It is never run."""
     frame = gate.frame
     outer = frame.outer
     return Call(

@@ -1,4 +1,4 @@
-"""Gates that `open_gate` opens: for a run at the root, or inside the call whose handler opens it."""
+"""Gates that `open_gate` opens: at the root, or inside the call whose handler opens the gate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VERB = "open_gate"
 
 
 class GivenPrompt(msgspec.Struct, frozen=True, eq=False):
-    """The prompt that a gate is opened for, and how it is rendered."""
+    """The prompt that a gate is opened for, with the params and the opened sections for rendering it."""
 
     prompt: Prompt[Any]
     params: object
@@ -75,7 +75,7 @@ def open_nested_gate(
     adapter: Adapter | None,
     arguments: GateArguments,
 ) -> Gate:
-    """Open a gate for a run inside a call. The run inherits from the call what every nested run inherits."""
+    """Open a gate for a run inside a call. `RunOptions.nested` says what the run inherits from the call."""
     options = _options_of(given, adapter, arguments)
     check_given(attempt, VERB, RunOptions() if adapter is None else adapter.options, arguments)
     number = attempt.next_verb(VERB)
@@ -104,8 +104,8 @@ def _check_adapter(adapter: Any) -> None:
 def _lend(frame: Frame, adapter: Adapter | None) -> None:
     """Let the calls of a gate use an adapter and its workers.
 
-    If the environment has its own `prompt_model`, that one is used. Inside a call, the call's workers apply if the
-    adapter has none.
+    An environment's own `prompt_model` takes precedence over the adapter's. Inside a call, the call's workers apply if
+    the adapter has none.
     """
     if adapter is None:
         return
@@ -135,7 +135,7 @@ def _show(
 
 
 class NestedGate(Gate):
-    """The gate of a run inside a call. Once that call is over, `invoke` raises `ContextExpired`."""
+    """The gate of a run inside a call. Once that call's handler has ended, `invoke` raises `ContextExpired`."""
 
     __slots__ = ("_around", "_verb")
 

@@ -69,10 +69,10 @@ class SharedArguments(TypedDict, total=False):
 
 
 class ResumeArguments(SharedArguments, total=False):
-    """Arguments of `resume` and `resume_stream`. They take precedence over the adapter's own."""
+    """Arguments of `resume` and `resume_stream`. They take precedence over the adapter's own options."""
 
     session: Session | None
-    """The session of the run. Without one, a session is created.
+    """The session of the run. Without one, a session is created, or restored from the journal if the run is resumed.
 
     To resume a run whose session was created with its own slice rules, pass an empty session with the recorded id.
     """
@@ -85,7 +85,7 @@ class ResumeArguments(SharedArguments, total=False):
 
 
 class RunArguments(ResumeArguments, total=False):
-    """Arguments of `evaluate`, `stream` and `run`. They take precedence over the adapter's own."""
+    """Arguments of `evaluate`, `stream` and `run`. They take precedence over the adapter's own options."""
 
     history: Iterable[Message]
     """Earlier messages, placed before the new one."""
@@ -144,7 +144,7 @@ class NestedArguments(TypedDict, total=False):
     temperature: float | None
     max_tokens: int | None
     model_settings: ModelSettings | None
-    """How the model answers. Settings that are None are inherited from the call."""
+    """How the model answers. Settings that are None are inherited from the call, unless another model is passed."""
     opened: Sequence[str]
     attachments: Sequence[AttachmentSource]
     """Files that come with the message: attachments, paths on disk or http addresses."""
@@ -155,7 +155,7 @@ class NestedArguments(TypedDict, total=False):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The options of one run. They are frozen: `updated`, `tightened` and `nested` return new options."""
+    """The options of one run. They are frozen: methods such as `updated` return other options."""
 
     session: Session | None = None
     bus: EventBus | None = None
@@ -246,9 +246,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         - Its limits only tighten: the earlier deadline, a share of what this run may spend (`tracker`), and at
           most `levels` below `depth`, the depth of its calls.
-        - Its workers and environment replace this run's. Its resources and extras replace this run's resources of the same
-          protocol and extras of the same key, and the nested run has this run's other resources and extras too.
-        - Session, approvals, files, journal, lease, clock and ids are always this run's.
+        - Its workers and environment, if it has any, replace this run's. Its resources and extras replace this run's resources
+          of the same protocol and extras of the same key. The nested run has this run's other resources and extras too.
+        - Session, approvals, files, journal, lease, clock and `new_id` are always this run's.
         - `policies` are this run's, as they apply in the nested run: what they deny stays denied.
 
         Raises `DefinitionError` if its budget is a `BudgetTracker`.

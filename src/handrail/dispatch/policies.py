@@ -67,7 +67,7 @@ class PolicyCall(msgspec.Struct, eq=False):
     """The source of the policies' context.
 
     Before the handler runs, it shows the state from which the call will start; afterwards, the call's changes.
-    Policies may write state even if the tool itself may only read.
+    Then policies may also write state, even if the tool itself may only read.
     """
 
     _attempt: Attempt
@@ -112,7 +112,7 @@ class PolicyCall(msgspec.Struct, eq=False):
     def changed_files(self) -> Iterable[tuple[str, bytes | None, bytes | None]]:
         """Return the files that the call has changed so far, each with its old and its new bytes.
 
-        The old bytes of a new file, and the new bytes of a removed one, are None.
+        The old bytes of a new file, and the new bytes of a removed one, are None. Empty if the call has no `FileFork`.
         """
         world = self._attempt.frame.world
         files = world.resources.made(Filesystem) if world.filesystem is None else world.filesystem
@@ -146,17 +146,18 @@ async def close_resources(attempt: Attempt) -> None:
                 log_error(log, logging.ERROR, "closing a resource of %s raised", attempt.name, error=error)
 
 
-# Most policies decide synchronously, and the functions below return None. Otherwise they return a coroutine to await.
+# `check_policies` and `tell_policies` return None if no policy has to be awaited, as is usual. Otherwise they return a
+# coroutine to await.
 
 
 def check_policies(
     attempt: Attempt, policies: Iterable[ToolPolicy], asked: str | None = None
 ) -> Coroutine[Any, Any, None] | None:
-    """Check a call against every policy, and set `attempt.decision`.
+    """Check a call against the policies in order, and set `attempt.decision`.
 
-    Raises `Refused` if a policy denies the call, raises, or returns no decision, or if it now requires people who did not take
-    part in an earlier approval. If a policy asks, the call needs approval. Each policy gets a copy of the params, so that none
-    can change what the others or the handler get. `asked` is the first reason so far to ask for approval.
+    Raises `Refused` if a policy denies the call, raises, returns no decision, or now requires people who did not take part in
+    an earlier approval. If a policy asks, the call needs approval. Each policy gets a copy of the params, so that none can
+    change what the others or the handler get. `asked` is the first reason so far to ask for approval; None if there is none.
     """
     call, context, checked = attempt.call, attempt.policy_context, attempt.checked
     tool, params, arguments = call.tool, attempt.params, call.arguments
@@ -212,7 +213,7 @@ def reason_to_ask(attempt: Attempt) -> str:
 
 
 def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecision, asked: str | None) -> str:
-    """Return the first reason to ask for approval.
+    """Return the first reason to ask for approval, and note the quorums that the policy requires.
 
     Raises `Refused` if the policy denies the call, or now requires people who did not take part in an earlier approval.
     """
@@ -237,7 +238,7 @@ def _undecided(attempt: Attempt, policy: ToolPolicy) -> Refused:
 def tell_policies(
     attempt: Attempt, checked: Iterator[tuple[ToolPolicy, Any]]
 ) -> Coroutine[Any, Any, None] | None:
-    """Tell every policy that checked the call about its success, before it is committed.
+    """Tell each policy that checked the call about the call's success, before the call is committed.
 
     Raises `Refused` if a policy raises, so that the call fails.
     """

@@ -94,7 +94,7 @@ async def ask_value(
     wanted: Schema[Any],
     timeout: float | None = None,
 ) -> Any:
-    """Ask a person for a value that matches the schema. Raises `NoAnswer` if there is no answer."""
+    """Ask a person for a value that matches the schema, and return it. Raises `NoAnswer` if there is no answer."""
     question = question_of(
         attempt, attempt.question_id(number), of, kind, wording, payload, wanted.json_schema, timeout
     )
@@ -130,7 +130,7 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
 
 @contextlib.contextmanager
 def paused_timeouts(attempt: Attempt) -> Generator[None]:
-    """Pause the timeouts of the call and its outer calls until the block ends."""
+    """Pause the timeouts and watchdogs of the call and its outer calls until the block ends."""
     resume: list[Callable[[], None]] = []
     each: Attempt | None = attempt
     while each is not None:
@@ -147,9 +147,10 @@ def paused_timeouts(attempt: Attempt) -> Generator[None]:
 
 @contextlib.contextmanager
 def waiting_for_a_person(asks: Attempt) -> Generator[None]:
-    """Pause the timeouts of the call and its outer calls, and every deadline that can pause, while a person decides.
+    """Pause the timeouts and watchdogs of the call and its outer calls until the block ends, because a person is asked.
 
-    Raises `CancelledError` in a parked run, where nobody may be asked.
+    The deadlines of the call's run and of the runs around it pause too, if they can. Raises `CancelledError` in a parked
+    run, where nobody may be asked.
     """
     parking = asks.frame.parking
     if parking is not None:
@@ -177,7 +178,7 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
 
 
 class CallAsker:
-    """Asks an environment on behalf of one call. While a question is open the call waits, and its run may be parked."""
+    """Asks an environment on behalf of one call. While a question is open, the call waits, and its run may be parked."""
 
     __slots__ = ("_attempt", "_environment")
 
@@ -188,9 +189,9 @@ class CallAsker:
     async def ask(self, question: Question, /) -> Answer:
         """Return the environment's answer.
 
-        If it leaves the question open, wait until the question is answered or the run ends. Raises `QuestionCancelled`
-        if the call can't wait: there is no journal, or the call or an outer one was given a secret and the environment
-        does not keep secrets.
+        If the environment leaves the question open, this waits until it is cancelled, because the question or the run is
+        over. Raises `QuestionCancelled` if the call can't wait for a later answer: its run can't be parked, or the call or
+        an outer one was given a secret and the environment does not keep secrets.
         """
         answer = await self._environment.ask(question)
         if answer is not None:
@@ -200,7 +201,7 @@ class CallAsker:
         attempt = self._attempt
         parking = attempt.frame.parking
         if parking is None:
-            raise QuestionCancelled(question.name)  # without a journal nobody can answer later
+            raise QuestionCancelled(question.name)  # the run can't be parked, so nobody can answer later
         attempt.waiting += 1
         try:
             parking.consider()
@@ -244,9 +245,9 @@ def question_of(
     decision_keys: DecisionKeys | None = None,
     quorums: tuple[Quorum, ...] = (),
 ) -> Question:
-    """Create an attempt's question. Its digest binds the answer to everything that the question is about.
+    """Create an attempt's question. The question's digest binds an answer to what is asked, and to the call that asks.
 
-    Raises `ToolError` if its payload can't be written as JSON.
+    Raises `ToolError` if the payload can't be written as JSON.
     """
     frame = attempt.frame
     now = frame.clock.now()
@@ -290,9 +291,10 @@ def question_of(
 
 
 def params_that_came(attempt: Attempt) -> Any:
-    """Return the params as the caller sent them.
+    """Return the call's params as they were before the handler started.
 
-    Once the handler has started, the arguments are parsed again, because the handler may have modified the params.
+    Once the handler has started, they are parsed again from the arguments, because the handler may have modified them. The
+    params of a call without arguments, such as a compensation, are returned as they are.
     """
     if not attempt.let_through or attempt.arguments is None:
         return attempt.params
@@ -300,10 +302,10 @@ def params_that_came(attempt: Attempt) -> Any:
 
 
 def canonical_arguments(attempt: Attempt) -> Any:
-    """Return a call's arguments as plain JSON, including secrets. They are used only for digests and keys.
+    """Return a call's arguments as plain JSON, including secrets, for digests and keys.
 
-    These are the validated arguments, so equal calls give equal JSON, however they were written. If the arguments can't
-    be written as JSON, or parsing the JSON does not give equal arguments, this returns the arguments that were sent.
+    These are the validated arguments, so equal calls give equal JSON, however they were written. If JSON can't express all
+    of them, or parsing it does not give equal arguments, this returns the arguments that were sent, as `_sent` does.
     """
     params = params_that_came(attempt)
     if params is not None:
@@ -323,7 +325,7 @@ def _is_equal(one: object, other: object) -> bool:
 
 
 def _sent(arguments: Any) -> Any:
-    """Return the arguments that were sent as plain JSON, or as text if they are not JSON."""
+    """Return the arguments that were sent as plain JSON, or as text if they can't be read or written as JSON."""
     try:
         text = arguments if isinstance(arguments, str | bytes) else to_json(arguments)
         return pydantic_core.from_json(text) if text.strip() else {}

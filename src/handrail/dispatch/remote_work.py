@@ -20,7 +20,7 @@ def _attempt_of(context: ToolContext) -> Attempt | None:
 
 
 def find_started(context: ToolContext) -> str | None:
-    """Return the id of the work that this call has started, perhaps in an earlier process; None if there is none."""
+    """Return the id of the work that this attempt at the call has started, perhaps in an earlier process; None if there is none."""
     attempt = _attempt_of(context)
     return None if attempt is None else attempt.frame.log.find_remote(attempt.place)
 
@@ -36,7 +36,7 @@ async def note_started(context: ToolContext, id: str) -> None:
 
 
 def is_left(context: ToolContext) -> bool:
-    """Return whether this process no longer records the call's run, for example because it is parked or was taken over.
+    """Return whether this process no longer records the call's run, for example because the run is parked or was taken over.
 
     If so, the work must go on, because the resumed call continues with it.
     """
@@ -45,6 +45,6 @@ def is_left(context: ToolContext) -> bool:
 
 
 def paused_timeouts(context: ToolContext) -> AbstractContextManager[None]:
-    """Pause the timeouts of the call and its outer calls while the work goes on. The deadlines of runs do not pause."""
+    """Pause the timeouts and watchdogs of the call and its outer calls until the block ends. The deadlines of runs do not pause."""
     attempt = _attempt_of(context)
     return nullcontext() if attempt is None else questions.paused_timeouts(attempt)

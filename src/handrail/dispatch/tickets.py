@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.gate")
 
 _SMALLEST = Decimal("0.000001")
-"""The smallest share of money, in dollars."""
+"""Shares of money are rounded down to a multiple of this amount, in dollars."""
 
 
 class GivenTicket:
@@ -45,7 +45,10 @@ class GivenTicket:
 
 
 def give_ticket(attempt: Attempt) -> str:
-    """Implement the verb `ticket` of one call. Raises `NotSupported` without a journal and outside of handlers."""
+    """Implement the verb `ticket` of one call.
+
+    Raises `NotSupported` without a journal, outside of handlers, and in compensations and probes.
+    """
     frame = attempt.frame
     run_log = frame.log
     if not run_log.is_kept:
@@ -109,7 +112,7 @@ async def take_up_tickets(attempt: Attempt) -> None:
 
     Each deposit is applied as if it were an inner call that has just finished, in the order in which the
     tickets were issued. If a deposit can't be applied, for example because of a `Conflict` with newer changes, the error
-    is raised, and the call must undo or report all deposits.
+    is raised, and the call must undo or report all deposits. Work under a ticket that is still being redeemed is discarded.
     """
     found = await shielded(_close(attempt))
     transaction = attempt.open_transaction
@@ -143,7 +146,7 @@ async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None
 async def _close(attempt: Attempt) -> list[tuple[GivenTicket, Deposit | None]]:
     """Close the call's tickets and settle their shares.
 
-    Returns the tickets whose redemption has begun or finished, each with its deposit; None if it has not finished.
+    Returns the tickets whose redemption has begun, each with its deposit, or with None if the redemption has not finished.
     """
     run_log, tickets = attempt.frame.log, attempt.tickets or []
     attempt.tickets = None

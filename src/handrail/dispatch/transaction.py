@@ -61,7 +61,7 @@ class RecordedFork(Protocol):
         ...
 
     def content(self, digest: str, /) -> bytes:
-        """Return the staged bytes with a digest."""
+        """Return the staged bytes with this digest."""
         ...
 
 
@@ -69,14 +69,14 @@ NOTHING: list[Fork] = []
 
 
 class Transaction(msgspec.Struct, eq=False):
-    """The forks that one call works on. They are created on first use, so a call that needs none costs nothing.
+    """The forks that one call works on. Each is created on first use.
 
     Inside another call's transaction, forks are made from that call's forks and are committed into them.
     """
 
     _root: Session
     owner: str
-    """The tool's name, for the forks' error messages."""
+    """The call's name, for the forks' error messages."""
     writable: bool
     parent: Transaction | None = None
     settled: list[Settled] | None = None
@@ -155,7 +155,7 @@ class Transaction(msgspec.Struct, eq=False):
         return [place for fork in self.touched for place in fork.written_places()]
 
     def startup_files(self) -> list[tuple[str, str]]:
-        """Return each changed startup file with the program that runs it, except the files that are allowed by name.
+        """Return each changed startup file with the program that runs it, except files that may change without a separate approval.
 
         For an inner call this is empty, because its changes are part of the outer call's.
         """
@@ -183,7 +183,10 @@ class Transaction(msgspec.Struct, eq=False):
         return found
 
     def seal(self) -> None:
-        """Make every fork refuse further changes, so that exactly what is shown now is applied later."""
+        """Make the forks of files refuse further changes, so that exactly the files that are shown now are applied later.
+
+        The session's fork still accepts events.
+        """
         for fork in self.touched:
             fork.seal()
 
@@ -194,7 +197,7 @@ class Transaction(msgspec.Struct, eq=False):
             fork.prepare()
 
     def apply(self) -> None:
-        """Apply every fork, without failing or waiting. If there are durable forks, use `apply_all` instead."""
+        """Apply every fork, after `prepare`. If there are durable forks, use `apply_all` instead."""
         for fork in self.touched:
             fork.apply()
 
@@ -253,7 +256,7 @@ class Transaction(msgspec.Struct, eq=False):
             fork.revert()
 
     def publish(self) -> None:
-        """Publish the call's state events, once they are part of the session itself."""
+        """Publish the call's state events, if they have been committed into the session itself."""
         if self._session is not None:
             self._session.publish()
 
@@ -280,7 +283,7 @@ class Transaction(msgspec.Struct, eq=False):
         self.settled.append(done)
 
     def let_past(self, name: str, changed: bool, records: Iterable[Any]) -> None:
-        """Note an inner call that has committed past this transaction, and bring this call's view of the session up to date."""
+        """Note an inner call that has committed past this transaction, and refresh this call's fork of the session, if there is one."""
         if changed:
             self.kept += (name,)
         self.passed += tuple(records)
@@ -308,8 +311,8 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
 def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") -> None:
     """Tell the calls around a committed call that it has committed past their transactions.
 
-    `records` are its recorded changes, which the calls around it record too, unless it has committed into the session. They
-    note this call's name, or `name` if it is given: that of an inner call that has committed past all of them.
+    `records` are its recorded changes, which the calls around it record too, unless it has committed into the session.
+    `name` is the name that they note; by default, it is the name of the call.
     """
     outer, into = attempt.parent, attempt.open_transaction.parent
     assert outer is not None, "only an inner call commits past another"
@@ -320,7 +323,7 @@ def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") ->
 
 
 def key_of(attempt: Attempt, journal: str = "") -> CallKey:
-    """Return the key of a call's commit. `journal` is the id of the journal that records it."""
+    """Return the key of a call's commit. `journal` is the id of the journal that records it; "" if none does."""
     call = attempt.call
     return CallKey(call.id, attempt.run_context.request_id, str(call.place), journal)
 

@@ -52,10 +52,10 @@ class OpenTurn:
             self._calls.append(gate.open(call))
 
     def run(self) -> Coroutine[Any, Any, BaseException | None]:
-        """Run all calls. Returns the error that ends the run, or None if none does.
+        """Run the calls, until one of them ends the run. Returns the error that ends the run, or None if no call ended it.
 
-        Raises `CancelledError` if this is cancelled, or if a call that runs by itself is. If one of several calls that run
-        together is cancelled, its `CancelledError` is returned.
+        Raises `CancelledError` if this is cancelled, or if a call that runs by itself is. If calls that run together are
+        cancelled, this returns a `CancelledError`, or the error of one of them that failed.
         """
         if len(self._calls) == 1:
             return _run_one(self._gate, self._calls[0])
@@ -81,8 +81,8 @@ class OpenTurn:
 async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None = None) -> Turn:
     """Run the calls of one turn, and return a result for each of them.
 
-    A call that ends the run stops the other calls of the turn, which still get their results. If this is cancelled, it
-    raises `CancelledError`.
+    A call that ends the run stops the other calls of the turn, which still get results. Raises `CancelledError` if this is
+    cancelled, or if a call that runs by itself is.
     """
     turn = OpenTurn(gate, calls, message_id)
     ending = await turn.run()

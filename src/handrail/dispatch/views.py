@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class CallBus:
-    """The event bus as a tool sees it. A tool can publish only its own events."""
+    """The event bus as a tool sees it. A tool can't publish Handrail's own facts."""
 
     __slots__ = ("_attempt",)
 
@@ -44,7 +44,7 @@ class CallBus:
         return self._attempt.frame.session.dispatcher.subscribe(kind, listener)
 
     def listens_for(self, kind: type, /) -> bool:
-        """Return whether this type has a subscriber, so that creating an event is worthwhile."""
+        """Return whether an event of this type could reach a subscriber, so that creating the event is worthwhile."""
         return self._attempt.frame.session.dispatcher.listens_for(kind)
 
 
@@ -110,7 +110,7 @@ class CallApprovals:
         return self._attempt.frame.people.mode
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """Return the remembered decisions of this session that have not been revoked."""
+        """Return the remembered decisions in force in this session."""
         self._attempt.check()
         return remembered_in(self._attempt.frame.session)
 

@@ -51,7 +51,10 @@ def _lookup(reference: str, root: JsonSchema) -> JsonSchema:
 
 
 def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema], bool]:
-    """Return the alternatives of a schema, except null, and whether the value may be null."""
+    """Return the alternatives of a union, except null, and whether null is one of them.
+
+    A schema that is not a union is its own only alternative.
+    """
     of = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(of, list):
         rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf", "discriminator")}
@@ -85,7 +88,7 @@ def labels(values: list[Any]) -> list[str]:
 
 
 def choose(values: list[Any], typed: str) -> Any:
-    """Return the option with this label or text. If no option has it, case is ignored.
+    """Return the option with this label or text. If there is none, the text is compared without regard to case.
 
     Raises `ValueError` if no option matches, or if several options match when case is ignored.
     """

@@ -186,7 +186,7 @@ class Form:
     async def _entries(
         self, schema: JsonSchema, there: dict[str, Any], taken: set[str], depth: int
     ) -> dict[str, Any]:
-        """Ask for the entries of a mapping, each a name and a value, until the name is empty."""
+        """Ask for the entries of a mapping, each a name and a value, until the name is empty. Earlier entries are kept."""
         indent = "  " * (depth + 1)
         entries = {name: value for name, value in there.items() if name not in taken}
         if entries:
@@ -343,7 +343,7 @@ def asker(question: Question) -> str:
 
 
 def _subject(question: Question) -> str:
-    """Return the tool of an approval, or the title of another question. Without it, return the question's name."""
+    """Return the tool of an approval, or the title of another question. If there is none, return the question's name."""
     if question.kind != "approval":
         return exact_line(question.title or question.name)
     return exact_line(str(_payload(question).get("tool", question.name)))
@@ -385,7 +385,7 @@ def diff_lines(
 ) -> list[str]:
     """Return the question's diff in colour behind a bar, or no lines if it has none.
 
-    The diff is cut to at most `limit` lines, and `more` says how to see the rest.
+    The diff is cut to at most `limit` lines, and `more` says how to see the rest. If `limit` is None, it is not cut.
     """
     diff = _payload(question).get("diff")
     if not isinstance(diff, str) or not diff:

@@ -48,7 +48,7 @@ class DbosDispatcher:
         self._ready = asyncio.Event()
         self._threads = ThreadPoolExecutor(1, "handrail-dbos")
         self._begun: dict[str, str] = {}
-        """For each run, the workflow that was already running when this process last woke the run."""
+        """The workflows that were already running when this process last woke their runs, by run id."""
 
     async def submit(self, run: RunRow, /, at: float | None = None) -> None:
         """Enqueue the first leg. With `at`, DBOS delays it until then.

@@ -63,7 +63,7 @@ class ProcrastinateDispatcher:
     async def work(self, execute: Execute, queues: Sequence[str], limit: int, /) -> None:
         """Execute the legs that procrastinate starts, until cancelled.
 
-        A lost connection to the database is opened again. If the first one fails, the error is raised.
+        A lost connection to the database is opened again. If the first connection can't be opened, the error is raised.
         """
         self._execute = execute
         has_worked = False

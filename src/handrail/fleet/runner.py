@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.fleet")
 
 _LOOK_SECONDS = 0.5
-"""Maximum seconds between two checks of the journal for due runs and for runs to cancel."""
+"""Maximum seconds to wait between two checks of the journal for due runs and for runs to cancel."""
 _ANNOUNCE_SECONDS = 10.0
 """Seconds for which a worker counts as alive after it was last announced."""
 _PARK_AFTER = 0.2
@@ -76,7 +76,7 @@ class _Leg:
         self.app = app
         self.environment: _LegEnvironment | BrowserEnvironment = _LegEnvironment()
         self.narration: Narration | None = None
-        """Reports the leg to the people who watch the run's thread; None if the run belongs to no thread."""
+        """Reports the leg to the people who watch the run's thread; None if nothing is reported."""
 
     @property
     def run_id(self) -> str:
@@ -84,7 +84,7 @@ class _Leg:
 
 
 class Runner:
-    """Executes the runs of some apps that wait in a journal, at most `limit` at once.
+    """Executes runs of these apps that wait in a journal, at most `limit` runs at once.
 
     - `dispatcher`: an engine that starts legs, such as `DbosDispatcher`. Without one, the runner claims runs from the journal.
     - `host`: the name by which runs are pinned to this host.
@@ -194,8 +194,8 @@ class Runner:
     async def _claimed(self, run_id: str | None = None) -> RunRow | None:
         """Claim a due run, and return its row. Returns None if there is no run to claim.
 
-        A run that this worker still executes is not claimed again, even if another worker had it in between. The
-        journal recognises the records of a lost leg only by their process, so it would accept them again.
+        A run that this worker is still executing is not claimed again, even if another worker has had it in between. The
+        journal checks only which process owns a run, so after a second claim it would accept records of the lost leg too.
         """
         return await self.journal.queue.claim(
             self.queues, host=self.host, run_id=run_id, besides=tuple(self._legs)
@@ -223,7 +223,11 @@ class Runner:
         await engine.work(execute, self.queues, self.limit)
 
     async def _tend(self) -> None:
-        """Stop cancelled runs, announce that this worker is alive, and hand due runs to the engine, until the worker ends."""
+        """Do the worker's periodic work until it ends.
+
+        Announce that it is alive, tend its narrator, release the runs of failed legs, stop runs that are to be cancelled, and
+        hand due runs to the engine.
+        """
         announced = 0.0
         handed: dict[str, float] = {}
         while not self._ended:
@@ -249,7 +253,7 @@ class Runner:
     async def _hand_over(self, handed: dict[str, float], now: float) -> dict[str, float]:
         """Hand due runs to the engine, at most 1000 at a time. A run that is still due after a while is handed over again.
 
-        Returns when each leg that is still due was handed over.
+        Returns the time at which each leg that is still due was handed over.
         """
         kept: dict[str, float] = {}
         for row in await self.journal.queue.due(self.queues, host=self.host, limit=1000):
@@ -300,7 +304,7 @@ class Runner:
             del self._legs[leg.run_id]
 
     async def _open(self, leg: _Leg) -> RunStream[Any]:
-        """Begin a queued run, or resume a run that has begun."""
+        """Begin a queued run, or resume a run that has begun. A repeated run submits the next one of its series when it begins."""
         record, journal = leg.row.record, self.journal
         if record.request:
             request = decode_request(record)
@@ -337,9 +341,9 @@ class Runner:
     async def _failed(self, leg: _Leg, error: Exception) -> None:
         """Release the run of a failed leg.
 
-        A run that could not begin is recorded as failed. A run that had begun, or could not begin because the journal
-        failed or another run has its workspace, is due again later. A run that is over, or that another worker has, is
-        left alone.
+        A run that is over, or that another worker has, is left alone. A run that this worker has and that could not begin is
+        recorded as failed, unless the journal failed or another run has its workspace. Any other run is due again later. If the
+        journal fails, `_release` releases the run later.
         """
         self._report(f"{leg.run_id}: {type(error).__name__}: {error}")
         journal, run_id = self.journal, leg.run_id
@@ -370,7 +374,7 @@ class Runner:
     async def _release(self) -> None:
         """Release the runs that could not be released when their legs failed.
 
-        Otherwise this process would hold them as long as it lives, because it keeps renewing its lease.
+        Otherwise this process could hold them as long as it lives, because in PostgreSQL one lease covers all runs of a process.
         """
         for run_id in tuple(self._unreleased - self._legs.keys()):
             row = await self.journal.runs.get(run_id)

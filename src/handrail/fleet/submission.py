@@ -43,7 +43,7 @@ class Submission:
     - `startup_files`: patterns of the startup files in the folder that the run's calls may change without a separate approval.
     - `host`: the only host whose workers take the run. Default: this host if there is a `folder`, otherwise any host. A
       workspace moves with its run, so it pins the run to no host.
-    - `attachments`: files for the model: attachments, paths of files on this host, or http addresses. The bytes of files are
+    - `attachments`: files for the model, given as attachments, paths on this host, or http addresses. The bytes of files are
       recorded with the run. Addresses are recorded as they are.
     - `deadline`: how many seconds the run has once it begins.
 
@@ -111,8 +111,8 @@ async def submit(
     """Record a run for a worker to begin, and return its row. This process does not execute it.
 
     A text is submitted as the message of a run in a new session. If the same principal has submitted a run with the same key
-    before, that run's row is returned, and nothing is recorded. With a `dispatcher`, its engine starts the first leg. Raises
-    `RunError` if the journal already has another run with this id.
+    before, that run's row is returned, and nothing is recorded. The `dispatcher`, if there is one, is asked to start the first
+    leg. Raises `RunError` if the journal already has another run with this id.
     """
     asked = Submission(submission) if isinstance(submission, str) else submission
     now = clock.now().timestamp()

@@ -47,14 +47,14 @@ APPROVAL_SCHEMA: dict[str, Any] = {
 
 @runtime_checkable
 class PreviewBroker(Protocol):
-    """A broker that says whether it decides on a staged call only after the call has run in its fork, by the diff."""
+    """A broker that says whether it can decide on a staged call by its diff, after the call has run in its fork."""
 
     @property
     def shows_previews(self) -> bool: ...
 
 
 class Broker:
-    """Decides the approval requests that policies and tools make.
+    """Decides requests for approval, in one of three modes.
 
     - *interactive*: the person in the environment is asked. If there is none, the request is denied. A model in a
       person's place never approves on their behalf.
@@ -184,7 +184,7 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
 def decision(answer: Answer, request: ApprovalRequest) -> Approval:
     """Return the decision that an answer gives. If the answer asks to be remembered, remember it.
 
-    An answer whose quorums are not met counts as a denial. Raises `ToolValidationError` if the answer does not match
+    An approval whose quorums are not met counts as a denial. Raises `ToolValidationError` if the answer does not match
     what was offered.
     """
     if answer.outcome != "answered":

@@ -30,7 +30,7 @@ from handrail.session.serialization import decode_item, said_in
 from handrail.tools import Tool
 
 Asks = Literal["call", "message", "permission"]
-"""The source of a request: a policy's decision on a call, `request_approval`, or `request_permission`."""
+"""What a request is about: a call, a message of `request_approval`, or a permission of `request_permission`."""
 
 NEVER_REMEMBERED = frozenset({"worker.create"})
 """Capabilities of tools whose approvals are never remembered. An answer applies to one call only."""
@@ -88,7 +88,8 @@ def coverage_of(
 
     - `whose`: the session's id and principal.
     - `arguments`: the call's arguments in canonical form, and `shown`: what a person sees of them.
-    - `paths`: the normalised paths that the call names, or None if they are not known.
+    - `paths`: the normalised paths that the call names or has changed; None if they are not known, or if the request is not
+      about a call.
     - `spelled`: maps each path as it was written to its normal form.
     - `secret`: the key for digests of arguments that are not shown in full, so that nobody can guess these arguments
       from the request's keys.
@@ -149,7 +150,7 @@ def _in_short(words: str) -> str:
 
 
 def _common(folders: Sequence[str]) -> str:
-    """Return the innermost folder that contains all of these folders, or "" if none does."""
+    """Return the longest path that is a prefix of all these folders, name by name; "" if they have none in common."""
     names = [folder.split("/") for folder in folders]
     same: list[str] = []
     for each in zip(*names, strict=False):
@@ -160,7 +161,7 @@ def _common(folders: Sequence[str]) -> str:
 
 
 def _said(text: str, end: str = "") -> str:
-    """Format a name from a call, followed by `end`, for a description. Both are quoted unless the name is a plain word."""
+    """Format a name from a call, followed by `end`, for a description. Both are quoted unless the name matches `_PLAIN`."""
     return f"{text}{end}" if _PLAIN.fullmatch(text) else json.dumps(f"{text}{end}")
 
 
@@ -184,7 +185,7 @@ def _is_shown(given: Any, shown: Any) -> bool:
 
 
 def _respelled(value: Any, spelled: Mapping[str, str]) -> Any:
-    """Return the value with every path in its normal form, because `./a` must not evade a denial of `a`."""
+    """Return the value with each path in `spelled` replaced by its normal form, because `./a` must not evade a denial of `a`."""
     if isinstance(value, str):
         return spelled.get(value, value)
     if isinstance(value, Mapping):
@@ -203,8 +204,8 @@ class ApprovalMemory:
     """The remembered decisions of a session, which apply to its later calls.
 
     They are facts in the session's log: they outlive a failed call, are saved and loaded with the session,
-    and are recorded in the journal of its runs. An approval has no effect in another session, and no decision
-    has any effect for another principal.
+    and are recorded in the journal of its runs, if there is one. An approval has no effect in another session, and no
+    decision has any effect for another principal.
     """
 
     __slots__ = ("_clock", "_session")
@@ -219,7 +220,7 @@ class ApprovalMemory:
         self._clock = clock
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """Return the decisions that have not been revoked, in the order in which they were added to the session."""
+        """Return the decisions in force, in the order in which they were added to the session."""
         return remembered_in(self._session)
 
     def __iter__(self) -> Iterator[ApprovalRemembered]:
@@ -283,7 +284,7 @@ class Recall:
         self._cover = cover
         self._clock = clock
         self.is_open = False
-        """Whether a person was already asked and may still be looking at the request. If so, only that person decides."""
+        """Whether a person was already asked and may still be looking at the request. If so, no remembered decision applies."""
         self.used: ApprovalRemembered | None = None
         """The remembered decision that decided the request; None if there was none."""
 
@@ -348,7 +349,7 @@ class RecordedDecisions:
         bring_in(session, [decode_item(each.body, session.id) for each in new])
 
     async def add(self) -> None:
-        """Record the decisions that only the session has, because they were made without a journal."""
+        """Record the decisions that only the session has."""
         session = self._session
         known = _known(session)
         if known:

@@ -37,7 +37,7 @@ class RunState(msgspec.Struct, frozen=True):
 
     session: SessionView
     calls: int
-    """The number of tool calls so far."""
+    """The number of calls that the run's model has made so far."""
     seconds: float
     """The duration of the run so far, in seconds."""
     given: int
@@ -48,7 +48,7 @@ class RunState(msgspec.Struct, frozen=True):
     spent: Mapping[str, float] = {}
     filesystem: Filesystem | None = None
     text: str = ""
-    """The text of the model's answer; "" if there is none yet."""
+    """For a completion checker, the text of the model's answer; otherwise ""."""
     output: Any = None
 
 
@@ -237,7 +237,7 @@ class CommandPassing:
 
 
 class _Composed:
-    """A combination of several checkers."""
+    """A checker that combines other checkers."""
 
     def __init__(self, checkers: tuple[CompletionChecker, ...], cap: int, how: str) -> None:
         if not checkers:

@@ -43,7 +43,7 @@ class OuterPolicy:
 
 
 class OuterChangePolicy(OuterPolicy):
-    """A policy of an outer run, in a nested run whose calls commit for themselves.
+    """A `ChangePolicy` of an outer run, in a nested run whose calls commit for themselves.
 
     The outer call has none of these calls' changes when it ends. So the policy judges the changes of each call, as it would
     judge those of the outer call.

@@ -1,4 +1,4 @@
-"""`SequentialDependencyPolicy` and `CapabilityPolicy`, and the roles and scopes that all policies can have.
+"""`SequentialDependencyPolicy` and `CapabilityPolicy`, the roles that any policy can have, and the policies of sections.
 
 Policies with state keep it in the session, under their names.
 """
@@ -62,7 +62,7 @@ class ResultsNoter(Protocol):
 
 
 class CheckOnly:
-    """A policy that ignores results."""
+    """A base class for policies that ignore results."""
 
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
@@ -105,7 +105,7 @@ class SequentialDependencyPolicy:
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
         if tool.name in self._watched:
-            # The note is not looked up first, because a call that reads the notes becomes stale whenever another one writes.
+            # The note is not looked up first, because a call that reads notes becomes stale when another call writes one.
             context.session.dispatch(PolicyNote(self.name, tool.name, "succeeded"))
 
 
@@ -123,8 +123,8 @@ class CapabilityPolicy:
     A tool that may write is allowed within `scope` only. If an argument names a path outside it, or a link that leads
     there, the call asks, even if the tool only reads the path. After the call has run in its fork, the paths that it
     actually changed are judged too, including those that a command changed. If one is outside, the call asks before it is
-    committed, with its diff. A nested call, and a call on files in memory, can't ask at that point, so it is rejected
-    unless somebody has approved the paths by name.
+    committed, with its diff. A nested call, and a call on files in memory, can ask at that point only if it is previewed
+    anyway. Otherwise it is rejected, unless somebody has approved the paths by name.
     """
 
     def __init__(
@@ -323,9 +323,10 @@ def _named(tool: Tool[Any, Any], params: Any, context: ToolContext) -> set[str]:
 
 
 class Scoped:
-    """A section's policy. It decides on the section's tools, and is notified of the successful results of all tools.
+    """A section's policy. It decides on the section's tools only.
 
-    If it is a `ResultsNoter`, it only takes note of the results of other tools.
+    Its `on_result` gets the successful results of all tools. If the policy is a `ResultsNoter`, its `note_result` gets those
+    of tools outside the section instead.
     """
 
     def __init__(self, policy: ToolPolicy, tools: frozenset[str]) -> None:
@@ -350,9 +351,9 @@ class Scoped:
 
 
 class ScopedChanges(Scoped):
-    """A section's `ChangePolicy`. It judges the section's tools.
+    """A section's `ChangePolicy`. It judges the section's tools only.
 
-    It takes note of the results of other tools only if it is a `ResultsNoter`.
+    It gets the results of other tools only if it is a `ResultsNoter`.
     """
 
     def __init__(self, policy: ToolPolicy, judge: ChangePolicy, tools: frozenset[str]) -> None:

@@ -24,7 +24,7 @@ from handrail.tools import Tool
 
 
 class CallCounted(msgspec.Struct, frozen=True):
-    """A call is to be counted towards a rate limit, whatever its result. It is not counted if the policy's window is full."""
+    """The event that counts a call towards a rate limit, whatever the call's result, unless the policy's window is full."""
 
     policy: str
     call: str
@@ -110,7 +110,7 @@ class RateWindow:
         self._put("total", 0, numbers=(self.total, self.size))
 
     def resize(self, size: int) -> None:
-        """Make room for this many calls, because the policy's rate was changed. The latest calls are kept."""
+        """Make room for this many calls, at first or after the policy's rate was changed. The latest calls that fit are kept."""
         calls = list(self)[-size:]
         if self.size:
             self.cells = self.cells.replace([cell for cell in self.cells if cell.policy != self._policy])
@@ -146,7 +146,7 @@ def _within(seconds: float, at: float, now: float) -> bool:
 
 @checked_arguments
 class RateLimitPolicy(CheckOnly):
-    """Allows at most `most` calls in `per_seconds` seconds, to all tools or only to `tools`. Failed calls count too.
+    """Allows a session at most `most` calls in `per_seconds` seconds, to all tools or only to `tools`. Failed calls count too.
 
     A call that is retried within this time counts once. A call that this policy denied does not count. The cost of a check does
     not depend on the number of calls.

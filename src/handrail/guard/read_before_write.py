@@ -114,7 +114,7 @@ class ReadBeforeWritePolicy:
 
 
 def _is_note(event: object, policy: str, path: str) -> bool:
-    """Return whether an inner call noted the content of this file."""
+    """Return whether an event is this policy's note about this file."""
     return isinstance(event, PolicyNote) and event.policy == policy and event.key == path
 
 

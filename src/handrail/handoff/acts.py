@@ -1,4 +1,4 @@
-"""`Acts`: the three acts of one handoff, each a tool that only the handoff can call.
+"""`Acts`: the three acts of one handoff, each a tool that a model can't call.
 
 An `Act` is one function of a handoff. `Parked` holds the data that is kept while someone else decides.
 """
@@ -125,7 +125,7 @@ def parked_types(handoff: str, act: Act) -> tuple[Any, Any, Any]:
 
 
 def always_parks(act: Act) -> bool:
-    """Return whether this `before` always parks and never returns an early result."""
+    """Return whether this `before` always parks, according to its annotation, and never returns an early result."""
     return len(_members(act.returns)) == 1
 
 
@@ -386,9 +386,9 @@ def fill(tool: Tool[Any, Any], field: str, value: Any) -> None:
 
 
 def _effect(effect: Effect, act: str) -> Effect:
-    """Return an act's effect, which is the handoff's own if that is transactional.
+    """Return the effect of one of a handoff's acts. Usually it is the handoff's own effect.
 
-    Otherwise `client` is idempotent, because it has no effect itself but may call whatever the handoff may call.
+    If that is not transactional, `client` is idempotent, so that it may call every tool that the handoff may call.
     """
     if EFFECTS[effect].transactional:
         return effect
@@ -490,7 +490,7 @@ def _concerns_the_run(error: BaseException) -> bool:
 
 
 def _recorded(what: str, schema: Schema[Any], value: Any) -> Any:
-    """Return a value as it will be read back from the record. Raises `WrongResult`, which names only the place, if invalid."""
+    """Return a value as it will be read back from the record. Raises `WrongResult`, which does not show the value, if it is invalid."""
     places = ""
     try:
         return schema.parse_value(value)

@@ -1,7 +1,7 @@
 """Claims, which ensure that a handoff that `start` parked is finished at most once.
 
-The first `finish` that succeeds claims the handoff, by the id of its parked data. The claim is kept in this process
-and, if `finish` was given a journal, in the journal, where every process finds it.
+A `finish` claims the handoff, by the id of its parked data, and gives the claim up if it does not succeed. The claim is
+kept in this process and, if the run of the `finish` has a journal, in the journal, where every process finds it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Work = Callable[[], Awaitable[ToolResult[Any]]]
 
 
 class _Unfinished(Exception):
-    """Raised if `after` did not succeed. It was undone, so the handoff can be finished again."""
+    """Raised if `after` did not succeed, so that the handoff can be finished again."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
@@ -40,9 +40,10 @@ class Claim:
         self._result: ToolResult[Any] | None = None
 
     async def run(self, work: Work) -> ToolResult[Any]:
-        """Run the call and claim the handoff if it succeeds. Raises `AnswerRefused` if another call has claimed it.
+        """Claim the handoff and run the call. The claim is given up if the call does not succeed.
 
-        Raises `OutcomeUnknown` if an earlier process ended during the call, unless this call belongs to a resumed run.
+        Raises `AnswerRefused` if another call has claimed the handoff. Raises `OutcomeUnknown` if an earlier process ended
+        while it was finishing the handoff, unless this call belongs to a resumed run.
 
         A call that is entered again, because its run was resumed or the call around it was attempted again, has the
         same key and keeps its claim.

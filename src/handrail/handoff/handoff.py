@@ -115,7 +115,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     ) -> Callable[Concatenate[ParamsT, P], BeforeT]:
         """Define the first act, which prepares the decision and parks the private and the public data.
 
-        Raises `ToolDefinitionError` if its signature does not fit.
+        Raises `ToolDefinitionError` if its signature does not fit, or if it is defined twice or after the handoff was used.
         """
         act = self._read("before", function)
         taken = act.takes[0]
@@ -136,7 +136,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     ) -> Callable[Concatenate[PublicT, P], ClientT]:
         """Define the second act, which makes the decision, alone or with the help of a person or a model.
 
-        Raises `ToolDefinitionError` if its signature does not fit.
+        Raises `ToolDefinitionError` if its signature does not fit, or if it is defined twice or after the handoff was used.
         """
         act = self._read("client", function)
         if ToolResult in (act.returns, get_origin(act.returns)):
@@ -152,7 +152,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     ) -> Callable[Concatenate[PrivateT, ClientT, P], AfterT]:
         """Define the last act, which receives the answer and returns the result for the model.
 
-        Raises `ToolDefinitionError` if its signature does not fit.
+        Raises `ToolDefinitionError` if its signature does not fit, or if it is defined twice or after the handoff was used.
         """
         return self._define("after", self._read("after", function), function)
 
@@ -188,14 +188,14 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         """Run the second half of the handoff: validate the answer, run `after`, and return its result.
 
         The private data and the answer may be plain JSON values, as they are read back from a store. Raises
-        `ToolValidationError` if one of them does not fit, and `DefinitionError` if `parked` has no id or `after` needs params
-        that are not given, both before anything has run.
+        `ToolValidationError` if one of them does not fit, and `DefinitionError` if `parked` is not a `Parked` with an id, or if
+        `after` needs params that are not given, both before anything has run.
 
         A handoff is finished once. A second `finish` raises `AnswerRefused`, in every process that uses the same journal.
         Without a journal, only the same process knows, and only for the last 10,000 handoffs that it finished. If `after`
-        fails or is cancelled, it is undone and the handoff can be finished again.
-        If a process ends during `after`, the next `finish` raises `OutcomeUnknown`, unless it belongs to a resumed run,
-        which decides by the handoff's effect. If a call around `finish` fails later, the handoff stays finished.
+        fails or is cancelled, it is rolled back and the handoff can be finished again.
+        If a process with a journal ends during `after`, the next `finish` raises `OutcomeUnknown`, unless it belongs to a resumed
+        run, which decides by the handoff's effect. If a call around `finish` fails later, the handoff stays finished.
         """
         from handrail.handoff import halves
 

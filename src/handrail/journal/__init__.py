@@ -1,1 +1,1 @@
-"""The record of runs: leases, committed calls, steps, questions, decisions, tickets and blobs."""
+"""Journals: the durable record of runs, in SQLite or PostgreSQL."""

@@ -1,7 +1,7 @@
-"""Answers: which ones a question accepts, and what is recorded of an answer that contains secrets.
+"""Answers to questions: the checks that an answer must pass, and what is recorded of an answer that contains secrets.
 
-The asker gets the answer as it was given. The record has a mask in place of each secret, and a seal: a digest of
-the whole answer, made with the journal's key. The seal shows whether a later answer repeats the recorded one.
+The asker gets the answer as it was given. If the answer contains secrets, the record has masks in their place, and a seal: a
+digest of the whole value, made with the journal's key. The seal shows whether a later answer has the same value.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from handrail.schema.secrets import MASK, is_masked
 def check_answer(question: Question, answer: Answer, now: datetime) -> None:
     """Raise `AnswerRefused` unless an answer is valid.
 
-    It must carry this question's digest, be in time and have a known outcome. It must come from the person who was asked
-    or, if quorums decide the question, have the votes that decide it. If its outcome is `answered`, its value must match the
-    schema.
+    It must carry this question's digest, be in time, and have a known outcome. If that is `answered`, its value must match the
+    schema. `check_sender` decides who may give it.
     """
     check_sender(question, answer)
     check_in_time(question, answer, now)
@@ -109,7 +108,7 @@ def check_value(question: Question, answer: Answer, check: Check | None) -> None
 
 
 def still_fits(answer: Answer, check: Check | None) -> bool:
-    """Return whether a recorded answer can be used: it has no secret, and no check of the asker rejects its value.
+    """Return whether a recorded answer can be used: it has no secret, and the asker's check, if there is one, accepts its value.
 
     The check runs again because the answer may have been given in a process that could not check it.
     """
@@ -173,7 +172,7 @@ def answered_already(question_id: str) -> AnswerRefused:
 
 
 def _plain(question: Question, value: object) -> Any:
-    """Return the value as plain JSON, including its secrets. It is used only for a digest, which does not reveal them.
+    """Return the value as plain data, including its secrets. It is used only for a digest, which does not reveal them.
 
     Raises `AnswerRefused` if the value can't be written as JSON.
     """

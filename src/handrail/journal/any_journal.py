@@ -9,7 +9,7 @@ from handrail.journal.postgres.journal import PostgresJournal
 from handrail.journal.sqlite import SqliteJournal
 
 AnyJournal = SqliteJournal | PostgresJournal
-"""A journal of either kind."""
+"""A journal in SQLite or in PostgreSQL."""
 
 
 def open_by_name(name: str | PathLike[str], *, watches: bool = True) -> AnyJournal:

@@ -14,7 +14,7 @@ from handrail.journal.verification import BLOB, is_intact, verified
 
 
 class SqliteBlobs:
-    """Blobs in a database. A blob is kept as long as a run or a workspace refers to it."""
+    """The role `Blobs` of a journal. A blob is kept as long as a run or a workspace refers to it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -53,9 +53,9 @@ class SqliteBlobs:
 
 
 def keeper(run_id: str) -> str:
-    """Return the name under which `blob_runs` lists the workspace files that a run's calls have changed.
+    """Return the name under which `blob_runs` lists the workspace files that are kept for a run.
 
-    The records of these calls contain the digests, so the files need no records of their own.
+    The records of the calls that changed them contain their digests, so these files need no records of their own.
     """
     return f"files of {run_id}"
 

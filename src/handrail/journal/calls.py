@@ -49,12 +49,12 @@ def _record_of(unit: CommitUnit) -> NewRecord:
 
 
 class SqliteCalls:
-    """Committed calls and entries in a database."""
+    """The role `Calls` of a journal."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._applying: set[str] = set()
-        """The ids of the calls whose files this process is changing at the moment."""
+        """The ids of the calls that this process is committing, or whose files it is changing."""
 
     def commit_now(self, unit: CommitUnit, /) -> bool:
         """Record a call that changes no files, if this can't block. Returns False if `commit` must be awaited instead.
@@ -99,7 +99,7 @@ class SqliteCalls:
 
     async def applied(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
-        await self._settle(unit, "applied", synced=False)  # if lost in a power cut, recovery adds it again
+        await self._settle(unit, "applied", synced=False)  # if lost in a power cut, recovery repeats it
 
     async def void(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
@@ -174,7 +174,7 @@ class SqliteCalls:
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
         chains = self._database.chains
         last = "SELECT max(number) FROM records WHERE chain = ? AND kind = 'unit' AND key = ? AND state != 'void'"
-        # Either half finds every run. A damaged page hides a run from one of them at most.
+        # Either half finds every run with later records. A damaged page may hide a run from one half, but not from both.
         since = """SELECT chain FROM records WHERE number > ? AND chain LIKE 'run %' UNION SELECT chain FROM chains
             WHERE chain LIKE 'run %' AND (
                 SELECT number FROM records WHERE records.chain = chains.chain ORDER BY link DESC LIMIT 1
@@ -242,7 +242,7 @@ class SqliteCalls:
 
 
 class SqliteSteps:
-    """Steps in a database. A value that is read from the database is returned as plain data."""
+    """The role `Steps` of a journal. A value that is read from the database is returned as plain data."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -275,7 +275,7 @@ class SqliteSteps:
             try:
                 value = await (function() if row is None or unsettled is None else unsettled())
                 encoded = encode(value, f"step {key!r} returned")
-            except Exception:  # not a cancellation: that step may have happened, so it stays reserved
+            except Exception:  # a step that was cancelled may have happened, so it stays reserved
                 if row is None:  # an earlier reservation stays until its outcome is decided
                     with contextlib.suppress(RunBusy):  # the new owner decides
                         await self._add(run_id, key, CLEARED, b"")

@@ -9,7 +9,7 @@ commit is void or a question is withdrawn, another record is added.
 The MAC of a record is one half of a keyed BLAKE2b digest of the journal, the chain, the record, its position in the
 journal and the chain's seal. The other half is the chain's new seal, which is stored once, at the head of the chain,
 and is replaced by the next record in the same transaction. So a changed, moved or copied record does not match its
-MAC, and a removed one leaves a gap, even at the end, because nobody can restore the seal of an earlier record.
+MAC, and a removed one leaves a gap, even at the end, because the seal of an earlier record can't be computed without the key.
 
 A whole chain that is removed with its head leaves a gap too, in the chain that recorded its beginning: a run's chain
 records that others began to add to the run, a session's chain records its runs and its principals' decisions, and the
@@ -53,7 +53,7 @@ _STATES = ("", "committed", "applied", "void")
 
 
 def run_chain(run_id: str) -> str:
-    """Return the name of the chain that holds what a run's owner records."""
+    """Return the name of a run's own chain, which holds all its records except those that `outside_chain` holds."""
     return f"run {run_id}"
 
 
@@ -296,7 +296,7 @@ class Chains:
     ) -> tuple[bytearray, bytearray]:
         """Return the MAC of a record and the new seal of its chain.
 
-        They are bytearrays: sqlite3 looks for an adapter of every `bytes`, which takes longer than binding it.
+        They are bytearrays, because sqlite3 looks up an adapter for each `bytes` object, which takes longer than binding it.
         """
         digest = self._digest(
             record.chain,
@@ -328,7 +328,7 @@ class Chains:
         return b"" if row is None else row[0]
 
     def fence(self, connection: Connection, run_id: str, owner: str) -> None:
-        """Note the owner of a run in its chain, in the open transaction.
+        """Note the owner of a run at the head of its chain, in the open transaction.
 
         In SQLite the run's row is enough, so this does nothing.
         """
@@ -389,7 +389,7 @@ class Chains:
         return found
 
     def _rows(self, connection: Connection, chain: str) -> list[Any]:
-        """Return the rows of a chain. If SQLite can't read one, raises a `JournalAltered` that names the first such record."""
+        """Return the rows of a chain. If one is damaged, raises a `JournalAltered` that names the first record that can't be read."""
         try:
             return fetch(connection, _READ, chain)
         except sqlite3.Error as error:

@@ -101,7 +101,7 @@ class Database:
         self._waiting = 0
         """How many jobs have been added and have not ended. While there are none, the thread does not use its connection."""
         self._lock = threading.Lock()
-        """Held while a job is added, and while a job runs in the caller's thread.
+        """Held while a job is added, while a job runs in the caller's thread, and while the thread is told to end.
 
         So no job is added after the thread was told to end.
         """
@@ -197,10 +197,9 @@ class Database:
         return self._connection is not None or self._shared is not None
 
     def add_now(self, run_id: str, record: NewRecord) -> bool:
-        """Add a record as `add` does, in the caller's thread, if this can't block. Returns False if nothing was added.
+        """Add a record as `add` does, in the caller's thread, if this can't block.
 
-        Unless all jobs run in the caller's thread anyway, it can block if writes are synced, if another process is writing, or
-        if earlier jobs have not ended.
+        Returns False if nothing was added and `add` must be awaited instead.
         """
         shared = self._shared
         connection = self._connection or shared

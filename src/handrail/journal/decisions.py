@@ -1,4 +1,4 @@
-"""Remembered decisions: the one that an answer asks to remember, and those stored in a database."""
+"""Remembered decisions: how an answer asks for one, and how they are stored in a database."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def decision_in(question: Question, answer: Answer, now: datetime) -> Decision |
 
 
 class SqliteDecisions:
-    """Remembered decisions in a database."""
+    """The role `Decisions` of a journal."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -17,23 +17,26 @@ import pydantic_core
 
 from handrail.errors import JournalError
 from handrail.journal.location import KEY_SUFFIX, check_private, check_secret, create_folders, state_folder
+from handrail.rendering import counted
 
 log = logging.getLogger("handrail.journal")
 
 KEY_VARIABLE, KEY_FILE_VARIABLE = "HANDRAIL_KEY", "HANDRAIL_KEY_FILE"
 _KEY_BYTES = 32
+_SHORTEST_SECRET = 16
+"""Minimum length in bytes of a secret from which a key is derived. A shorter one could be guessed."""
 
 
 def new_key() -> bytes:
-    """Create a random key for digests."""
+    """Return a random key of 32 bytes."""
     return secrets.token_bytes(_KEY_BYTES)
 
 
 def key_beside(journal: str, is_new: bool) -> bytes:
     """Return a journal's key: from the environment if `HANDRAIL_KEY` or `HANDRAIL_KEY_FILE` is set, or else from a file beside it.
 
-    For a new journal, the file beside it is created if it is missing. Raises `JournalError` if a file is missing or damaged,
-    or if others can access it.
+    For a new journal, the file beside it is created if it is missing. Raises `JournalError` if the key is missing, damaged or
+    too short, or if others can access its file.
     """
     if os.environ.get(KEY_VARIABLE) or os.environ.get(KEY_FILE_VARIABLE):
         return shared_key(journal, None)
@@ -61,8 +64,9 @@ def shared_key(journal: str, file: str | None) -> bytes:
     """Return the key of a journal that many machines share, derived from a secret that each of them has.
 
     The secret is the content of `file`, or else `HANDRAIL_KEY`, or else the content of the file that
-    `HANDRAIL_KEY_FILE` names. Raises `JournalError` if none of them is given, or if the file is empty, can't be
-    read, or can be accessed by others. Root may own it and let its group read it. This creates no key, since other machines would not have it.
+    `HANDRAIL_KEY_FILE` names. Raises `JournalError` if none of them is given, if the secret is too short, or if the
+    file can't be read or can be accessed by others. Root may own the file and let its group read it. This creates no key,
+    since other machines would not have it.
     """
     given = os.environ.get(KEY_VARIABLE)
     file = file or (None if given else os.environ.get(KEY_FILE_VARIABLE))
@@ -73,7 +77,7 @@ def shared_key(journal: str, file: str | None) -> bytes:
                 "there is no key with which to detect altered records",
                 f"Set {KEY_VARIABLE} to the same secret on every machine, or {KEY_FILE_VARIABLE} to the path of a file with it.",
             )
-        return _derived(given.encode())
+        return _derived(given.encode(), journal, f"the key in {KEY_VARIABLE}")
     check_secret(journal, Path(file))
     try:
         secret = Path(file).read_bytes().strip()
@@ -81,20 +85,22 @@ def shared_key(journal: str, file: str | None) -> bytes:
         raise JournalError(
             journal, f"its key can't be read from {file!r}: {error.strerror}", "Name a readable file."
         ) from None
-    if not secret:
-        raise JournalError(journal, f"its key file {file!r} is empty", "Write a long random secret into it.")
-    return _derived(secret)
+    return _derived(secret, journal, f"its key file {file!r}")
 
 
-def _derived(secret: bytes) -> bytes:
+def _derived(secret: bytes, journal: str, source: str) -> bytes:
+    if len(secret) < _SHORTEST_SECRET:
+        has = f"has {counted(len(secret), 'byte')}, so it could be guessed" if secret else "is empty"
+        advice = "Use a long random secret, such as the output of `openssl rand -hex 32`."
+        raise JournalError(journal, f"{source} {has}", advice)
     return hashlib.sha256(b"handrail key\0" + secret).digest()
 
 
 def folder_key() -> bytes:
     """Return the key with which this user's processes sign the commits that they stage in folders.
 
-    It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file beside the journals, where tools can't reach
-    it. If that file can't be created or used, the process uses a random key, which no other process knows.
+    It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file in the state folder. If that file can't be created or
+    used, the process uses a random key, which no other process knows.
     """
     given = os.environ.get(KEY_VARIABLE)
     if given:

@@ -87,11 +87,11 @@ class Leases(Protocol):
         ...
 
     def renew(self, connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:
-        """Renew the lease of a run that this process owns, unless it was renewed a short time ago."""
+        """Renew the lease of a run that this process owns. May do nothing if it was renewed a short time ago."""
         ...
 
     def is_lapsed(self) -> bool:
-        """Return whether a different process may have taken this process's runs since it last renewed its lease."""
+        """Return whether this process must check that it still owns its runs, because its lease has ended."""
         ...
 
     def is_free(

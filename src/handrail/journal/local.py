@@ -31,9 +31,9 @@ T = TypeVar("T")
 log = logging.getLogger("handrail.questions")
 
 _KEPT_ANSWERS = 100
-"""How many closed questions are kept, so that a repeated or late answer to one of them is recognised."""
+"""How many of the questions that are over are kept, so that a repeated or late answer to one of them is recognised."""
 _TRIES = 3
-"""How many invalid answers a person may give before the question counts as declined."""
+"""How many invalid answers the environment may give. After the last, the question counts as declined."""
 
 _inside: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("steps in progress around this one", default=())
 
@@ -95,7 +95,7 @@ class LocalSteps:
         return value
 
     def begin(self, key: str, call: str, live: Collection[str]) -> None:
-        """Note the outermost call that a step belongs to, and drop the steps of calls that are not live any more.
+        """Note the outermost call that a step belongs to, and drop the steps of the calls that are not in `live`.
 
         The key of a step contains the key of its call, so a step of a call that is over is never looked up again.
         """
@@ -105,7 +105,7 @@ class LocalSteps:
         self._calls.setdefault(call, {})[key] = None
 
     async def load(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
-        """Return nothing, because no value outlives the process."""
+        """Return no steps, because their values do not outlive the process."""
         return ()
 
     def forget(self, run_id: str) -> None:
@@ -149,14 +149,15 @@ class LocalQuestions:
     """Questions asked in this process, and the rules by which an answer counts.
 
     - The first answer wins. Repeating it is harmless; a different one is refused.
-    - An answer must carry the question's digest, be in time, and pass the asker's check. It must come from the person
-      who was asked or, if quorums decide the question, have the votes that decide it.
+    - An answer must carry the question's digest, be in time, and come from the person who was asked. A value must pass the
+      asker's check. If quorums decide the question, an answer with a value may come from anyone, but needs the votes that
+      decide it.
     - A question without an answer ends as declined, timed out or cancelled, never with a made-up answer. It is
       cancelled if the environment fails.
-    - If a call runs again and asks the same question, it gets the same answer. A question that timed out,
-      was cancelled, or whose answer contained a secret, is asked again.
+    - If a call runs again and asks the same question, it gets the same answer. The question is asked again if it timed
+      out, was cancelled, or got an answer with a secret.
     - Only the asker gets the secrets in an answer. Whatever is kept, recorded or shown is masked.
-    - Of the questions that are over, the last hundred are kept. Nobody waits for an older one.
+    - Of the questions that are over, at most the last hundred are kept.
     """
 
     def __init__(
@@ -352,7 +353,7 @@ class LocalQuestions:
         )
 
     async def _put(self, pending: _Pending, asker: Asker) -> None:
-        """Ask the environment, at most `_TRIES` times until its answer is valid. If none is, the question counts as declined."""
+        """Ask the environment until its answer is valid, but at most `_TRIES` times. If none is valid, the question counts as declined."""
         question = pending.question
         try:
             for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""The location of a journal: the default for each project, and the checks that only its owner can access its files."""
+"""The location of a journal: the default for each project, and the checks that neither other users nor tools can access its files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Exposure(NamedTuple):
 
 
 def default_journal(project: Path) -> Path:
-    """Return the journal of the project in this folder, below `$XDG_STATE_HOME/handrail`.
+    """Return the path of the default journal of the project in this folder, which is below the state folder.
 
     The journal's folder is named after the project's real path: its last part, for readability, and a digest of the
     whole path, so that no two projects share a journal. Raises `JournalError` if there is no home folder.

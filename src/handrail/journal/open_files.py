@@ -12,7 +12,10 @@ import threading
 from collections.abc import Callable
 
 _lock = threading.RLock()
-"""Held while a file is examined. It is reentrant because garbage collection, which closes forgotten journals, may happen then."""
+"""Held while a file is examined, marked as open, or closed.
+
+It is reentrant because garbage collection, which closes forgotten journals, may happen while a file is examined.
+"""
 _open: dict[tuple[int, int, int], int] = {}
 """How often each file is open, by process, device and inode. A forked process has none of its parent's locks."""
 

@@ -34,7 +34,7 @@ log = logging.getLogger("handrail.questions")
 
 
 class SqliteQuestions:
-    """Questions in a database.
+    """The role `Questions` of a journal.
 
     `watch` is the number of seconds between checks for answers from other processes; None means no regular checks.
     """
@@ -243,7 +243,7 @@ class SqliteQuestions:
         a different answer is recorded.
         """
         if answer.outcome not in ("answered", "declined"):
-            return  # the question may be asked again
+            return
         encoded = encode(answer, f"the answer to {answer.question_id!r} is")
         plain = msgspec.msgpack.decode(encoded, type=Answer)
         now, chains = self._clock.now(), self._database.chains

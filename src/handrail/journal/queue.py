@@ -48,7 +48,7 @@ _FEW, _ALL = 50, 2**62
 
 
 class SqliteQueue:
-    """The queue in a database. `lost` is called with the id of each run whose cached values may be out of date."""
+    """The role `Queue` of a journal. `lost` is called with the id of each run whose cached values may be out of date."""
 
     def __init__(self, database: Database, runs: SqliteRuns, lost: Callable[[str], None]) -> None:
         self._database = database
@@ -280,7 +280,7 @@ class SqliteQueue:
 
 
 _LONG_GONE = 3600.0
-"""Seconds for which a worker's row is kept at least after its announcement has expired."""
+"""Minimum number of seconds for which a worker's row is kept after its announcement has expired."""
 
 
 def make_due(connection: Connection, chains: Chains, run_id: str, at: float) -> None:

@@ -47,7 +47,7 @@ def acquire(
 
 
 def check_turn(connection: Connection, row: StoredRun) -> None:
-    """Raise `RunError` if the run is for workers, and a worker has another run of its session."""
+    """Raise `RunError` if the run was submitted, and a process has another submitted run of its session."""
     query = """SELECT id FROM runs WHERE session_id = ? AND id != ? AND queue != '' AND owner != ''
         AND status IN ('queued', 'running', 'parked')"""
     found = connection.execute(query, (row.session_id, row.id)).fetchone() if row.queue else None

@@ -78,13 +78,13 @@ _REAL = ("leased_until", "began_at", "changed_at", "due_at")
 
 
 def insert_run(connection: Connection, chains: Chains, row: StoredRun) -> None:
-    """Add the row of a new run."""
+    """Add the row of a new run, and tell other processes of it."""
     connection.execute(_INSERT, _sealed(chains, row))
     chains.tell(connection, "run", row.id)
 
 
 def update_run(connection: Connection, chains: Chains, row: StoredRun, **changes: Any) -> StoredRun:
-    """Apply these changes to a run's row, and return the new row."""
+    """Apply these changes to a run's row, tell other processes of them, and return the new row."""
     changed = row._replace(**changes)
     connection.execute(_UPDATE, (*_sealed(chains, changed), row.id))
     if changed.owner != row.owner:
@@ -100,7 +100,7 @@ def _sealed(chains: Chains, row: StoredRun) -> tuple[Any, ...]:
 
 
 def find_run(connection: Connection, chains: Chains, run_id: str) -> StoredRun:
-    """Return the row of a run. Raises `RunUnknown` if there is none, or `JournalAltered` if it is not as it was written."""
+    """Return the row of a run. Raises `RunUnknown` if there is no such run, and `JournalAltered` if its row was changed or removed."""
     chain = run_chain(run_id)
     with reading(chains, chain, 1, f"run {run_id}"):
         rows = fetch(connection, f"SELECT {COLUMNS} FROM runs WHERE id = ?", run_id)
@@ -141,13 +141,13 @@ def find_owned(
 
 
 def _has_begun(connection: Connection, chain: str) -> bool:
-    """Return whether a chain is that of a recorded run. Calls, questions and steps may be recorded without a run."""
+    """Return whether a chain belongs to a recorded run. Calls, questions and steps may be recorded without a run."""
     query = "SELECT 1 FROM records WHERE chain = ? AND link <= 2 AND kind IN ('run', 'fork', 'import')"
     return bool(fetch(connection, query, chain))
 
 
 def check_run(chains: Chains, values: Sequence[Any], run_id: str | None = None) -> StoredRun:
-    """Return a row that was read from the table. Raises `JournalAltered` if it is not as it was written."""
+    """Check the values of a row that was read from the table, and return the row. Raises `JournalAltered` if it was changed."""
     row, mac = StoredRun(*values[: len(_OWN)]), values[len(_OWN)]
     named = str(row.id) if run_id is None else run_id
     if not chains.is_row("runs", row, mac) or row.id != named:

@@ -81,7 +81,7 @@ _CHUNK = 500
 
 
 class SqliteRuns:
-    """Runs in a database. `lost` is called with the id of each run whose cached values may be out of date."""
+    """The role `Runs` of a journal. `lost` is called with the id of each run whose cached values may be out of date."""
 
     def __init__(self, database: Database, lost: Callable[[str], None]) -> None:
         self._database = database
@@ -356,7 +356,7 @@ class SqliteRuns:
 
 
 def put_unit(connection: Connection, chains: Chains, unit: CommitUnit, encoded: bytes, state: str) -> None:
-    """Record a committed call."""
+    """Record a committed call in the chain of its run."""
     chains.append(
         connection,
         run_chain(unit.run_id),
@@ -414,7 +414,7 @@ def check_new(connection: Connection, run_id: str) -> None:
 
 
 def _renew(connection: Connection, database: Database, row: StoredRun, now: float) -> bool | HandrailError:
-    """Renew the lease of a run. Returns whether the run should be cancelled, or why its record can't be trusted."""
+    """Renew the lease of a run. Returns whether the run should be cancelled, or an error if that can't be verified."""
     database.leases.renew(connection, database.chains, row, now)
     try:
         return bool(row.stopping) and verified(connection, database.chains, row.id).cancelled
@@ -476,7 +476,7 @@ def insert_new(
 
 
 def _after(run: RunRecord, last: float | None) -> RunRecord:
-    """Return the run with a start time after its session's last run, even if the clock was set back or stands still."""
+    """Return the run with a start time later than `last`, that of its session's last run, even if the clock was set back or stands still."""
     if last is None or run.began_at > last:
         return run
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))

@@ -29,10 +29,10 @@ Durability = Literal["process", "power"]
 class SqliteJournal:
     """A journal in one SQLite file.
 
-    Once a method has returned, its record is available to any process that opens the file later. With
-    `durability="process"` it survives `kill -9`. With `"power"`, which waits for the disk, it also survives a power cut, unless
-    it can be lost without harm, as a renewed lease can. Values of steps and answers that are read from the file are plain
-    data. Several processes may use one file; each run has at most one owner. Close the journal when it is no longer needed.
+    Once a method has returned, its record is available to every process that uses the file. With `durability="process"` it
+    survives `kill -9`. With `"power"`, which waits for the disk, it also survives a power cut, unless it can be lost without
+    harm, as a renewed lease can. Values of steps and answers that are read from the file are plain data. Several processes may
+    use one file; each run has at most one owner. Close the journal when it is no longer needed.
 
     Raises `JournalError` if the file can't be opened, is not a journal, is damaged, or was written with a different key or a
     different version of the schema, and its subclass `JournalExposed` if other users could read or change it. Raises

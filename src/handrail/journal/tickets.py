@@ -32,7 +32,7 @@ class _Ticket(msgspec.Struct, frozen=True):
 
 
 class SqliteTickets:
-    """Tickets in a database."""
+    """The role `Tickets` of a journal."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -138,7 +138,7 @@ class RunRecords:
 
     @property
     def tickets(self) -> dict[str, bytes]:
-        """The texts of the tickets that the run has issued, by place."""
+        """The texts of the tickets that the run has issued, as bytes, by place."""
         return {each.key: each.body for each in self.own if each.kind == TICKET}
 
     @property
@@ -348,9 +348,9 @@ def _check_tickets(connection: Connection, chains: Chains, run_id: str, records:
 
 
 def verify_session(connection: Connection, chains: Chains, run_id: str) -> RunRecords:
-    """Verify a run and everything that it builds on: the other runs of its session, and its principal's decisions there.
+    """Verify a run, the other runs of its session, and its principal's decisions there, and return the run's records.
 
-    Returns the run's records. If the run is not recorded, only these are verified. Raises the first `JournalAltered`.
+    If the run is not recorded, only these records are verified. Raises the first `JournalAltered`.
     """
     records = verified(connection, chains, run_id)
     try:
@@ -444,5 +444,5 @@ def is_intact(digest: str, data: object) -> bool:
 
 
 def committed_unit(record: Record) -> CommitUnit:
-    """Return the committed call in a record."""
+    """Decode the committed call in a record."""
     return msgspec.msgpack.decode(record.body, type=CommitUnit)

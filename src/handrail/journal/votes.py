@@ -17,7 +17,7 @@ from handrail.question import Question, Vote
 
 
 class SqliteVotes:
-    """Votes in a database."""
+    """The role `Votes` of a journal."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

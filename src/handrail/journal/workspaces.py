@@ -51,7 +51,7 @@ _MODULUS = 1 << 256
 
 
 class SqliteWorkspaces:
-    """Workspaces in a database."""
+    """The role `Workspaces` of a journal."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -181,9 +181,9 @@ class SqliteWorkspaces:
 def advance(connection: Connection, database: Database, run_id: str, delta: WorkspaceDelta) -> None:
     """Make the next version of a workspace.
 
-    Raises `WorkspaceTakenError` unless this process has the workspace for this run, and it is at the version that the
-    call worked on. Raises `BlobNotFoundError` if the bytes of a file are not stored, and `JournalAltered` if a row was altered or
-    the workspace was removed.
+    Raises `WorkspaceTakenError` if this process no longer has the workspace for this run, or if the workspace has a different
+    version from the one that the call worked on. Raises `BlobNotFoundError` if the bytes of a file are not stored, and
+    `JournalAltered` if a row was altered or the workspace was removed.
     """
     row = _known(connection, database.chains, delta)
     if (row.run_id, row.owner, row.version) != (run_id, database.owner, delta.base):
@@ -200,7 +200,7 @@ def advance(connection: Connection, database: Database, run_id: str, delta: Work
 
 def _revert(connection: Connection, database: Database, unit: CommitUnit, delta: WorkspaceDelta) -> None:
     row = _known(connection, database.chains, delta)
-    if row.run_id != unit.run_id:  # no process has the run itself
+    if row.run_id != unit.run_id:  # if they are equal, no process holds the run
         _check_free(connection, database, row)
     opposite = [WorkspaceChange(each.path, each.new, each.old) for each in delta.changes]
     gone = {each.path for each in opposite if each.new is None}
@@ -220,8 +220,8 @@ def read_files(
 ) -> dict[str, WorkspaceFile | None]:
     """Return the paths that have changed after the version `since`, with their states; None for a removed path.
 
-    Raises `JournalAltered` if one of these rows was altered. Rows that were removed or set back to an earlier state are
-    noticed only if all rows are read, with `since=0`.
+    Raises `JournalAltered` if the row of the workspace or of one of these paths was altered. Rows that were removed or set
+    back to an earlier state are noticed only if all rows are read, with `since=0`.
     """
     return _read_files(connection, chains, name, _find(connection, chains, name), since)
 
@@ -250,7 +250,7 @@ def workspace_alterations(connection: Connection, chains: Chains) -> Iterator[Jo
 
 
 def _line(connection: Connection, database: Database, name: str) -> WorkspaceLine:
-    """Return a workspace as it is listed. This reads its files, so that the files of one workspace at a time are in memory."""
+    """Return a workspace as it is listed. This reads the rows of its files, to count them, but keeps none of them in memory."""
     try:
         row = _find(connection, database.chains, name)
         states = _read_files(connection, database.chains, name, row).values()

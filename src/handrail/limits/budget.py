@@ -18,7 +18,10 @@ Unit = Literal["tokens", "money", "requests", "tool_calls"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 Amount = int | float | Decimal
 UNKNOWN = None
-"""An unknown amount, such as a cost without a price. It is refused if its unit is limited, and otherwise not counted."""
+"""An unknown amount, such as a cost without a price.
+
+`reserve` refuses it if its unit is limited, and otherwise reserves nothing for it.
+"""
 
 _Exact = int | Decimal
 """An exact amount. Integers stay integers, because adding them is fast and exact."""
@@ -238,7 +241,7 @@ class CostTracker:
         self.cost: Decimal | None = _FREE
 
     def add(self, usage: Usage, cost: Decimal | None) -> None:
-        """Add the usage and the cost of one answered request. A cost of None is unknown."""
+        """Add the usage and the cost of a request. A cost of None is unknown."""
         spending: CostTracker | None = self
         while spending is not None:
             spending.usage += usage

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 REQUIRED = ("mcp", "mcp_types", "httpx2", "starlette", "uvicorn")
-"""The packages that MCP needs. The `mcp` extra installs them."""
+"""Modules of packages that the `mcp` extra installs. If one of them is missing, `missing_extra` makes the error."""
 _HOMES = {
     "HttpServer": "http",
     "Login": "login",

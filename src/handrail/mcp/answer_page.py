@@ -101,7 +101,7 @@ class AnswerPage:
     async def _find(self, request: Request, call_id: str, question_id: str) -> tuple[LiveCall, Question]:
         """Return the call of the principal who sent the request, and its open question that asks for a secret.
 
-        A parked call is resumed.
+        A recorded call that no process executes is resumed.
 
         Raises `RequestRefused` if there is no such question, or if a different process executes the call.
         """

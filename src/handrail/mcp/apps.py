@@ -34,7 +34,10 @@ class App(NamedTuple):
 
 
 def app_of(found: Any, adapter: Adapter | None = None) -> App:
-    """Return an agent or a prompt as an app. An agent that has a description is also served as a tool."""
+    """Return an agent or a prompt as an app. An agent that has a description is also served as a tool.
+
+    `adapter` is for a prompt. An agent has its own.
+    """
     prompt: Any = found
     more: tuple[Tool[Any, Any], ...] = ()
     if isinstance(found, Agent):
@@ -45,7 +48,10 @@ def app_of(found: Any, adapter: Adapter | None = None) -> App:
 
 
 def _without_params(prompt: Prompt[Any]) -> Prompt[Any]:
-    """Return a prompt that can be rendered without params, with the same tools, policies and resources."""
+    """Return a prompt that can be rendered without params: the prompt itself, if it takes none.
+
+    Otherwise, this is a new prompt with the same policies and resources. It has the tools of all sections that are not live.
+    """
     if prompt.params_type is None:
         return prompt
     scoped = [

@@ -89,7 +89,7 @@ class Calls:
         self._arguments = arguments
         self._live: dict[str, LiveCall] = {}
         self.most: float = math.inf
-        """Number of calls in this process at which a principal can't begin another. Recorded calls can still be resumed."""
+        """Maximum number of a principal's calls in this process. At the limit, recorded calls can still be resumed."""
         self._left: dict[str, LiveCall] = {}
         """Unrecorded calls that ended between two requests of the client.
 
@@ -110,7 +110,7 @@ class Calls:
     ) -> LiveCall:
         """Start a call. With `asks`, the client's user can be asked. With `opens`, they can be asked for secrets too, on a page.
 
-        Raises `TooManyCalls` at the limit, `ToolValidationError` if the arguments can't be recorded, and `load`'s error if a section can't connect.
+        Raises `TooManyCalls` at the limit, `ToolValidationError` if the arguments can't be recorded, and the errors of `ServedTools.load`.
         """
         prompt = await self.tools.load()
         if sum(each.principal == principal for each in self._live.values()) >= self.most:
@@ -283,7 +283,7 @@ class LiveCall:
         self.is_left = False
         """Whether the client got the call's questions, and must call again for the result."""
         self.last_progress = ""
-        """The message of the last progress that the call reported."""
+        """The message of the last progress that the call reported; "" before the first."""
         self._started = asyncio.Event()
         self.task: asyncio.Task[ToolResult[Any]]
         self._answers: dict[str, asyncio.Future[Answer]] = {}
@@ -351,7 +351,7 @@ class LiveCall:
         self.task.cancel()
 
     def leave(self) -> None:
-        """Remove the call from memory: park its run, by force if it is not waiting for answers.
+        """Remove the call from memory: park its run, by force if necessary.
 
         A run that is not recorded, has not started yet, or has no environment because the client can't ask is cancelled.
         """

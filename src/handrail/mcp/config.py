@@ -31,8 +31,8 @@ def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
     """Return a section for each server in an `mcp.json` file. `options` are passed on to `McpTools`.
 
     A server marked as disabled is left out. If several servers remain, the tools of each have a prefix made from its name,
-    unless `options` has a `prefix`. Raises `DefinitionError` if the file can't be read or is invalid, or if it uses an
-    environment variable that is not set and has no default.
+    unless `options` has a `prefix`. Raises `DefinitionError` if the file can't be read, if it or an option is invalid, or if a
+    server that is not disabled uses an environment variable that is not set and has no default.
     """
     try:
         text = Path(path).read_bytes()

@@ -38,7 +38,7 @@ PROBE_TIMEOUT = 5.0
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds between attempts to connect: the first wait, doubled after each failure up to the longest."""
 PATIENCE = 5.0
-"""Maximum seconds that a call waits for the next attempt. If that is further away, the call fails at once."""
+"""Maximum seconds that a call waits for the next attempt. If the attempt is further away, the call fails at once."""
 MAX_REOPENED = 5
 """Maximum number of attempts to open a lost connection again before a call needs it."""
 REFRESH_EVERY = 1.0
@@ -56,12 +56,12 @@ _UNREADABLE = "Failed to parse "
 _UNREAD = (_UNREADABLE, "Unexpected content type", "Server returned an error response", "HTTP status 5")
 """Beginnings of the errors for an answer that can't be read, or that has an error status, perhaps from a proxy in front of the server.
 
-The server may have handled the request nevertheless.
+The server may still have handled the request.
 """
 
 
 class ServerUnavailable(HandrailError, ConnectionError):
-    """Raised if an MCP server can't be reached or used. It has not handled the request."""
+    """Raised if an MCP server can't be reached or used. The server has not handled the request."""
 
 
 class ServerLost(HandrailError, ConnectionError):
@@ -106,7 +106,7 @@ class Connection:
         self._failures = 0
         self._next_attempt = 0.0
         self._why = ""
-        """Why the current attempt to connect failed, or why the connection was lost; "" if neither is so."""
+        """Why connecting failed, or why the connection was lost; "" if neither has happened since the last attempt began."""
         self._last_why = ""
         """Why the last connection was lost, for the calls that were in progress on it."""
         self._stale = False
@@ -221,7 +221,7 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def _within(self, seconds: float) -> AsyncGenerator[asyncio.Timeout]:
-        """Limit the time that the server has inside this block. Raises `TimeoutError` when it is over.
+        """Limit the time that the server has inside this block. Raises `TimeoutError` when that time is over.
 
         The time that a person takes to log in does not count.
         """
@@ -349,8 +349,8 @@ class Connection:
     async def _list(self, client: Client) -> None:
         """List all pages of the server's tools, and pass the tools to the section.
 
-        Raises `ServerUnavailable` if there are too many or a page is empty but not the last, and the request's own error if
-        it fails.
+        Raises `ServerUnavailable` if there are too many tools, or if a page is empty but not the last, and the request's own
+        error if a request fails.
         """
         self._listed_at = self.loop.time()
         found: list[Described] = []

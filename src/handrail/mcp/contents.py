@@ -30,7 +30,7 @@ def text_of(blocks: Sequence[ContentBlock]) -> str:
 
 
 def attachments_in(blocks: Sequence[ContentBlock], secrets: Secrets) -> tuple[Attachment, ...]:
-    """Return the images, sounds and binary files among content blocks, without the secrets.
+    """Return the images, sounds and binary files among content blocks as attachments, with the secrets in them hidden.
 
     Those that are not valid, or too large, are left out.
     """

@@ -1,4 +1,4 @@
-"""Questions from an MCP server, asked in the environment of the call that they belong to."""
+"""Questions and logins of MCP servers, asked through the context of a call."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _REFUSED = -32602
 async def ask(server: str, context: ToolContext | None, params: Any) -> ElicitResult | ErrorData:
     """Ask the person a server's question, and return the answer as MCP defines it.
 
-    If nobody can be asked or nobody answers, the question is cancelled, so that the server decides what to do without the
-    answer. A form that can't be shown is refused with an error.
+    If the context can't ask a person, or nobody answers, the question is cancelled, so that the server decides what to do
+    without the answer. Returns `ErrorData` if the server's form can't be shown.
     """
     wait_for = None if context is None else context.wait_for
     if wait_for is None:

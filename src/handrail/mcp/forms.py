@@ -32,7 +32,7 @@ def can_ask(request: Any) -> bool:
 
 
 def address_of(question: Question, url: str) -> wire.ElicitRequestURLParams:
-    """Return a question as an address to open, at which it is answered."""
+    """Return a request to open the address at which a question is answered."""
     return wire.ElicitRequestURLParams(message=message_of(question), url=url)
 
 
@@ -68,7 +68,7 @@ def key_of(question: Question) -> str:
 
 
 def message_of(question: Question, problem: str = "") -> str:
-    """Return the text of a question: `problem`, the question itself, its rows and its diff, without those that are empty."""
+    """Return the text of a question: `problem`, the question itself, its rows and its diff. Empty parts are left out."""
     shown = "\n".join(map(_line_of, question.rows))
     parts = (problem, question.message or question.name, shown, _changes_of(question))
     return "\n".join(part for part in parts if part)

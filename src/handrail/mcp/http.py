@@ -1,7 +1,7 @@
 """`HttpServer`: an MCP server over streamable HTTP, as an ASGI app.
 
-It has the guard of `handrail serve`: host and origin checks, a token, users or the app's own hook, and limits. Each
-request belongs to the principal who sent it, and so does each call.
+It has the guard of `handrail serve`, which checks hosts and origins, authenticates requests and enforces limits. Each request
+belongs to the principal who sent it, and so does each call.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ LIMITS = Limits(body_bytes=4 * 2**20, requests_per_second=500.0, burst=2_000)
 
 
 class HttpServer:
-    """Serves a `ToolServer` at `/mcp` to clients of every protocol version, and at `/` the page for answers with secrets.
+    """Serves a `ToolServer` at `/mcp`, and at `/` the page for answers with secrets.
 
     Requests are authenticated by access tokens of `issuer`, by `authenticate`, by the users in `people`, or by `token`.
     Without any of these, every request but those for the page itself is refused. With an `issuer` there is no page, because a
     browser has no access token. `hosts` are additional host names that the server answers to, and `origins` are additional origins whose
-    pages may use it. Raises `DefinitionError` if both `issuer` and `authenticate` are given, if `token` is too short or is
+    pages may use it. Raises `DefinitionError` if both `issuer` and `authenticate` are given, if `token` is invalid or is
     given together with either of them or with users, or if the access log can't be opened.
     """
 
@@ -116,7 +116,7 @@ class HttpServer:
         return self.served.calls.running()
 
     async def start(self) -> None:
-        """Start to accept sessions, which clients with older versions of the protocol need."""
+        """Start the SDK's session manager. Before this, no request to `/mcp` can be answered."""
         started = asyncio.Event()
 
         async def run() -> None:

@@ -32,7 +32,7 @@ LEEWAY = 60.0
 _KEYS_SECONDS = 60.0
 """Seconds for which the issuer's keys are not read again, even if a token names an unknown key."""
 _RETRY_SECONDS = 5.0
-"""Seconds before an issuer that could not be reached is tried again."""
+"""Seconds after a failed attempt before the issuer's keys are read again."""
 _FETCH_SECONDS = 20.0
 """Maximum seconds to wait for the issuer's next bytes, or for a connection to it."""
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
@@ -43,9 +43,10 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Issuer:
     """Verifies access tokens that are JWTs (RFC 9068), and publishes the metadata of the resource server (RFC 9728).
 
-    A token must be signed by the issuer, be for this server's `audience`, and have all `scopes`. Its subject is the principal.
-    `resource` is the address of the MCP endpoint as clients see it. It is also the default of `audience`. Raises
-    `DefinitionError` if the issuer's address is neither https nor on loopback, or if a scope is malformed.
+    A token must be signed by the issuer, be for this server's `audience`, not have expired, and have all `scopes`. Its subject
+    is the principal. `resource` is the address of the MCP endpoint as clients see it. It is also the default of `audience`.
+    Raises `DefinitionError` if the issuer's address is neither https nor http on loopback, or if a scope is malformed, and
+    pydantic's `ValidationError` if `resource` is not an http or https address.
     """
 
     def __init__(
@@ -101,9 +102,10 @@ class Issuer:
         return found.subject
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the claims of a token; None unless it is signed by the issuer, is for this audience and has not expired.
+        """Return the claims of a token, or None if it is invalid.
 
-        The scopes are not checked. Raises `RequestRefused` if the issuer's keys can't be read.
+        A valid token is signed by the issuer, is for this audience, has a subject, and has not expired. The scopes are not
+        checked. Raises `RequestRefused` if the issuer's keys can't be read.
         """
         try:
             named = jwt.get_unverified_header(token)
@@ -133,7 +135,7 @@ class Issuer:
         )
 
     async def _key(self, id: str) -> Any:
-        """Return the issuer's key with this id, or None if there is none. For the id "", an issuer's only key is returned.
+        """Return the issuer's key with this id, or None if the issuer has no such key. For the id "", returns an issuer's only key.
 
         Raises `RequestRefused` if the keys can't be read, or if the issuer has none.
         """
@@ -163,10 +165,10 @@ class Issuer:
             raise _unreachable(type(error).__name__) from error
 
     async def _read_metadata(self, http: httpx2.AsyncClient) -> dict[str, Any]:
-        """Return the issuer's metadata, from OAuth's address (RFC 8414) or from that of OpenID Connect.
+        """Return the issuer's metadata, from the address that OAuth (RFC 8414) or OpenID Connect defines.
 
-        Raises `ValueError` if it is not JSON or names a different issuer, `LookupError` or `TypeError` if it has an unexpected
-        shape, and the client's error if the request fails.
+        Raises `ValueError` if the metadata is not JSON or names a different issuer, `LookupError` or `TypeError` if it has an
+        unexpected shape, and the HTTP client's error if the request fails.
         """
         where = urlsplit(self.address)
         oauth = where._replace(path=f"/.well-known/oauth-authorization-server{where.path}").geturl()
@@ -191,13 +193,13 @@ class Issuer:
 
 
 def _is_safe(address: str) -> bool:
-    """Return whether an address is https or on loopback, so that nobody can alter a response on its way."""
+    """Return whether an address is https, or http on loopback. Nobody can alter a response on its way from there."""
     where = urlsplit(address)
     return where.scheme == "https" or (where.scheme == "http" and where.hostname in _LOOPBACK)
 
 
 def _scopes_in(claim: object) -> list[str]:
-    """Return the scopes in a claim, which is a text with spaces, or a list. Any other claim has none."""
+    """Return the scopes in a claim: a string with spaces between them, or a list of strings. Any other claim has none."""
     if isinstance(claim, str):
         return claim.split()
     return (

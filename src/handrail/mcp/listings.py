@@ -1,6 +1,6 @@
-"""Listings: what a server lists, without the tools that it describes wrongly.
+"""`Listings`: the lists of tools that a server sends, without the tools that are not valid.
 
-The SDK refuses a whole list if one tool in it is not valid, so such tools are removed before it reads the list.
+The SDK refuses a whole list if one tool in it is not valid, so such tools are removed before the SDK reads the list.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Listings:
     def screen(self, message: object) -> None:
         """Remove the tools that are not valid from a response that lists tools.
 
-        The log names the first `_MAX_WARNINGS` of them, with what is wrong.
+        The log names each of them once, with what is wrong, but at most `_MAX_WARNINGS` of them.
 
         A list that is not valid for other reasons is left as it is, and so are all other messages.
         """

@@ -27,7 +27,7 @@ _DONE = "You are logged in. Close this page, and confirm in the program that sen
 _FAILED = "The login did not succeed. Close this page, and return to the program that sent you here."
 _STRANGE = "This is not the login that the program waits for. Open the address that it shows."
 _READ_SECONDS = 10.0
-"""Seconds that a browser which comes back has to send the first line of its request."""
+"""Maximum seconds to wait for the first line of the browser's request."""
 _MAX_REQUEST = 16 * 1024
 
 AskLogin = Callable[[str], Awaitable[str]]
@@ -38,7 +38,7 @@ It returns the address at which the browser ended, or "" if the redirect reached
 
 
 class LoginNeeded(HandrailError, ConnectionError):
-    """Raised if a server needs a login and nobody can be asked, the person declines or does not answer, or the login fails."""
+    """Raised if nobody logs in to a server: nobody can be asked, the person declines or does not answer, or the login fails."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Login:
     """How to log in to a server by OAuth.
 
     The tokens are kept in a file that only its owner can read, in `folder` or, if that is None, in the folder `mcp` of
-    Handrail's state folder. After the login the browser is sent to `redirect`, where this program listens for it. If it can't
-    listen there, or the browser is on a different machine, the person copies the address from the browser.
+    Handrail's state folder. After the login the browser is sent to `redirect`. If that is a loopback address, this program
+    listens there. If it can't listen, or the browser is on a different machine, the person copies the address from the browser.
 
     A client that was registered by hand has a `client_id`, and perhaps a `client_secret`.
     """
@@ -58,9 +58,9 @@ class Login:
     client_id: str = ""
     client_secret: str = ""
     metadata_url: str | None = None
-    """The https address of a document about this client; None for none.
+    """The https address of a document that describes this client, or None.
 
-    Some servers accept it in place of a registration.
+    Some servers accept the address in place of a registration.
     """
 
     def provider(self, url: str, ask: AskLogin) -> OAuthClientProvider:
@@ -110,7 +110,7 @@ class Login:
 
 
 def _code_in(address: str) -> AuthorizationCodeResult:
-    """Return the code in the address to which the browser was sent. Raises `LoginNeeded` if it has none."""
+    """Return the code in the address to which the browser was sent. Raises `LoginNeeded` if the address has no code."""
     found = parse_qs(urlsplit(address).query)
     if "code" not in found:
         why = found.get("error", ["the address that the browser ended at has no code"])[0]
@@ -122,10 +122,10 @@ def _code_in(address: str) -> AuthorizationCodeResult:
 
 @contextlib.asynccontextmanager
 async def _listening(redirect: str, state: str) -> AsyncGenerator[asyncio.Future[str], None]:
-    """Listen for the browser at a loopback address. Yields a future of the address that it requests.
+    """Listen for the browser at the address `redirect`. Yields a future of the address that the browser requests.
 
-    Any page in a browser can send a request to that address, so only a request with the `state` of this login counts. If the port is
-    taken, or the address is not loopback, nothing listens, and the person copies the address.
+    Any page in a browser can send a request to `redirect`, so only a request with the `state` of this login counts. If `redirect`
+    is not a loopback address, or its port can't be opened, nothing listens, and the person copies the address.
     """
     came_back: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     where = urlsplit(redirect)

@@ -26,7 +26,7 @@ from mcp import MCPError
 MAX_VALUES = 100
 """Maximum number of values in one completion, as MCP requires."""
 PAGE = 500
-"""Maximum number of resources in one list."""
+"""Maximum number of resources on one page of the list."""
 MAX_BYTES = 8 * 2**20
 """Maximum size of a resource that is read, in bytes."""
 _OLD_NOT_FOUND = -32002
@@ -37,7 +37,7 @@ _ARGUMENTS = "arguments"
 class SectionPrompts:
     """The titled sections of a prompt that have a text or attachments, as MCP prompts. Live sections are left out.
 
-    The arguments of each are the fields of the params that `_narrowed` leaves.
+    The arguments of an MCP prompt are the fields that `_narrowed` leaves in the params of its section.
     """
 
     def __init__(self, sections: Sequence[Section[Any]]) -> None:
@@ -72,8 +72,8 @@ class SectionPrompts:
         """Return a section's text, with its placeholders filled in, and its attachments.
 
         If required arguments are missing, a client with protocol version 2026-07-28 that can show forms is asked for them.
-        Raises `MCPError` if there is no such prompt, if the arguments are missing or invalid, or if the client's user did not
-        give them.
+        Raises `MCPError` if there is no such prompt, if the arguments are missing or invalid, if the client's user did not
+        give them, or if the section can't be rendered.
         """
         prompt = self._prompts.get(params.name)
         if prompt is None:
@@ -103,9 +103,9 @@ class SectionPrompts:
         )
 
     async def complete(self, request: Any, params: wire.CompleteRequestParams) -> wire.CompleteResult:
-        """Return the values of a prompt's argument that begin with what was typed, at most `MAX_VALUES`, if its type lists them.
+        """Return at most `MAX_VALUES` values of a prompt's argument that begin with the typed text, ignoring case.
 
-        Raises `MCPError` if there is no such prompt.
+        Only an argument whose type lists its values has any. Raises `MCPError` if there is no such prompt.
         """
         found: Sequence[str] = ()
         if isinstance(params.ref, wire.PromptReference):
@@ -132,7 +132,7 @@ def _problems(error: ValidationError) -> str:
 def _narrowed(section: Section[Any]) -> Section[Any]:
     """Return a section whose params have only the fields that its text and summary use. Clients need not send the others.
 
-    All sections of a prompt have the same params. A section keeps all fields if it has children, if its params are a pydantic
+    All sections of a prompt share one params type. A section keeps all fields if it has children, if its params are a pydantic
     dataclass, or if code may read its params: a condition, a validator, or a class of its own.
     """
     kind = section.params_type
@@ -226,7 +226,7 @@ def _fields(params: Any) -> list[tuple[str, bool]]:
 
 
 def _values(params: Any, name: str) -> Sequence[str]:
-    """Return the strings that a field allows, if its type is an enum, a literal or a union of them; otherwise none."""
+    """Return the strings that a field's type lists. Empty unless the type is an enum, a literal, or a union that contains one."""
     if params is None:
         return ()
     schema: dict[str, Any] = TypeAdapter[Any](params).json_schema()
@@ -248,7 +248,7 @@ def _argument(name: str, needed: bool) -> wire.PromptArgument:
 
 
 def _is_regular(files: Any, path: str) -> bool:
-    """Return whether a path is a regular file. False if it was deleted meanwhile, or nothing can be learned about it."""
+    """Return whether a path is a regular file. False if it no longer exists or can't be examined."""
     try:
         info = files.stat(path)
     except (FileError, OSError):
@@ -259,7 +259,7 @@ def _is_regular(files: Any, path: str) -> bool:
 class FileResources:
     """The files of a principal as MCP resources. Their addresses begin with `base`, such as `files:///`.
 
-    Files are read as the calls of the same principal see them, and nothing outside their folder can be read.
+    Files are read as the principal's calls see them. Nothing else can be read.
     """
 
     def __init__(self, base: str, files: Callable[[str], Any], principal_of: Callable[[Any], str]) -> None:

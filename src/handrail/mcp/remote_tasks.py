@@ -1,7 +1,7 @@
 """Tasks of an MCP server (SEP-2663), as its client sees them.
 
 A server that supports tasks may answer a call with the id of a task. The client then requests the state of the task
-until it is over, answers its questions, and cancels it.
+until it is over, and answers its questions. It can also cancel the task.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _INPUT: TypeAdapter[Any] = TypeAdapter(wire.InputRequest)
 
 
 class TaskSupport(ClientExtension):
-    """Declares the extension, so that a server may answer a call with a task."""
+    """Declares the extension `EXTENSION`, so that a server may answer a call with a task."""
 
     identifier = EXTENSION
 
@@ -105,11 +105,11 @@ class RemoteTask:
         self._said = ""
 
     async def follow(self, context: ToolContext) -> wire.CallToolResult:
-        """Wait until the task is over, and return its result. The timeouts of the call do not count meanwhile.
+        """Wait until the task is over, and return its result. The timeouts of the call are paused during the wait.
 
         The task's status messages become the call's progress, and its requests for input are answered. If the call is
-        cancelled, the input can't be given, or the server refuses a request, the task is cancelled too, unless the run goes
-        on later or in a different process.
+        cancelled, the input can't be given, or the server refuses a request, the task is cancelled too, unless the run continues
+        later or in a different process.
 
         Raises `ServerLost` if the server can't be reached any more. Raises `MCPError` if the task failed, was cancelled or
         has no valid result, if its input can't be given, or if the server refuses a request.

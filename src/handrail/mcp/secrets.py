@@ -1,4 +1,4 @@
-"""`Secrets`: the secret values in the settings of an MCP server, which are hidden wherever the server's output appears.
+"""`Secrets`: the secret values in the settings of an MCP server, which are hidden in what the server sends.
 
 A server receives its secrets in environment variables and headers, and may repeat them in an error, a result or a log line.
 """
@@ -14,9 +14,9 @@ from pydantic import BaseModel
 _Model = TypeVar("_Model", bound=BaseModel)
 
 HIDDEN = "[secret]"
-"""The text in place of a secret."""
+"""The text that replaces a secret."""
 _MIN_LENGTH = 6
-"""Minimum length of a value that is hidden. A shorter one would be found inside ordinary words."""
+"""Minimum length of a value that is hidden. A shorter value may occur inside ordinary words."""
 _NAMED = re.compile(
     r"key|token|secret|passw|passphrase|credential|auth|cookie|session|bearer|signature|private|pwd|dsn|jwt|\bpat\b|_pat\b",
     re.IGNORECASE,
@@ -37,13 +37,16 @@ class Secrets:
     def __init__(self, values: Iterable[str] = ()) -> None:
         found: set[str] = set()
         for value in values:
-            # `Bearer abc` hides `abc` too, since a server may repeat the token alone.
+            # The words of `Bearer TOKEN` are hidden too, since a server may repeat the token alone.
             found.update(part for part in (value, *value.split()) if len(part) >= _MIN_LENGTH)
         self.values = tuple(sorted(found, key=lambda value: (-len(value), value)))
 
     @classmethod
     def of(cls, env: Mapping[str, str], headers: Mapping[str, str], more: Iterable[str] = ()) -> Secrets:
-        """Return the secrets of a server: variables by their names, all headers but the common public ones, and the values in `more`."""
+        """Return the secrets of a server.
+
+        These are the variables whose names suggest a secret, the headers except a few public ones, and the values in `more`.
+        """
         named = [value for name, value in env.items() if is_secret_name(name)]
         sent = [value for name, value in headers.items() if name.lower() not in _PUBLIC_HEADERS]
         return cls([*named, *sent, *more])
@@ -59,7 +62,7 @@ class Secrets:
         return text
 
     def hide_in_bytes(self, content: bytes) -> bytes:
-        """Return the bytes of a file with `[secret]` in place of each secret."""
+        """Return content with `[secret]` in place of each secret, encoded as UTF-8."""
         for value in self.values:
             content = content.replace(value.encode(errors="surrogatepass"), HIDDEN.encode())
         return content

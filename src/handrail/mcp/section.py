@@ -43,13 +43,13 @@ class McpTools(LiveSection):
     """A section with the tools of an MCP server: `McpTools(command=["npx", "server"])` or `McpTools(url="https://…")`.
 
     A server that needs more, such as environment variables or headers, is passed as `server=StdioServer(...)` or
-    `server=UrlServer(...)`. It is started, or connected to, when a run with the section begins, and stays connected for later
-    runs on the same event loop. Its tools go through the gate like any others. Every tool is `irreversible`, unless `effects` has
+    `server=UrlServer(...)`. The server is started, or connected to, when a run with the section begins, and stays connected for
+    later runs on the same event loop. Its tools go through the gate like any others. Every tool is `irreversible`, unless `effects` has
     an effect for it under the name that the server uses, or `trust_annotations` is set and the server says that the tool is
     read-only or idempotent. `prefix` is put before each name. `timeout` limits one call, in seconds. If the server can't be
-    reached, a run fails, or begins without the tools if `required` is false. If it needs a login, a run begins with one tool,
-    which asks the person to log in. Raises `DefinitionError` unless exactly one of `command`, `url` and `server` is given, or
-    if that argument, the prefix or an effect is invalid.
+    used, a run fails, or begins without the tools if `required` is false. If the server needs a login and has a `Login`, a run
+    begins with one tool, which asks the person to log in. Raises `DefinitionError` unless exactly one of `command`, `url` and
+    `server` is given, or if that argument, the prefix or an effect is invalid.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class McpTools(LiveSection):
 
 
 class _Server:
-    """One server: its connection, its tools, and the calls in progress."""
+    """One server: its connection on each event loop, its tools, and the calls in progress."""
 
     def __init__(self, name: str, server: Server, rules: ToolRules, required: bool) -> None:
         self.name = name
@@ -185,7 +185,8 @@ class _Server:
     async def ask_login(self, address: str) -> str:
         """Ask the person of the oldest call in progress to log in.
 
-        Raises `LoginNeeded` if there is no call, or nobody logs in. Without a call, the model is offered a tool that asks.
+        Raises `LoginNeeded` if there is no call, or nobody logs in. If there is no call, `connect` offers the model a tool that
+        asks.
         """
         self._needs_login = not self.calls
         return await elicitation.ask_login(self.name, self.calls[0] if self.calls else None, address)
@@ -234,7 +235,7 @@ class _Server:
         for each in described:
             known = before.get(each.name)
             if each.name in made:
-                continue  # a server that lists a name twice means the first
+                continue  # of two tools with the same name, the first counts
             own = Names(names[each.name], capabilities[each.name], self.name)
             if known is not None and each.name in same and known.is_called(own):
                 made[each.name] = known
@@ -367,7 +368,7 @@ class _Server:
 
         Such a server does not say which call the question belongs to. So the question is asked on behalf of the oldest call
         in progress. Nobody is asked if no call is in progress, or if the calls have different principals, because one principal
-        could see and answer another's question.
+        could otherwise see and answer another's question.
         """
         principals = {each.session.principal for each in self.calls}
         context = self.calls[0] if len(principals) == 1 else None

@@ -14,9 +14,10 @@ from handrail.tools import Tool
 
 
 class ServedTools:
-    """The tools of a prompt, and further tools, such as agents and workers. The prompt's policies decide on all of them.
+    """The tools of a prompt, and further tools, such as agents and workers.
 
-    Only the tools of sections that are shown in full are served. The tools of live sections may change at any time.
+    The prompt's own policies decide on all tools. A section's policies decide on the tools of the section and of the sections
+    inside it. The tools of sections that are not shown in full are not served. The tools of live sections may change at any time.
     """
 
     def __init__(
@@ -40,14 +41,14 @@ class ServedTools:
 
     @property
     def model(self) -> Model:
-        """The app's own model, for runs that are nested in calls."""
+        """The app's own model, for runs that are nested in calls. An app without an adapter has a `NoModel`."""
         return self._adapter.model
 
     async def load(self) -> Prompt[Any]:
         """Connect the live sections, and return the prompt of a run that calls one of the tools.
 
-        The prompt has the current tools, and a fixed text. Raises a `HandrailError` if a section can't be connected, or if the
-        app's prompt can't be rendered.
+        The prompt has the current tools, and a fixed text. Raises a `HandrailError` if a section can't be connected, if the
+        app's prompt can't be rendered, or if two tools have the same name.
         """
         await self.prompt.connect()
         rendered = self.prompt.render()

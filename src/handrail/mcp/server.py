@@ -38,7 +38,7 @@ from mcp import MCPError
 STATE_SECONDS = 30 * 24 * 3600.0
 """Seconds for which a client may call again with the answer to a question."""
 OPEN_SECONDS = 30.0
-"""Seconds to wait for the answer from a page that was opened, before a 2026-07-28 client is sent there again."""
+"""Seconds to wait for the answer from a page that was opened, before a 2026-07-28 client is sent to the page again."""
 LOCAL = "local"
 """The principal of a client on standard input and output."""
 _STATE = b"handrail mcp request state"
@@ -65,7 +65,7 @@ class ToolServer:
     - `sections`: the sections that are served as MCP prompts; by default, those of the prompt.
     - `park_after`: seconds for which a recorded call that waits for an answer stays in memory.
 
-    Only the tools of sections that are shown in full are served. Further arguments apply to each run.
+    The tools of sections that are not shown in full are not served. Further arguments apply to each run.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class ToolServer:
     async def continue_call(
         self, request: Any, run_id: str, principal: str, responses: Mapping[str, Any] = _NONE
     ) -> LiveCall | ToolResult[Any]:
-        """Return a call to which the client comes back, or the recorded result of a call that is over.
+        """Return the call that a client continues, or its recorded result if the call is over.
 
         If this process does not have the call in memory, the responses are recorded and the call is resumed.
 
@@ -226,7 +226,8 @@ class ToolServer:
     async def _elicit(self, request: Any, call: LiveCall, question: Question) -> None:
         """Ask a client with an older protocol version, and give the call the answer.
 
-        For a secret, the client opens an address at which the person answers, and is told when that is done.
+        For a secret, the client opens an address at which the person answers. A client that accepts this is told when the
+        question is closed.
         """
         params: Any = self.ask_of(request, call.run_id, question, call.problems.get(question.id, "")).params
         if not question.secret:
@@ -243,8 +244,8 @@ class ToolServer:
     async def _finish(self, request: Any, call: LiveCall, opened: set[str]) -> Answered:
         """Wait for a call, and return its result, or its questions for a client that calls again with the answers.
 
-        A client with an older protocol version is asked meanwhile. `opened` are the ids of questions whose page the person
-        has just opened. Their answers are awaited first, for at most `OPEN_SECONDS`. If this request ends early, the call is cancelled.
+        A client with an older protocol version is asked while the call waits. `opened` are the ids of questions whose page the
+        person has just opened. Their answers are awaited first, for at most `OPEN_SECONDS`. If this request ends early, the call is cancelled.
         """
         is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
         try:
@@ -254,7 +255,7 @@ class ToolServer:
                 has_ended = await call.wait()
                 if (
                     call.task.cancelled()
-                ):  # by a different request or process, so this request's session goes on
+                ):  # by a different request or process: this request's session is still open
                     return content_of(ToolResult.error(f"{call.name} was cancelled."))
                 if has_ended and not call.is_parked:
                     await call.flush()

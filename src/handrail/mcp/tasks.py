@@ -34,11 +34,11 @@ EXTENSION = "io.modelcontextprotocol/tasks"
 TASK = "mcp.task"
 """The capability of a tool whose calls are tasks from the start, for clients that support tasks."""
 TASK_REQUIRED = "mcp.task.required"
-"""The capability of a tool that only clients that support tasks can call."""
+"""The capability of a tool that can be called only by clients that support tasks."""
 TASK_AFTER = 1.0
 """Seconds after which a call of a tool that has neither `TASK` nor `TASK_REQUIRED` becomes a task."""
 TASK_SECONDS = 30 * 24 * 3600
-"""The lifetime of a task that clients are told, in seconds."""
+"""The lifetime of a task in seconds, as reported to clients."""
 _POLL_MS = 500
 
 
@@ -67,7 +67,7 @@ class Tasks:
         served.server.extensions[EXTENSION] = {}
 
     def check(self, request: Any, tool: Tool[Any, Any]) -> None:
-        """Raise `MCPError` if only clients that support tasks can call the tool, and this client does not."""
+        """Raise `MCPError` if the tool has the capability `TASK_REQUIRED` and the client does not support tasks."""
         if TASK_REQUIRED in tool.capabilities and not has_tasks(request):
             require_client_extension(request, EXTENSION)
 

@@ -49,7 +49,7 @@ class TokenFile:
         self._known = known
         self._clock = clock
         self.context: Any = None
-        """The context of the SDK's login, whose metadata is stored with the tokens; None if there is no login."""
+        """The context of the SDK's login, whose metadata is stored with the tokens; None until a `SharedLogin` uses this file."""
 
     async def get_tokens(self) -> OAuthToken | None:
         return self._read("tokens", OAuthToken)
@@ -70,7 +70,7 @@ class TokenFile:
         self._write(client=_plain(client_info))
 
     def stored(self) -> Stored | None:
-        """Return the tokens in the file, or None if it has no valid ones."""
+        """Return the tokens in the file, which may have expired, or None if the file has none or they can't be read."""
         tokens = self._read("tokens", OAuthToken)
         if tokens is None:
             return None
@@ -165,7 +165,7 @@ class SharedLogin(OAuthClientProvider):
                 await flow.aclose()
 
     async def _must_refresh(self) -> bool:
-        """Take over the tokens from the file if they have changed. Returns whether they have to be refreshed."""
+        """Take over the tokens from the file if they have changed. Returns whether they have expired and can be refreshed."""
         context = self.context
         context.client_info = context.client_info or await self._file.get_client_info()
         stored = self._file.stored()

@@ -44,12 +44,12 @@ class McpTool(Tool[Any, Any]):
     source: Source | None
 
     def is_called(self, names: Names) -> bool:
-        """Return whether the tool has these names."""
+        """Return whether the tool has this name and this capability. The server is not compared."""
         return self.name == names.name and names.capability in self.capabilities
 
 
 class Source(NamedTuple):
-    """The file that names a server. A run that is resumed reads it again."""
+    """The file that names a server. `handrail runs resume` reads it again."""
 
     path: str
     digest: str
@@ -147,9 +147,9 @@ def _references(schema: Any) -> Iterator[str]:
 def map_names(remote: Sequence[str], prefix: str) -> dict[str, str]:
     """Return a callable name for each of a server's names, in the same order.
 
-    Characters that a tool's name can't contain become `_`. If that makes two names equal, the one that needed no change
-    keeps it. The others, and names that are too long, end with a digest of the original name. So no name depends on the
-    order, and a server can't take over the name of a tool by adding one that looks like it.
+    Characters that a tool's name can't contain become `_`. If that makes names equal, the one that needed no change stays as it
+    is. The others, and names that are empty or too long, end with a digest of the original name. So no name depends on the
+    order, and a tool whose name needed no change keeps it when the server adds other tools.
     """
     return _mapped({name: prefix + _UNFIT.sub("_", name) for name in remote}, prefix)
 

@@ -35,7 +35,7 @@ from handrail.tools.result import clean_text
 log = logging.getLogger("handrail.mcp")
 
 Mode = Literal["auto", "legacy", "2026-07-28"]
-"""The protocol to speak: `auto` asks the server, and `legacy` is the one before version 2026-07-28."""
+"""The version of the protocol to use: `auto` asks the server, and `legacy` is a version before 2026-07-28."""
 Lost = Callable[[str], None]
 """A function that is called with the reason when a server goes away."""
 
@@ -49,7 +49,7 @@ _ENDED = "it ended"
 _GRACE = 2.0
 """How many seconds a server has to exit after its input ends, and again after it is told to terminate."""
 _LAST_MOMENTS = 0.5
-"""How many seconds to wait for the exit status of a server whose output has ended."""
+"""Maximum seconds to wait for the exit status of a server whose output has ended, and then for the rest of its standard error."""
 _MAX_LOGGED = 1_000
 """Maximum number of lines of standard error that are logged for one start of a server."""
 _WINDOW = 60.0
@@ -79,8 +79,8 @@ class StdioServer:
     """A server that is started by a command, and communicates over its standard input and output.
 
     It gets a few variables of this process's environment, such as `PATH` and `HOME`, and those in `env`. `secrets` are
-    further values to hide, besides the variables whose names suggest a secret. Raises `DefinitionError` if `command` is not
-    a list of strings that names a program.
+    further values to hide, besides the variables in `env` whose names suggest a secret. Raises `DefinitionError` unless
+    `command` is a sequence of strings without null bytes, the first of which names a program.
     """
 
     command: Sequence[str]
@@ -238,7 +238,7 @@ async def _read(
 
 
 def message_in(line: bytes) -> Any:
-    """Return the message in a line. Raises `ValueError` if there is none.
+    """Return the message in a line. Raises `ValueError` if the line has no message.
 
     Lone surrogates are replaced: a server in JavaScript sends half a character if it cuts a text inside one. A response that is
     not valid is returned with a result that no request accepts, so that its request fails at once.
@@ -292,7 +292,7 @@ async def _write(
 async def _stop(
     process: asyncio.subprocess.Process, errors: asyncio.Task[None], *tasks: asyncio.Task[None]
 ) -> None:
-    """End a server: close its input, then terminate its process group, then kill what is left of it."""
+    """End a server: close its input, terminate its process group if the server does not exit, then kill what is left of it."""
     await asyncio.gather(*tasks, return_exceptions=True)
     if process.stdin is not None:
         process.stdin.close()
@@ -325,7 +325,7 @@ async def _drain(stdout: asyncio.StreamReader | None) -> None:
 
 
 def check_command(command: object) -> tuple[str, ...] | None:
-    """Return a command as a tuple; None unless it is a list of strings that names a program and has no null bytes."""
+    """Return a command as a tuple; None unless it is a sequence of strings without null bytes, the first of which is not empty."""
     if isinstance(command, str) or not isinstance(command, Sequence) or not command:
         return None
     words = tuple(cast("Sequence[Any]", command))

@@ -23,9 +23,9 @@ from handrail.mcp.transport import Flood, Lost, Mode
 from handrail.raised_errors import in_short
 
 _SILENCE = 300
-"""Seconds for which a server may send nothing. It may keep a stream open for later events, so this is long."""
+"""Seconds for which a server may send nothing. A server may keep a stream open for later events, so the limit is high."""
 _CONNECT = 30
-"""Seconds to connect to a server, and to send it a request."""
+"""Maximum seconds to connect to a server, and to send it the next part of a request."""
 _STREAM, _JSON = "text/event-stream", "application/json"
 _PASSED = frozenset([400, 404, 405])
 """Error statuses that are passed on, because the SDK handles them itself."""
@@ -36,7 +36,7 @@ class UrlServer:
     """A server at an address, which speaks streamable HTTP.
 
     `headers` are sent with each request. With a `login`, the person is asked to log in when the server requires it.
-    `secrets` are further values to hide, besides the headers. Raises `DefinitionError` if `url` is not an http or https
+    `secrets` are further values to hide, besides those of the headers. Raises `DefinitionError` if `url` is not an http or https
     address, or contains a user name or password.
     """
 
@@ -159,7 +159,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class _Checked:
-    """The stream of a server's messages, without tools that are not valid. It ends if the server floods it."""
+    """The stream of a server's messages, without tools that are not valid. The stream ends if `Flood` refuses a message."""
 
     def __init__(self, inner: Any, lost: Lost, listings: Listings) -> None:
         self._inner = inner

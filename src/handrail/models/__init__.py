@@ -1,11 +1,11 @@
-"""Models: one class for each provider API. Each implements the `Model` protocol, which streams an answer in parts.
+"""Models: classes for the providers' APIs. Each implements the `Model` protocol, which streams an answer in parts.
 
 This module also defines the errors of model requests. `ModelError`, their base class, is in `handrail.errors`.
 
 ModelError
 ├── ModelRateLimited                     transient: too many requests
 ├── ModelUnavailable (ConnectionError)   transient: not reachable, or not able to answer
-├── ModelAnswerBroken (ValueError)       transient: the answer was cut off or can't be read
+├── ModelAnswerBroken (ValueError)       transient: the answer was cut off or can't be used
 └── ModelRequestRefused (ValueError)     the request is wrong: a retry won't help
     └── ModelKeyMissing                    .variables: the environment variables that could hold the key; none is set
 """
@@ -30,7 +30,7 @@ class ModelUnavailable(ModelError, ConnectionError):
 
 
 class ModelAnswerBroken(ModelError, ValueError):
-    """Raised if the answer was cut off or can't be read. No part of the answer is used."""
+    """Raised if the answer was cut off or can't be used, for example because it can't be read. No part of it is used."""
 
     transient = True
 

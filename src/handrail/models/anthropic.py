@@ -49,7 +49,7 @@ _EMPTY = "(nothing)"
 """Text that is sent instead of empty text, which the API refuses."""
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 _SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
-"""Types of the blocks that call the provider's own tools. The result is a block of its own, with the call's id."""
+"""Types of the blocks that call the provider's own tools. The result of a call is a separate block with the call's id."""
 _OF_CALLS = frozenset({"id", "name", "input"})
 """The fields of a call that the conversation already holds. They are not kept with the blocks."""
 _STOPS: dict[str, StopReason] = {

@@ -131,8 +131,8 @@ def _in_line(text: str) -> str:
 def joined(before: Any, piece: Any) -> Any:
     """Join two pieces of a field: strings one after the other, objects field by field, and lists item by item.
 
-    An item of a list continues the item before it if both have the same `index` and `type`. A piece of any other type,
-    or of a type that differs from the one before, replaces it.
+    An item of a list continues the item before it if both have the same `index` and `type`. A piece of any other type
+    replaces the piece before it, and so does a piece whose type differs from that of the piece before it.
     """
     if before is None or type(before) is not type(piece):
         return piece

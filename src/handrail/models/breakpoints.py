@@ -64,7 +64,7 @@ def _since_last_request(messages: Sent[Message]) -> list[Message]:
 
 
 def _blocks(message: Message) -> int:
-    """Return an upper bound for the number of blocks of a message. It need not be exact: an extra mark costs nothing."""
+    """Return an upper bound for the number of blocks of a message. The bound need not be exact: an extra mark costs nothing."""
     if isinstance(message, ToolMessage):
         return len(message.results) + sum(1 + len(each.attachments) for each in message.results if each.shows)
     if isinstance(message, AssistantMessage):

@@ -1,10 +1,10 @@
-"""`BridgedModel`: models of all other providers, through pydantic-ai.
+"""`BridgedModel`: models of other providers, through pydantic-ai.
 
 Only pydantic-ai's model layer is used: one request, one answer. The loop, tools, retries and validation are
-Handrail's. docs/design.md says why this library was chosen. It is imported when the first `BridgedModel` is
+Handrail's. docs/design.md says why this library was chosen. The library is imported when the first `BridgedModel` is
 created.
 
-Messages are converted to pydantic-ai's and back. Its errors become `ModelError`s, from which keys are removed.
+Messages are converted to pydantic-ai's, and pydantic-ai's answers to parts. Its errors become `ModelError`s without the keys.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NEEDED = "models of other providers need pydantic-ai, which is not installed. R
 
 
 class BridgedModel:
-    """A model from any other provider, as in `BridgedModel("cohere:command-a")`.
+    """A model of any provider that pydantic-ai supports, as in `BridgedModel("cohere:command-a")`.
 
     Each provider needs its own packages (`pip install 'pydantic-ai-slim[cohere]'`) and its key in an environment
     variable, which pydantic-ai's documentation names. A configured pydantic-ai model is accepted too;
@@ -268,7 +268,7 @@ class _Pieces:
 
     def __init__(self) -> None:
         self._late: set[int] = set()
-        """Indexes of the calls whose arguments arrive as objects. They are complete only at the end of the answer."""
+        """Indexes of the calls whose arguments arrive as objects. Such arguments are complete only at the end of the answer."""
 
     def take(self, event: Any) -> Iterator[ModelPart]:
         if event.event_kind == "part_start":

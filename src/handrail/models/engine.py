@@ -77,7 +77,7 @@ class Engine:
     async def generate(self, body: Body) -> AsyncGenerator[str | Ended]:
         """Yield the chunks of text as they arrive, then an `Ended`.
 
-        Raises `DefinitionError` if a package is missing, and `ModelError` on any other failure. If the caller stops
+        Raises `DefinitionError` or `ImportError` if a package is missing, and `ModelError` on any other failure. If the caller stops
         iterating, generation stops after the current token, or after the current batch of the prompt. A request that is
         still waiting for its turn then never starts.
         """
@@ -236,7 +236,7 @@ _engines_lock = threading.Lock()
 
 
 def engine_of(model: str, settings: Settings) -> Engine:
-    """Return this process's engine for these settings. Its first request loads it."""
+    """Return this process's engine for these settings. The first request loads the engine."""
     with _engines_lock:
         found = _engines.get(settings)
         if found is None:

@@ -55,7 +55,7 @@ _BEGINNING = b'{"role":"user","parts":[{"text":"(nothing)"}]}'
 _FOREIGN = "skip_thought_signature_validator"
 """The signature that Google documents for calls without one, which another provider's model or an older Gemini model made."""
 _OLDER = re.compile(r"(?:models/)?gemini-(?:1|2)\b")
-"""Matches the models before Gemini 3. They refuse a JSON Schema for the answer while they have tools."""
+"""Matches the names of the models before Gemini 3. These refuse a JSON Schema for the answer while they have tools."""
 _STOPS: dict[str, StopReason] = {
     "STOP": "done",
     "MAX_TOKENS": "length",
@@ -184,7 +184,7 @@ class GeminiModel:
 
 
 def _name(name: str) -> str:
-    """Return the name of a tool or a call as the API accepts it. It must begin with a letter or an underscore."""
+    """Return the name of a tool or a call as the API accepts it: it begins with a letter or an underscore."""
     name = name_for_wire(name)
     return name if name[0].isalpha() or name[0] == "_" else f"_{name}"[:64]
 

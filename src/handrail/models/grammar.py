@@ -8,9 +8,8 @@ request for one malformed name. The functions in this module normalise what is s
 - What an API accepts is returned unchanged, except for Mistral's ids and ids that could be mistaken for a digest.
 - Different ids stay different, and a call and its result get the same id.
 
-The rules are the providers' published ones, and what their errors say: names have up to 64 letters, digits, `_` and
-`-`; ids are limited in length by OpenAI, and in their characters by Anthropic; arguments are an object that every JSON
-parser reads.
+The rules come from the providers' documentation and error messages: names have up to 64 letters, digits, `_` and `-`;
+OpenAI limits the length of ids, and Anthropic their characters; arguments are an object that every JSON parser reads.
 """
 
 from __future__ import annotations
@@ -41,14 +40,18 @@ _NORMALISED = re.compile(r"hr-[0-9a-f]{32}")
 _DEEPEST = 50
 """Maximum nesting of arguments that are sent unchanged. Some parsers read only 64 levels, including the request's own."""
 _LONGEST_NUMBER = 300
-"""Maximum digits of a number. A longer one does not fit a float, which many parsers use for all numbers."""
+"""Maximum digits in a row in arguments that are sent unchanged. A longer number may not fit a float, which many parsers use."""
 _DIGITS = re.compile(rf"\d{{{_LONGEST_NUMBER + 1}}}")
 _MOST_UNREADABLE = 20_000
 """Maximum number of characters of unreadable arguments that are sent back."""
 
 
 def name_for_wire(name: str) -> str:
-    """Return the name of a call as 1 to 64 letters, digits, `_` and `-`. Runs of other characters become `_` or, at the ends, are removed."""
+    """Return the name of a call as 1 to 64 letters, digits, `_` and `-`.
+
+    An accepted name is returned unchanged. In any other name, each run of other characters becomes `_`, the name is cut to 64
+    characters, and `_` is removed from its ends.
+    """
     if _NAME.fullmatch(name):
         return name
     return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME].strip("_") or _UNNAMED

@@ -339,7 +339,7 @@ def _checked(part: ModelPart) -> ModelPart:
 
 
 def _message_in(raw: bytes) -> str:
-    """Return the message in a provider's error response, or the whole response if its form is unknown."""
+    """Return the message in a provider's error response. Without a message, returns the whole error or response."""
     try:
         data: Any = decode(raw)
     except _UNREADABLE:
@@ -431,7 +431,7 @@ _kept_json = lru_cache(maxsize=64)(encode)
 
 
 _MOST_TOKENS = 1 << 53
-"""Maximum token count. A larger count is the server's mistake, and journals can't store it."""
+"""Maximum token count. A larger count is the server's mistake."""
 
 
 def count(value: Any) -> int:
@@ -444,7 +444,7 @@ def count(value: Any) -> int:
 def body_of(fields: Mapping[str, Any], **written: tuple[bytes | bytearray, ...]) -> bytes:
     """Build the JSON of a request body from plain values, and from values that are already encoded, each in pieces.
 
-    The pieces are joined once, because a conversation with attachments has many megabytes.
+    The pieces are joined only once, because a conversation with attachments can have many megabytes.
     """
     parts: list[bytes | bytearray] = [encode(fields)[:-1]]
     comma = b"," if fields else b""

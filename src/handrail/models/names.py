@@ -30,7 +30,7 @@ _modules: dict[Path, ModuleType] = {}
 
 
 def model_named(name: str, folder: Path | None = None) -> Model:
-    """Return the model with this name. Raises `DefinitionError` if there is none, or if its module can't be imported.
+    """Return the model with this name. Raises `DefinitionError` if there is no such model, or if it can't be created.
 
     A module is looked up among the installed ones, then in `folder`, the folder of the worker that names the model,
     and then where the command line looks for apps. The name after the colon is that of a model, an adapter or an agent in the module.

@@ -1,6 +1,6 @@
 """Calls whose arguments arrive in pieces from the Gemini API, as with `streamFunctionCallArguments`.
 
-The first piece has the name. Each further piece has values of arguments, with JSON paths that say where they belong.
+The first piece has the name. A piece may have values of arguments, each with a JSON path that says where the value belongs.
 Every piece but the last has `willContinue`.
 """
 

@@ -1,7 +1,7 @@
 """Attachments in requests: which of them each provider's API takes, and in which form.
 
-An attachment that a model takes becomes a part of the message. A text file that it does not take is included as text.
-Anything else is described in words, so that a model always knows what it was not shown.
+A text file is included as text. Any other attachment becomes a part of the message if the model takes it. Otherwise it is
+described in words, so that a model always knows what it was not shown.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def with_fence(attachment: Attachment) -> str:
 
 
 def text_with(text: str, attachments: Sequence[Attachment], takes: Takes) -> str:
-    """Return the text of a message, followed by the text or a description of each attachment that can't be sent."""
+    """Return the text of a message, followed by the text or a description of each attachment that is not sent as a part."""
     left = [in_words(each, takes) for each in attachments if not takes.sends(each)]
     return "\n\n".join(filter(None, (text, *left)))
 

@@ -89,7 +89,7 @@ def written(model: str, request: ModelRequest, forms: Forms) -> bytes:
 def joined_tools(own: bytes, *functions: bytes | bytearray) -> tuple[bytes | bytearray, ...]:
     """Return the JSON list of a request's tools, in pieces.
 
-    The provider's own tools come first, because later requests may append to `functions`.
+    The provider's own tools come first, so that the list keeps its beginning when later requests append functions.
     """
     return (b"[", own, b"," if own and any(functions) else b"", *functions, b"]")
 

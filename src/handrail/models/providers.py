@@ -50,7 +50,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     limit: str = "max_tokens"
     """The field that limits the length of an answer."""
     seed: str = "seed"
-    """The field that makes answers repeatable."""
+    """The field for the `seed` in `ModelSettings`."""
     stream_options: bool = True
     """Whether a request for a stream may have `stream_options`. A server that refuses them reports its tokens anyway."""
     native_output: bool = True
@@ -65,13 +65,13 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     Content with parts that are not text counts as a field, and what the server adds to a call is always sent back.
     """
     thought_with_calls: str = ""
-    """The field for the model's thinking that the server requires in an answer with calls; "" for none."""
+    """The field for the model's thinking that the server requires in an answer with calls; "" if it requires none."""
     lacks: frozenset[str] = frozenset()
     """The settings in `ModelSettings` that the server does not have."""
     forced: re.Pattern[str] = re.compile("")
     """Matches the names of the models that can be forced to answer with a call. Other models refuse a request to do so."""
     takes: Takes = CHAT_TAKES
-    """The attachments that the model in use takes. Rows of the table do not set it: `Provider.takes` depends on the model's name."""
+    """The attachments that the model in use takes. The table does not set this field, because it depends on the model's name."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class Address(msgspec.Struct, frozen=True):
     variable: str
     path: str = ""
     port: int | None = None
-    """The port to add if the variable has none, as in `OLLAMA_HOST=10.0.0.5`; None to add none. https gets none either."""
+    """The port to add to an http address without one, as in `OLLAMA_HOST=10.0.0.5`; None to add none."""
 
     def find(self) -> str:
         """Return the address in the variable, with the port and the path added if they are missing, or "" if it is not set."""
@@ -103,7 +103,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[Key, ...] = ()
     """The keys to look for. The first one whose variable is set is sent."""
     headers: Mapping[str, str] = {}
-    """Further headers, each with the variable that has its value."""
+    """Additional headers, each with the environment variable that has its value."""
     is_own: bool = False
     """Whether people run the server themselves. Such a server needs no key, and its tokens cost nothing."""
     quirks: Quirks = Quirks()
@@ -121,7 +121,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         return next((found for each in self.addresses if (found := each.find())), self.address)
 
     def find_headers(self) -> dict[str, str]:
-        """Return the further headers whose variables are set."""
+        """Return the additional headers whose variables are set."""
         found = {name: os.environ.get(variable, "").strip() for name, variable in self.headers.items()}
         return {name: value for name, value in found.items() if value}
 
@@ -162,7 +162,7 @@ def _standing_in(provider: Provider) -> Quirks:
 def _with_port(given: str, port: int) -> str:
     """Return a complete address for a host, a host with a port, or an address.
 
-    `0.0.0.0` and `::` become 127.0.0.1. An http address without a port gets this one.
+    `0.0.0.0` and `::` become 127.0.0.1. An http address without a port gets `port`.
     """
     parts = urlsplit(given if "://" in given else f"http://{given}")
     host = parts.hostname or ""

@@ -48,7 +48,7 @@ def resets_at(headers: Mapping[str, str], clock: Clock) -> datetime | None:
 
 
 def retry_after(headers: Mapping[str, str], body: bytes, clock: Clock) -> float | None:
-    """Return how many seconds to wait before the next request, or None if neither the headers nor the body say so."""
+    """Return how many seconds to wait before the next request, or None if the response gives no valid time."""
     milliseconds = headers.get("retry-after-ms")
     said = headers.get("retry-after")
     try:

@@ -189,7 +189,7 @@ def _end(endpoint: Endpoint, wire: str, answer: Any, items: list[Any]) -> Iterat
 
 
 def _is_search(item: Any) -> bool:
-    """Return whether an item is a web search that is charged for. Opening a page and searching in it are not."""
+    """Return whether an item is a web search that is charged for. Opening a page and searching in it are free."""
     action = item.get("action")
     return item["type"] == "web_search_call" and (
         not isinstance(action, dict) or action.get("type") == "search"

@@ -59,7 +59,7 @@ class Reply(msgspec.Struct, frozen=True):
     delay: float = 0.0
     """Seconds to wait before the first part."""
     error: Exception | None = None
-    """An error to raise after the text and the calls, in place of the usage and the stop reason; None for none."""
+    """An error to raise after the text and the calls, in place of the usage and the stop reason; None to raise nothing."""
     stop: StopReason | None = None
     """The stop reason. If None, it is `calls` for a reply with calls, and otherwise `done`."""
     cut: bool = False
@@ -80,8 +80,9 @@ class ScriptedModel:
 
         ScriptedModel([ToolCall("weather", {"city": "Oslo"}), "It rains."])
 
-    Every request is kept in `requests` for tests to inspect. A request after the last answer in the list
-    raises `ModelRequestRefused`. Raises `DefinitionError` if `script` is a single text, call or `Reply` and not a list.
+    Every request is kept in `requests` for tests to inspect. A request after the last answer in the list raises
+    `ModelRequestRefused`, and a request whose answer is not a `Scripted` raises `DefinitionError`. The constructor raises
+    `DefinitionError` if `script` is a single text, call or `Reply` and not a list.
     """
 
     def __init__(

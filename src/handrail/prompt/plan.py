@@ -19,7 +19,7 @@ from handrail.schema import to_json
 from handrail.tools import Tool, ToolExample
 
 OPENER = "open_sections"
-"""The name of the built-in tool that opens a section shown as a summary."""
+"""The name of the built-in tool that opens sections shown as summaries."""
 
 AnyTool = Tool[Any, Any]
 

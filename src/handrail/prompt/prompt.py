@@ -64,7 +64,7 @@ class Checked(msgspec.Struct, frozen=True):
     examples: str
     output_schema: Schema[Any] | None
     is_fixed: bool
-    """Whether every rendering of the prompt is the same, except for the opened sections."""
+    """Whether every rendering of the prompt is the same, except for the opened sections and the deadline."""
     is_live: bool
     """Whether the tools of a section can change during a run."""
 
@@ -77,7 +77,7 @@ class Prompt(Generic[OutputT]):
     `Prompt("guide", "Answer briefly.", tools=[weather])` has one section without a heading. Texts and sections
     can be mixed: `Prompt("guide", ["Answer briefly.", FileTools()])`. With `output=Report` it is a
     `Prompt[Report]`, and the model's answer is a `Report`. The prompt's policies decide on every tool; a section's
-    policies decide on the tools of the section and of its children.
+    policies decide on the tools of the section and of the sections inside it.
 
     The constructor raises `PromptDefinitionError` if the definition is invalid, and `ToolDefinitionError` if a tool is
     incomplete.
@@ -278,7 +278,7 @@ def _check(prompt: Prompt[Any]) -> Checked:
 
 
 class _Check:
-    """Checks a new prompt. Each method is one rule."""
+    """Checks the definition of a new prompt."""
 
     def __init__(self, prompt: Prompt[Any]) -> None:
         self.prompt = prompt

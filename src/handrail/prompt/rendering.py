@@ -25,8 +25,8 @@ OutputT = TypeVar("OutputT", default=Any)
 class ScopedPolicy(msgspec.Struct, frozen=True):
     """A policy and the names of the tools on which it decides. None stands for every tool in the prompt.
 
-    A policy also receives the results of tools outside its scope, unless it judges changes (`guard.policy.ChangePolicy`).
-    The scope includes the tools of sections that are still closed, so opening a section does not change the policies.
+    A policy also receives the results of tools outside its scope, unless it is a `ChangePolicy` and not a `ResultsNoter`. The
+    scope includes the tools of sections that are still closed, so opening a section does not change the policies.
     """
 
     policy: ToolPolicy
@@ -167,7 +167,7 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)  # no slots, because calling a subscripted generic class sets an attribute
 class RenderedPrompt(Generic[OutputT]):
-    """A prompt as a model sees it. It is immutable: opening a section returns a new prompt."""
+    """A prompt as a model sees it. It is immutable: `open` and `refreshed` create new ones."""
 
     text: str
     tools: tuple[AnyTool, ...]

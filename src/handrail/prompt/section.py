@@ -34,7 +34,7 @@ class Condition:
     """A section's `enabled` or `visibility`: a plain value or a function.
 
     A function may take `params`, `session`, both or neither; `**given` takes both. Raises `PromptDefinitionError` for a
-    value that is not allowed, for an async or generator function, and for a function with any other required parameter.
+    value that is not allowed, for a coroutine or generator function, and for a function with any other required parameter.
     """
 
     __slots__ = ("_allowed", "_function", "_takes", "_takes_all", "_value", "_what")
@@ -99,8 +99,8 @@ class Condition:
     def evaluate(self, prompt: str, path: str, given: Mapping[str, Any]) -> Any:
         """Return the condition's value. A function is called with the params and session of a rendering.
 
-        Raises `PromptRenderError` if the function raises or returns a value that is not allowed, or if it takes the session
-        and there is none.
+        Raises `PromptRenderError` if the function raises an exception or returns a value that is not allowed, or if it has a
+        parameter `session` and there is no session.
         """
         function = self._function
         if function is None:
@@ -152,8 +152,10 @@ class Section(Generic[ParamsT], abc.ABC):
     rendering. If a section is disabled, so are its subtree, tools and policies. A section shown as a summary hides its
     body, attachments, children and tools until it is opened.
 
-    `attachments` are pictures, sounds and files, each an `Attachment`, a path or a URL. They are sent with the first
-    message of a run, or with the result of the call that opens the section.
+    `attachments` are pictures, sounds and files, each an `Attachment`, a path or a URL. Unless the conversation already has
+    them, they are sent with the first message of a run, or with the result of the call that opens the section.
+
+    The constructor raises `DefinitionError` if the section, or a tool in it, is invalid.
     """
 
     params_type: ClassVar[Any] = None

@@ -39,8 +39,8 @@ class Template(msgspec.Struct, frozen=True):
 def template_of(text: str) -> Template:
     """Parse a template. Raises `PromptDefinitionError` for a `$` that is neither a placeholder nor `$$`.
 
-    Common indentation and surrounding empty lines are dropped, so that a template can be indented like the code
-    in which it is written.
+    Common indentation, empty lines at the beginning and blanks at the end are dropped, so that a template can be indented like
+    the code in which it is written.
     """
     whole = textwrap.dedent(text).rstrip()
     text = whole.lstrip("\n")

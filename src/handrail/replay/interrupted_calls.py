@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
     """Continue the count of the call's attempts, and note whether the call was charged before the process ended.
 
-    Returns the lasting effects of earlier attempts.
+    Unless the call is over, the model answers of earlier attempts are charged again. Returns the lasting effects of earlier
+    attempts.
     """
     log = attempt.frame.log
     if attempt.kind.undoes or attempt.number > 1:

@@ -114,7 +114,7 @@ def had_secret(tool: Tool[Any, Any], arguments: Any) -> bool:
 
 
 def is_masked(arguments: Any) -> bool:
-    """Return whether these arguments are JSON text with a mask, which means that they come from a record."""
+    """Return whether these arguments are JSON text with a mask in place of a secret, as a record has it."""
     if not isinstance(arguments, str | bytes):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Parked runs: a run that waits only for answers is removed from memory and stays in its journal."""
+"""Parked runs: a run that waits only for answers can be removed from memory, and continues later from its journal."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Parking:
 
     The run is *quiet* once nothing in it is active: every call waits for an answer, or for an inner call
     that does. It *may be parked* if, in addition, all its calls can be re-entered. A parked run ends as if its
-    process had ended: nothing is undone or recorded, no end is published, and a later resume continues from
-    the record.
+    process had ended: its unfinished calls are not compensated, and their ends are neither recorded nor published. A later
+    resume continues from the record.
 
     The environment decides what happens to a quiet run: see `Environment.run_started` and `Environment.run_waiting`.
     """

@@ -62,7 +62,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
-    """Encode a result, with the text that the model is shown. Raises `WrongResult` if the value can't be recorded."""
+    """Encode a result, with `text` or, if that is None, the text that the model is shown.
+
+    Raises `WrongResult` if the value can't be recorded.
+    """
     try:
         shown, json = rendering_of(result) if text is None else (text, json_of(result))
     except ToolValidationError as error:
@@ -192,7 +195,7 @@ class InnerCall(msgspec.Struct, frozen=True):
     act: bool = False
     """Whether the call is a part of its outer call, such as an act of a handoff. No model is shown its result."""
     lost: bool = False
-    """Whether the call only asked, and the answer contained a secret. It is not recorded, so a resumed run may have to ask again."""
+    """Whether the call only asked, and the answer contained a secret. A secret is not recorded, so a resumed run may have to ask again."""
     charged: bool = False
     """Whether the budget was charged for the call."""
     passed: Sequence[Changes] = ()
@@ -287,7 +290,8 @@ def _is_lost(attempt: Attempt, result: ToolResult[Any]) -> bool:
 def _write_act(attempt: Attempt, result: ToolResult[Any]) -> bytes:
     """Encode the result of a part of a call, such as an act. No model sees it.
 
-    Unless it is an answer with a secret, which is lost, it must be restored exactly. Raises `WrongResult` if it can't be.
+    Raises `WrongResult` if the result is a success that can't be restored exactly, unless it is an answer with a secret,
+    which is lost.
     """
     if _is_lost(attempt, result) and attempt.tool.shown is not None:
         return write_result(attempt.tool.shown(result), "")

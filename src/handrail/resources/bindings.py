@@ -1,6 +1,7 @@
 """Bindings: how the resources that tools request by protocol are created and closed.
 
-A resource is created on first use. Resources are closed in reverse order of creation.
+A resource with the scope `fresh` is created at every request, and any other on first use. The resources of a scope are
+closed in reverse order of creation.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Binding(Generic[T]):
 
     `provide` takes the run's other resources and returns this one. It may be a plain or async function, or a plain or
     async generator function that yields the resource once and closes it after the `yield`. If a function that is not a
-    generator creates an object with an `aclose()` or `close()` method, that method is called when the scope ends.
+    generator returns an object with an `aclose()` or `close()` method, that method is called when the scope ends, unless
+    the object comes from another binding.
     """
 
     protocol: type[T]
@@ -128,12 +130,12 @@ class RunResources:
         return self.holder(protocol) is self
 
     def shares(self, protocol: type) -> bool:
-        """Return whether all calls of the run share one resource for the protocol."""
+        """Return whether the protocol is bound with the scope `run`."""
         found = self.holder(protocol)._bindings.get(protocol)
         return found is not None and found.scope == "run"
 
     def made(self, protocol: type) -> Any:
-        """Return the resource that the run's calls share, if it has been created; otherwise None."""
+        """Return the resource that the run's calls share, or None if it has not been created or is closed."""
         kept = self.holder(protocol).scope.made.get(protocol)
         return None if kept is None else kept.thing
 
@@ -155,7 +157,7 @@ class RunResources:
         return {*self._bindings, *(() if self.outer is None else self.outer._every())}
 
     async def close(self) -> None:
-        """Close the run's resources, last created first. No resource can be requested afterwards.
+        """Close the run's resources, last created first. None of them can be requested afterwards.
 
         Raises an `ExceptionGroup` with the errors that closing raised, after all resources were closed.
         """
@@ -248,7 +250,8 @@ class CallResources:
             return False
         return self._call is None or self._call.empty
 
-    # `within` is the lifetime of the requester. `path` is the chain of resources being created.
+    # `within` is the lifetime of the requester, or `fresh` if the call itself is the requester. `path` is the chain of
+    # resources being created.
 
     def get_for(self, protocol: type, within: Scope, path: tuple[type, ...]) -> Any:
         if self._around is not None and not self._run.binds_itself(protocol):
@@ -309,7 +312,8 @@ class CallResources:
     def _there(self, protocol: type, within: Scope) -> Any:
         """Return the resource if it already exists, or `_NOTHING`.
 
-        Raises `ResourceError` if nothing is bound to the protocol, or if this requester or this thread may not use the resource.
+        Raises `ResourceError` if nothing is bound to the protocol, if the run has ended, or if this requester or this thread
+        may not use the resource.
         """
         ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         if ready is not None:
@@ -392,7 +396,7 @@ class Inside:
         self.scope: Scope = scope
         """The lifetime of the resource being created."""
         self.within: Scope = within
-        """The lifetime of the resource's requester."""
+        """The lifetime of the resource's requester, or `fresh` if a call requests it."""
         self._resources = resources
         self._path = path
         self._handed: list[Any] = []
@@ -411,7 +415,7 @@ class Inside:
         return self._hand_out(await self._resources.open_for(protocol, self.scope, self._path))
 
     def handed_out(self, thing: Any) -> bool:
-        """Return whether the provider got this object from another binding, which will close it."""
+        """Return whether the provider got this object from another binding, which is responsible for closing it."""
         return any(each is thing for each in self._handed)
 
     def _hand_out(self, thing: Any) -> Any:

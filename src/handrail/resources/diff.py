@@ -49,8 +49,8 @@ def diff(changes: Iterable[tuple[str, Node, Node]], facts_of: FactsOf, run_by: M
 def _is_said_inside(path: str, node: Node, base: Node, facts_of: FactsOf) -> bool:
     """Return whether a folder's own entry can be omitted, because changes inside the folder imply it.
 
-    The entry is needed if the folder's mode, owner, group or attributes change, or if a new folder has attributes or
-    mode bits beyond 0755.
+    The entry is needed if a file becomes a folder or a folder a file, if the folder's mode, owner, group or attributes
+    change, or if a new folder has attributes or mode bits beyond 0755.
     """
     if node.data is not None or base.data is not None:
         return False
@@ -110,7 +110,7 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
 
 
 def _text(data: Data) -> str | None:
-    """Return a file's text, or None if the file is binary."""
+    """Return a file's text, or None if the file contains a zero byte or is not UTF-8."""
     raw = _bytes(data)
     if b"\0" in raw:
         return None

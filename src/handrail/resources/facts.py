@@ -1,7 +1,7 @@
 """`Facts`: the mode, owner, group and extended attributes of a file or folder.
 
-Access control lists are extended attributes too. Attributes that grant privileges to a program, or that mark the layers
-of an overlay, are never copied.
+Access control lists are extended attributes too. The attributes for file capabilities, for integrity checks (IMA and EVM)
+and for overlays are never copied.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read_attributes(at: str | os.PathLike[str] | int, *, follow: bool = False) -
 
 
 def is_copied(name: str) -> bool:
-    """Return whether a copy of a file has this attribute too."""
+    """Return whether copying a file also copies an attribute with this name."""
     return ".overlay." not in name and name not in _PRIVILEGES
 
 
@@ -93,7 +93,8 @@ def write_facts(at: str | os.PathLike[str] | int, wanted: Facts) -> None:
 def write_attributes(at: str | os.PathLike[str] | int, wanted: Attributes) -> None:
     """Give a file or folder these attributes and remove its others, as far as this process may.
 
-    Attributes that are never copied (see `is_copied`) are not removed.
+    Attributes that are never copied (see `is_copied`) are not removed. An attribute that the process or the disk does not
+    allow is skipped. Raises `OSError` for any other error, for example if the disk is full.
     """
     try:
         names = os.listxattr(at)
@@ -119,7 +120,7 @@ def _as_far_as_allowed() -> Generator[None]:
 
 
 def born_in(at: str, status: os.stat_result) -> Facts | None:
-    """Return the facts of a private folder in which new files inherit the same as in this folder, or None if they inherit nothing.
+    """Return facts for a private folder in which new files inherit what they would in the folder `at`, or None if that is nothing.
 
     A set-group-ID folder passes on its group. A default access list decides who may access new files.
     """
@@ -136,7 +137,7 @@ def born_in(at: str, status: os.stat_result) -> Facts | None:
 def differences(before: Facts | None, after: Facts | None) -> Iterator[str]:
     """Yield a line of a diff for each difference in owner, group or attributes.
 
-    For a new file, only attributes are shown, and for a removed file nothing.
+    For a new file, only attributes are shown, and for a removed file nothing. An owner or group of -1 is not compared.
     """
     if before is not None and after is not None:
         for what, old, new in (("owner", before.uid, after.uid), ("group", before.gid, after.gid)):
@@ -165,7 +166,7 @@ def _shown_value(value: bytes) -> str:
 
 
 def _shown_list(value: bytes) -> str:
-    """Format an access list as `getfacl` does, with numbers for users and groups."""
+    """Format an access list like `getfacl`, with numbers for users and groups. A malformed list is shown as plain bytes."""
     try:
         entries = list(struct.iter_unpack("<HHI", value[4:]))
         return ",".join(_shown_entries(entries))

@@ -24,14 +24,15 @@ class FileChange(msgspec.Struct, frozen=True):
     data: bytes = b""
     facts: Facts | None = None
     base: str = ""
-    """The version that the change is based on, in a form that another process can compare, or "" if there is none."""
+    """The version that the call read or based its change on, in a form that another process can compare, or "" if there is no such form."""
 
 
 class FileFork(Overlay):
     """One call's version of the files, which is either committed to the files it was forked from or dropped.
 
-    Reads are repeatable, even if others commit changes in the meantime. Once the fork is prepared or dropped, reading or
-    writing files through it or a fork of it raises `ContextExpired`, in every thread.
+    Reads are repeatable: if others have changed a file meanwhile, it still has the same content in the fork, or reading it
+    again raises `Conflict`. Once the fork is prepared or dropped, reading or writing files through it or a fork of it raises
+    `ContextExpired`, in every thread.
     """
 
     __slots__ = ()
@@ -41,7 +42,7 @@ class FileFork(Overlay):
     def fork(self, owner: str, /, *, writable: bool = True) -> Self:
         """Return a fork that commits to this one.
 
-        Without `writable`, or if this fork is read-only, it refuses every change.
+        Without `writable`, or if this fork is read-only, the new fork refuses every change.
         """
         self._enter()
         if self._claimed is None:
@@ -79,8 +80,8 @@ class FileFork(Overlay):
     def prepare(self) -> None:
         """Close the fork and check that it can be committed.
 
-        Raises `Conflict` with the paths that someone else also changed, or with all changed paths if the files would
-        exceed a limit together with what others have committed. Raises `ContextExpired` if this fork or an outer one has
+        Raises `Conflict` with the paths that conflict with someone else's changes, or with all changed paths if the files
+        would exceed a limit together with what others have committed. Raises `ContextExpired` if this fork or an outer one has
         ended, or if there are changes and the outer fork is sealed.
         """
         shared = self._shared
@@ -100,10 +101,10 @@ class FileFork(Overlay):
             shared.release()
 
     def apply(self) -> None:
-        """Commit the changes to the files that were forked, or discard them if the outer fork has ended or is sealed.
+        """Commit the changes to the files that were forked. Discards them if an outer fork has ended, or if the nearest one is sealed.
 
-        The reads then count as reads by the outer fork, if it is still open. Raises `ContextError` unless the fork is
-        prepared.
+        The reads then count as reads by the nearest outer fork, unless an outer fork has ended. Raises `ContextError` unless
+        the fork is prepared.
         """
         shared = self._shared
         shared.acquire()
@@ -117,7 +118,7 @@ class FileFork(Overlay):
             if self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
             if self._line and (self._into_sealed() or any(fork._state for fork in self._line)):
-                self._over = None  # the outer fork has ended or is sealed, so it accepts no changes
+                self._over = None  # an outer fork has ended, or the nearest one is sealed
             if self._over is not None:
                 self._merge(self._over)
             self._seen = self._listed = self._torn = None
@@ -125,7 +126,7 @@ class FileFork(Overlay):
             shared.release()
 
     def drop(self) -> None:
-        """Close the fork and discard its changes. Its reads then count as reads by the outer fork, if there is an open one."""
+        """Close the fork and discard its changes. Its reads then count as reads by the nearest outer fork, unless an outer fork has ended."""
         with self._shared.lock:
             if self._state != OVER and self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)

@@ -1,7 +1,7 @@
 """`Layer`: the operations of a filesystem, built on a few primitives.
 
-A filesystem and its forks differ only in the primitives: how a path is looked up, how a folder is listed,
-how reads are recorded, how changes are stored and how usage is counted.
+A filesystem and its forks share these operations. They have different primitives: how a path is looked up, how a folder
+is listed, how reads are recorded, how changes are stored and how usage is counted.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ABSENT = Node(0, None, None)
 TOP = Node(1, None, None)
 
 Over = Mapping[str, Mapping[str, tuple[Node, Node]]]
-"""Changes by folder and name. Each is the current node and the node before the first change."""
+"""Changes by folder and name. Each is the current node and the node that the first change is based on."""
 
 
 class Listing(NamedTuple):
@@ -88,7 +88,7 @@ class Shared:
         self.clock = clock
         self.tick = tick
         self.lock = RLock()
-        # `with` costs as much as the lock itself, so the methods that every commit calls use these instead.
+        # `with` costs as much as the lock itself, so the methods that are called most often use these instead.
         self.acquire = self.lock.acquire
         self.release = self.lock.release
 
@@ -99,7 +99,7 @@ class Layer:
     __slots__ = ("_claimed", "_shared")
     _shared: Shared
     _claimed: dict[object, Over] | None
-    """The changes of each prepared fork of this layer, until they are applied. None for a fork that was never forked itself."""
+    """The changes of each prepared fork of this layer, until it is applied or dropped. None for a fork that was never forked itself."""
 
     # --- primitives, called with the lock held ----------------------------------------------------
 
@@ -264,7 +264,7 @@ class Layer:
         with self._shared.lock:
             self._enter(at.path)
             if self._look(at.folder, at.name).is_folder:
-                self._see(at.folder, at.name)  # looking up the folder counts as a read
+                self._see(at.folder, at.name)  # an existing folder counts as read
             self._make_folders(at.path)
 
     def delete(self, path: str, /, *, recursive: bool = False) -> None:
@@ -343,7 +343,7 @@ class Layer:
             self._put(folder, name, node, self._look(folder, name), ABSENT)
 
     def _below(self, path: str, node: Node) -> Sequence[tuple[str, str, Node]]:
-        """Return all entries of a folder, at any depth. An entry comes after the folder that contains it."""
+        """Return the entries of a folder at any depth, or nothing for a file. An entry comes after the folder that contains it."""
         found: list[tuple[str, str, Node]] = []
         folders = [path] if node.is_folder else []
         for folder in folders:
@@ -394,7 +394,7 @@ class Layer:
         raise FileInTheWay(at.path, "a file exists there already. Delete it first, or choose another path")
 
     def _refuse_missing(self, at: ParsedPath) -> NoReturn:
-        """Raise `FileMissing`, whose message says which part of the path does not exist and suggests a similar name."""
+        """Raise `FileMissing`. Its message says which part of the path is missing, and suggests a similar name or listing a folder."""
         with self._shared.lock:
             lost = next((p for p in ancestors(at.path) if not self._has_folder(p)), at.path)
             folder, name = split(lost)
@@ -410,7 +410,7 @@ class Layer:
 
 
 def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
-    """Return the paths in `over` that conflict with the pending changes of a prepared fork."""
+    """Return the paths in `over` that conflict with the pending changes of prepared forks."""
     mine = _weights(over)
     found: set[str] = set()
     for other in claimed.values():

@@ -1,8 +1,8 @@
 """Line diffs: a unified diff of two lists of lines, in bounded time.
 
 `difflib` takes quadratic time for a file in which every other line changed. Here, lines that occur once on each side
-divide the files into gaps, in the time that sorting takes. Only small gaps are compared line by line. In a large gap,
-everything between the equal lines at its start and end counts as replaced.
+divide the files into gaps, in the time that sorting takes. Small gaps are compared line by line, up to a total for the
+file. In any other gap, everything between the equal lines at its start and end counts as replaced.
 """
 
 from __future__ import annotations

@@ -68,12 +68,12 @@ def is_opaque(folder: str | Path) -> bool:
 
 
 def is_whiteout(facts: os.stat_result) -> bool:
-    """Return whether an entry marks a deletion."""
+    """Return whether an entry is a character device 0:0, which marks a deletion."""
     return stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0
 
 
 def strip_marks(path: str | Path) -> None:
-    """Remove all overlay attributes from a path, so that none that a command set takes effect. Ignores errors of the disk."""
+    """Remove the overlay attributes of a path, so that those set by a command have no effect. Stops silently at the first `OSError`."""
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
             if ".overlay." in name:
@@ -83,8 +83,8 @@ def strip_marks(path: str | Path) -> None:
 def mask_reserved(mask: Path, root: Path) -> None:
     """Fill a layer that hides the reserved names in a root, at any depth.
 
-    `.handrail` in the root is hidden even if it is created later. Any other reserved name is hidden if it exists now,
-    with everything that is created in it later.
+    `.handrail` in the root is hidden even if it is created later. Any other reserved name is hidden only if it exists now,
+    in a folder that this process can read.
     """
     now = os.lstat(mask).st_ctime_ns
     around: dict[str, None] = {}
@@ -107,7 +107,7 @@ def mask_reserved(mask: Path, root: Path) -> None:
 
 
 def _imitate(folder: str, original: str) -> None:
-    """Give a folder of the mask the owner, mode, times and attributes of the original, because commands see the mask's."""
+    """Copy a folder's mode, times, attributes and, if allowed, owner and group to its counterpart in the mask, because commands see those."""
     facts = os.stat(original)
     with contextlib.suppress(PermissionError):
         os.chown(folder, facts.st_uid, facts.st_gid)
@@ -118,7 +118,7 @@ def _imitate(folder: str, original: str) -> None:
 def _white_out(path: str) -> None:
     try:
         os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
-    except PermissionError:  # not allowed to make devices, so an empty folder hides the content below
+    except PermissionError:  # not allowed to make devices, so an opaque empty folder hides the content below
         os.mkdir(path)
         os.setxattr(path, OPAQUE, b"y")
 
@@ -126,7 +126,7 @@ def _white_out(path: str) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a file or folder, if it exists, without following links.
 
-    Works at any depth, even if the modes of the folders forbid it.
+    Works at any depth, even if the modes of the folder and its subfolders forbid it.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -143,9 +143,9 @@ def remove_tree(path: Path) -> None:
 
 
 def empty_folder(path: Path) -> None:
-    """Remove everything in a folder, as `remove_tree` does.
+    """Remove everything in a folder, at any depth, without following links.
 
-    Each inner folder is moved to the top before it is opened, so paths stay short and two descriptors are enough.
+    A folder inside a subfolder is moved up into `path` before it is opened, so paths stay short and few descriptors are open at once.
     """
     top = os.open(path, _FOLDER)
     try:

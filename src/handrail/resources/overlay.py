@@ -1,7 +1,7 @@
 """`Overlay`: a layer over another layer. It holds only what was read or changed through it.
 
-Reads are remembered, so once a fork has read a path or folder, it keeps seeing the same content. The cost of a fork
-does not depend on the number of files.
+Reads are remembered, so a path or folder that a fork has read stays the same for the fork, unless the fork changes it. The
+cost of a fork does not depend on the number of files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Overlay(Layer):
         self._over: dict[str, dict[str, tuple[Node, Node]]] | None = None
         self._seen: dict[str, dict[str, Node]] | None = None
         self._listed: dict[str, Listing] | None = None
-        # The folders that contain a change or a read, by parent folder. Computed on first use.
+        # The names of the folders that `_kept_in` returns, by parent folder. Computed on first use.
         self._kept: dict[str, set[str]] | None = None
         # Used once this fork has been forked: the stamps of its folders, the changes of its prepared forks, and the paths that
         # this fork and one of its forks read at different versions.
@@ -79,7 +79,7 @@ class Overlay(Layer):
                 raise ContextExpired(fork._owner)
 
     def _own(self, folder: str, name: str) -> Node | None:
-        """Return the node that this fork has recorded at a path, or None if it has not touched the path."""
+        """Return the node at a path according to this fork's changes, reads and listings, or None if they don't include the path."""
         if self._over is not None:
             changes = self._over.get(folder)
             if changes is not None:
@@ -111,7 +111,8 @@ class Overlay(Layer):
     def _reaches(self, folder: str) -> bool:
         """Return whether the parent's files in a folder are visible here.
 
-        They are hidden if the fork removed the folder or one above it, or has read that it does not exist.
+        The nearest path that this fork has recorded, from the folder upwards, decides. The files are hidden if that path is
+        missing or a file.
         """
         node = None
         while folder and node is None:
@@ -123,7 +124,10 @@ class Overlay(Layer):
         return TOP if not node.is_folder and name in self._kept_in(folder) else node
 
     def _kept_in(self, folder: str) -> Iterable[str]:
-        """Return the subfolders that contain a change or a read. They stay visible in this fork even if others delete them."""
+        """Return the subfolders in which this fork changed something, or read something that existed, at any depth.
+
+        They stay visible in this fork even if others delete them.
+        """
         if self._kept is None:
             self._kept = {}
             for path in self._over or ():

@@ -1,12 +1,11 @@
 """Paths under a root, each parsed to one normalized form. A path that could lead out of the root is refused.
 
-Every Handrail filesystem parses its paths here, so memory and disk refuse the same paths, and a path names the same
-file in both.
+Every Handrail filesystem parses its paths here, so the same paths are valid in memory and on disk, and each is normalized in
+the same way. On disk, reserved names and links that lead out of the root are refused too.
 
 A path is always text that can be sent and recorded, but a name on a disk is bytes. So a name that is not UTF-8, or that
 contains a control character, a line separator or a backslash, is spelled with escapes: `caf\\xe9` is `caf` followed by
-the byte `e9`. Each name has exactly one spelling. Only the code that accesses the disk converts between the two
-(`spelled`, `on_disk`).
+the byte `e9`. Each name has exactly one spelling. `spelled` and `on_disk` convert between the two forms.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from handrail.schema.kinds import describe_kind
 MAX_NAME = 255
 """Maximum bytes in one name, as in common filesystems."""
 MAX_PATH = 32 * 1024
-"""Maximum bytes in a whole path. A system call accepts fewer, so a longer path is opened in parts."""
+"""Maximum bytes in a whole path. A system call accepts fewer than 4096, so a long path is opened in parts."""
 
 RESERVED = ".handrail"
-"""Name of the folder where Handrail keeps its records. Tools can't access a folder with this name, and commands can't change one."""
+"""Name of the folder where Handrail keeps its records. On disk, tools can't access a folder with this name, and commands can't change one."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\\\\\udc80-\udcff]")
@@ -98,7 +97,7 @@ _file_paths: dict[str, ParsedPath] = {}
 def parse_path(path: str) -> ParsedPath:
     """Parse a path to its normalized form.
 
-    Raises `PathRefused` with a message that says what is wrong and what to write instead.
+    Raises `PathRefused` if the path is invalid. The message says what is wrong and what to do.
     """
     try:
         return _paths[path]

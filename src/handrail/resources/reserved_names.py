@@ -1,4 +1,4 @@
-"""`ReservedNames`: finds the reserved names below a root. A folder that has not changed is not read again."""
+"""`ReservedNames`: finds the reserved names below a root, and caches the content of folders between searches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from handrail.resources.long_paths import reach
 from handrail.resources.paths import is_reserved, join
 
 _SETTLED = 2 * 10**9
-"""A folder's time is relied on only if the folder was read at least this many nanoseconds after it had changed.
+"""A folder's ctime is relied on only if the folder was read more than this many nanoseconds after it had changed.
 
 Disks record times in steps, so a second change soon after the first could go unnoticed.
 """
@@ -31,7 +31,7 @@ class ReservedNames:
     def find(self, now: int) -> list[str]:
         """Return the path of each reserved name. `now` is the disk's time in nanoseconds.
 
-        Folders that this process may not read are left out. Nothing below a reserved name is searched.
+        Folders that can't be read are left out. Nothing below a reserved name is searched.
         """
         known, found = self._known, dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]]()
         pending, paths = [""], list[str]()

@@ -22,7 +22,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds that an async close may take. A call that was cancelled before its resources are closed also waits for them."""
+"""Maximum seconds that closing one resource may take, if it is async. A call that has been cancelled waits for this too."""
 
 
 class Kept:
@@ -98,7 +98,7 @@ class Scoped:
         self.opening: dict[type, asyncio.Future[None]] = {}
         """A future for each resource that is being created. It is done once the creation has succeeded or failed."""
         self.waits: dict[type, set[type]] = {}
-        """The protocols that each creation is waiting for. They show cycles that span several calls."""
+        """The protocols that each creation is waiting for. Used to find cycles that span several calls."""
         self._closers: list[Closer] = []
 
     def closes(self, closer: Closer) -> None:
@@ -130,7 +130,7 @@ class Scoped:
         """Close all resources, last created first, and return the errors that closing them raised.
 
         If the caller is cancelled meanwhile, the current close is interrupted. The other resources are still closed, and
-        then `CancelledError` is raised.
+        then `CancelledError` is raised and the errors are lost.
         """
         errors: list[Exception] = []
         cancelled: asyncio.CancelledError | None = None

@@ -1,7 +1,7 @@
 """Searching and editing files: globs, matching lines, replacements and text encoding.
 
-This module does not know where files are stored. A filesystem passes in functions that read its folders, so
-it can record exactly what a search depends on.
+This module does not know where files are stored. A filesystem passes in functions that read its folders, so the
+filesystem can record exactly what a search depends on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ MAX_LINE = 500
 MAX_MATCHES = 100_000
 """Maximum number of lines that `grep` returns. If more lines match, the search is refused."""
 _PIECE = 1 << 20
-"""Minimum number of characters to split into lines at a time. All lines of a file could take far more memory than the file."""
+"""Number of characters after which a piece of a file ends, at the next line end.
+
+Files are split into lines piece by piece, because all lines of a file could take far more memory than the file.
+"""
 _TOO_LONG = "(not searched: the line has {} characters, and this pattern searches lines of at most {})"
 
 _SPECIAL = re.compile(r"[*?\[]")
@@ -39,7 +42,7 @@ def find(pattern: str, look: Look, members: Members) -> tuple[str, ...]:
     """Return the files that match a glob, sorted.
 
     A glob that ends in `/` matches folders, which are returned with a trailing `/`. `*`, `?` and `[...]` match within
-    one name. `**` matches any number of folders; at the end of a glob it matches every file at any depth. A name
+    one name. `**` matches any number of folders; at the end of a glob it means `**/*`. A name
     without wildcards is looked up, which does not count as listing its folder. Raises `PathRefused` if the glob is invalid.
     """
     segments, folders = _segments(pattern)
@@ -175,7 +178,7 @@ def encode(path: str, content: object) -> bytes:
 
 
 def decode(path: str, data: bytes) -> str:
-    """Decode a file as UTF-8. Raises `FileError` if it is not text."""
+    """Decode a file as UTF-8. Raises `FileError` if its bytes are not valid UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
 """Startup files: files that a program later runs automatically, outside any sandbox, such as `.git/hooks/pre-commit`.
 
 A person who approves a change to such a file also approves that it will run. So diffs mark these files, and a call that
-changes one needs a separate approval.
+changes one on disk needs a separate approval, unless the file is allowed by name.
 
 The list contains files that run although nobody asks for them, for example when someone enters a folder, commits,
 opens an editor or starts Python. Files that run only on request, such as a `Makefile`, are not in it.
@@ -77,7 +77,8 @@ _PROGRAMS = {
 }
 """The files in a virtual environment's `bin` or `Scripts` folder that run when the environment is used.
 
-A virtual environment can have any name. Its installed modules and other programs run only if something names them.
+A virtual environment can have any name, so these files count in every folder named `bin` or `Scripts`. Other programs
+there are not listed, because they run only if something names them.
 """
 _STARTS_WITH = ("__editable__", "_virtualenv.")
 """Beginnings of the names of modules that `.pth` files import when Python starts."""
@@ -86,13 +87,16 @@ _GIT = ("hooks", "config", "config.worktree", "commondir", "gitdir")
 _PYTHON = ("sitecustomize", "usercustomize")
 """The modules that Python imports when it starts, without the suffixes of their files."""
 _MANY = 32
-"""Maximum number of names in a path that are compared with the rules. A path with more such names counts as a startup file."""
+"""Maximum number of names in a path at which a rule may begin. A path with more such names counts as a startup file."""
 _LISTED = 10
-"""Maximum number of files that a reason names. A diff marks all of them."""
+"""Maximum number of startup files that a message names. A diff marks all of them."""
 
 HOOKS = (".git/hooks", ".githooks", ".husky")
 PLACES: dict[str, list[str]] = {name: [name] for name in _NAMES.keys() - {".git"}}
-"""Paths of startup files in a root, by the first name in the path. A link at such a path makes its target a startup file."""
+"""Paths of startup files and of folders that contain them, relative to a root, by the first name in the path.
+
+A link at one of these paths makes its target a startup file.
+"""
 for _path in sorted({each.removesuffix("/*") for paths in _RUN_BY.values() for each in paths if "/" in each}):
     if "*" not in _path:
         PLACES.setdefault(_path.split("/")[0], []).append(_path)
@@ -135,7 +139,8 @@ def run_by(path: str, *, is_link: bool = False) -> str:
     for at in found[:_MANY]:
         name = ".git" if names[at].endswith(".git") else names[at]
         for rest, program in _BELOW[name]:
-            if _matches(names, at + 1, rest, is_link) and not _is_idle(names, at + 1):
+            is_idle = name == ".git" and _is_idle(names, at + 1)
+            if _matches(names, at + 1, rest, is_link) and not is_idle:
                 return program
     return "a program" if len(found) > _MANY else ""
 
@@ -151,7 +156,7 @@ def _matches(names: list[str], at: int, rest: list[str], is_link: bool) -> bool:
 
 
 def _is_idle(names: list[str], at: int) -> bool:
-    """Return whether a file in one of git's folders is one that git does not run."""
+    """Return whether a file is in git's `hooks`, `modules` or `worktrees` folder but is not one that git runs."""
     if names[at : at + 1] == ["hooks"]:
         return names[-1].endswith(".sample")
     if names[at : at + 1] in (["modules"], ["worktrees"]) and len(names) > at + 1:

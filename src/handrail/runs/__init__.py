@@ -1,6 +1,6 @@
 """Operations on recorded runs: list, show, cancel, fork, undo, discard, replay, export, import and forget.
 
-There are also operations that copy files into workspaces and out of them. All of them work on a journal, and none needs the
+There are also operations that copy files into workspaces and out of them. All operations work on a journal, and none needs the
 process that executed the run.
 """
 

@@ -90,7 +90,7 @@ def _line(row: RunRow, unapplied: int, holders: Mapping[str, str]) -> RunLine:
 def _missing(row: RunRow, holders: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the workspace that a run needs before a worker can begin or continue it, and the run that has it.
 
-    Returns None if the run needs no workspace or can get it.
+    Returns None if the run does not wait for a worker, needs no workspace, or can get it.
     """
     is_due = row.status == "parked" and row.due_at is not None
     if not row.record.request or not (is_due or standing_of(row) in ("queued", "interrupted")):
@@ -130,7 +130,7 @@ async def forget(
 
 
 async def _all_runs(journal: Journal) -> list[RunRow]:
-    """Return every run, newest first."""
+    """Return all runs that `Runs.list` lists, newest first."""
     found: dict[str, RunRow] = {}
     before: Mark | None = None
     while True:

@@ -84,7 +84,7 @@ class Turn(msgspec.Struct, kw_only=True):
 
 
 class Nested(msgspec.Struct, kw_only=True):
-    """A run inside a call."""
+    """A run that was started inside a call, with its model answers."""
 
     place: Place
     name: str
@@ -285,7 +285,7 @@ _NOTHING = RunBegin(
 def _reach_back(node: CallNode) -> float | None:
     """Move the start of a call back to that of the first thing inside it, if that is earlier. Returns the start, if it is known.
 
-    The record of a call that was run again has only the last attempt, and an open call has no record.
+    A call that was run again after its run was resumed is recorded with its last start, and an open call has no record.
     """
     turns = [turn for run in node.runs for turn in run.turns]
     inner = [*node.calls, *(call for run in node.runs for call in run.calls)]

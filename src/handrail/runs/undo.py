@@ -32,7 +32,7 @@ class Undoing(msgspec.Struct, frozen=True):
     call_id: str
     tool: str
     paths: Sequence[str]
-    """The paths of the restored files."""
+    """The paths whose earlier state was restored."""
     slices: Sequence[str]
     stands: Sequence[str]
     """The call's external effects, which an undo does not reverse."""
@@ -57,16 +57,16 @@ async def undo(
     Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices, which the error
     names, or if the call
 
-    - failed and changed nothing,
+    - failed, and no committed inner call of it is left to undo,
     - was undone or discarded before,
     - has changes that are not applied,
     - changed files in a folder, and no `filesystem` was passed, or
-    - changed only files that are not recorded, or that belong to the run from which this one was forked.
+    - changed files that are not recorded, or that belong to the run from which this one was forked.
 
-    `UndoRefused` is also raised once an undo finds a file that someone else has changed. Inner calls that were undone
+    `UndoRefused` is also raised if the undo finds a file that someone else has changed. Inner calls that were undone
     before that stay undone, and the error's `undone` lists them.
     Raises `RunError` if the run has no such call, `RunBusy` if a live process owns a run of the session, and
-    `WorkspaceBusy` while a run has the workspace.
+    `WorkspaceBusy` while a different run has the workspace.
     """
     row = await journal.runs.get(run_id)
     await check_nobody_works(journal, row)
@@ -156,8 +156,8 @@ def _units_of(
 ) -> list[CommitUnit]:
     """Return the commits to undo: those of the inner calls that committed for themselves, then the call's own.
 
-    Raises `RunError` if there is no such call, and `UndoRefused` if it was undone or discarded before, or failed and changed
-    nothing.
+    Raises `RunError` if there is no such call, and `UndoRefused` if it was undone or discarded before, or if it failed and no
+    committed inner call of it is left to undo.
     """
     found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
     if found is None or found.call_id != call_id:
@@ -180,7 +180,9 @@ def _units_of(
         and ("undone", unit.call_id) not in entries
     ]
     if found.status != "ok" and not inner:
-        raise UndoRefused(call_id, (), f"it failed ({found.status}), so it changed nothing")
+        raise UndoRefused(
+            call_id, (), f"it failed ({found.status}), and nothing that it committed is left to undo"
+        )
     return [*inner, found]
 
 
@@ -227,8 +229,8 @@ def _refuse_built_on(unit: CommitUnit, later: Iterable[CommitUnit]) -> None:
 def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
     """Return the places that `unit` changed and that `other`, a later commit, read or changed.
 
-    Slices belong to a session; paths belong to a folder, no matter which session uses it. The listing of a folder
-    depends on everything directly in it, and a path depends on the folders above it.
+    Slices belong to a session; paths belong to a folder, no matter which session uses it. The listing of a folder depends on
+    the folder, everything directly in it, and the folders above it. Any other path depends on the paths above and below it.
     """
     touched = (*other.reads, *other.writes)
     found: list[str] = []

@@ -56,7 +56,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Schema(Generic[T]):
-    """A type into which inputs are parsed. It is created once for a type and used for every input.
+    """A type into which inputs are parsed. Raises `DefinitionError` if no JSON Schema can describe the type.
 
     - Parsing is strict JSON: text is never read as a number, nor a number as true or false.
     - Unknown keys are refused at every depth, and the JSON Schema says so.
@@ -357,7 +357,7 @@ def _indescribable(annotation: Any, error: Exception) -> DefinitionError:
 
 
 class _Closed(GenerateJsonSchema):
-    """Generates JSON Schema in which objects with known fields allow no others, and generated titles are omitted."""
+    """Generates JSON Schema in which objects with known fields allow no others. Titles of classes and generated titles are omitted."""
 
     ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {  # pyright: ignore[reportIncompatibleVariableOverride]  # pydantic leaves ClassVar out
         "skipped-choice",

@@ -119,7 +119,7 @@ def _listed(given: Any) -> list[Any]:
 
 @lru_cache(maxsize=1_000)
 def _pattern(pattern: str) -> pydantic_core.SchemaValidator:
-    """Return a matcher for a pattern. It takes linear time, so no value can make it slow."""
+    """Return a matcher for a pattern. Matching takes linear time, so no value can make it slow."""
     return pydantic_core.SchemaValidator(core_schema.str_schema(pattern=pattern))
 
 

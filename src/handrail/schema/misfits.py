@@ -1,8 +1,8 @@
 """Misfits: the definite mistakes in a value, found with its JSON Schema alone.
 
-A process that accepts an answer for another process has only the schema. So does one that checks calls to a client's own
-tool. The schema may come from outside, so the work is bounded. Each part of the schema is compared with each part of the value at
-most once; otherwise, unions that refer to themselves would double the work at each level. The number of steps and
+A process that accepts an answer for another process has only the schema, and so has a process that checks calls to a client's
+own tool. The schema may come from outside, so the work is bounded. Each part of the schema is compared with each part of the
+value at most once; otherwise, unions that refer to themselves would double the work at each level. The number of steps and
 the number of mistakes are limited. Messages quote only the beginning of a value.
 """
 
@@ -70,8 +70,8 @@ class Misfit(NamedTuple):
 def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
     """Return the definite mistakes in a value: wrong types, missing and unknown fields, invalid choices.
 
-    Everything else is left to the process that has the Python type or runs the tool. With `secret`, no part of the value is
-    repeated. If checking takes too many steps or levels, the only mistake says so.
+    Other mistakes are left to the process that has the Python type or runs the tool. At most `_MAX_FOUND` mistakes are returned.
+    With `secret`, no part of the value is repeated. If checking takes too many steps or levels, the only mistake says so.
     """
     return found_by(Comparison(schema), value, secret=secret)
 

@@ -20,7 +20,7 @@ from handrail.schema.secrets import WITHHELD, masked, masks_in
 
 
 class Check(Protocol):
-    """A function that returns the mistakes in a value, found with its JSON Schema."""
+    """A function that returns the mistakes in a value that a JSON Schema describes."""
 
     def __call__(
         self, schema: Mapping[str, Any], value: object, /, *, secret: bool = False

@@ -1,7 +1,7 @@
 """Read-only dicts and lists, for plain data that is shown to tools and shared between calls.
 
-They are subclasses of `dict` and `list`, so that every encoder and every check accepts them. A deep copy is plain and can
-be changed.
+They are subclasses of `dict` and `list`, so that JSON encoders and type checks accept them. A deep copy is plain and can be
+changed.
 """
 
 from __future__ import annotations

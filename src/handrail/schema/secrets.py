@@ -59,8 +59,8 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 def masked(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
     """Return plain JSON with a mask in place of each value that the JSON Schema marks `writeOnly`.
 
-    A key is masked if `propertyNames` is `writeOnly`. Not masked are None, empty text, and a value that is not text where the
-    schema requires text. `root` is the complete schema, if `schema` is a part of one.
+    A key is masked if `propertyNames` is `writeOnly`. None, empty text, and a value that is not text where the schema requires
+    text are not masked. `root` is the complete schema, if `schema` is a part of one.
     """
     root = schema if root is None else root
     return _masked(value, forms_of(schema, root), root)

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 REQUIRED = ("starlette", "uvicorn", "ag_ui")
-"""The packages that serving needs. The `serve` extra installs them."""
+"""The packages that the `serve` extra installs, by the names under which they are imported."""
 _HOMES = {
     "Limits": "limits",
     "OidcProvider": "oidc",

@@ -13,8 +13,8 @@ from handrail.errors import DefinitionError
 class AccessLog:
     """Appends one line for each request to a file. If the file is new, only its owner can read it.
 
-    A line contains the route, but never the path, the query or the body. Each line is written with one system call, so
-    several processes can share the file. Raises `DefinitionError` if the file can't be opened.
+    A line contains the template of the route, but no ids from the path, no query and no body. Each line is written with
+    one system call, so several processes can share the file. Raises `DefinitionError` if the file can't be opened.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`ServedApp`, also called `asgi`: the server as an ASGI app. `routes` defines its URLs."""
+"""`ServedApp`, also called `asgi`: the server as an ASGI app."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ log = logging.getLogger("handrail.serve")
 class ServedApp:
     """An ASGI app that serves `source`, with AG-UI at `/agent` and the page at `/`. Exported as `asgi`.
 
-    Runs are recorded in `journal`. On startup, the app resumes the runs that an earlier process left unfinished. On
-    shutdown, it parks every run. `hosts` are additional host names that the app answers to, and `origins` are
-    additional origins whose pages may use it. If `access_log` is given, every request is written to it as a line of
-    JSON. With `submit`, workers execute the runs, and this process only shows them; this needs a journal in PostgreSQL.
+    Runs are recorded in `journal`. On startup, the app resumes the runs that an earlier process left unfinished, except
+    those that wait for an answer. On shutdown, it parks its runs. A run that still works after `grace` seconds is cut
+    off. `hosts` are additional host names that the app answers to, and `origins` are additional origins whose pages may
+    use it. If `access_log` is given, every HTTP request is written to it as a line of JSON. With `submit`, workers
+    execute the new runs, and this process shows them; this needs a journal in PostgreSQL.
 
     Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
     page is opened with a link that works once. The app logs a link when an ASGI server starts it, and a new one whenever
     one has been used. Only the page's files, sign-in and `/health` need no authentication.
 
-    Raises `DefinitionError` if `oidc` is given and there are no users, if `submit` is given and the journal is not in
-    PostgreSQL, if `token` is too short, can't be sent in a header, or is given together with users or `authenticate`, or
-    if the access log can't be opened.
+    Raises `DefinitionError` if `oidc` is given without users or together with `authenticate`, if `submit` is given and
+    the journal is not in PostgreSQL, if `token` is too short, can't be sent in a header, or is given together with
+    users or `authenticate`, or if the access log can't be opened.
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class ServedApp:
         self._logs_link = token is None
         if oidc is not None and not principals.has_people:
             raise DefinitionError(
-                "OpenID Connect sign-in needs users, but the server has none. Add one: handrail users add NAME."
+                "OpenID Connect needs users, and an app without its own `authenticate`. Add a user: "
+                "handrail users add NAME."
             )
         self.routes = routes = Routes(
             self.threads,
@@ -129,12 +131,15 @@ class ServedApp:
         await self._guard(scope, receive, send)
 
     async def start(self) -> None:
-        """Resume the runs that an earlier process left unfinished, and count the votes that it did not count."""
+        """Resume the runs that an earlier process left unfinished, and count the votes that it did not count.
+
+        Runs that wait for an answer stay parked, unless the votes decide their question.
+        """
         await self.threads.start()
         await self.inbox.count_all()
 
     def running(self) -> int:
-        """Return the number of runs that this process executes."""
+        """Return the number of runs that this process has in memory, including those that wait for an answer."""
         return len(self.threads.running())
 
     async def stop(self) -> None:

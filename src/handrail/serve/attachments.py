@@ -99,7 +99,7 @@ def check_total(attachments: Iterable[Attachment], limit: int) -> None:
 
 
 def response_with(content: bytes, digest: str) -> Response:
-    """Return an attachment's bytes. Their type is recognised from the bytes, never taken from a client."""
+    """Return a response with an attachment's bytes. Their type is recognised from the bytes, not taken from a client."""
     found = guess_type(content)
     shown = found in SHOWN
     suffix = found.rpartition("/")[2] if shown else "bin"

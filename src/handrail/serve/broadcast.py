@@ -34,7 +34,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     emitted: dict[str, list[Any]] = {}
     """The events that calls have emitted, by the call's id."""
     open: list[Event] = []
-    """The events that rebuild the messages and calls in progress."""
+    """The events that show a watcher what is in progress."""
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,7 +54,7 @@ def decode(body: bytes) -> list[Said]:
 
 
 class Broadcast(Feed):
-    """The feed of a leg whose readers are in other processes. While nobody watches, nothing is kept or written.
+    """The feed of a leg whose readers are in other processes. While nobody watches, new events are dropped.
 
     Batches are numbered, and written one after another, at least `pause` seconds apart. The run does not wait for
     them. If a batch can't be written, its number is missing, and the watchers join again.

@@ -1,4 +1,4 @@
-"""`Emissions`: the events that a served run's tools emitted, as the page shows them, and their record."""
+"""`Emissions`: the events that a served run's tools emitted, for the page and for the journal."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Emissions:
                 await note(self._run_id, entry)
             except RunBusy:
                 if not is_over:
-                    return  # the run has ended meanwhile, and `finish` tries again
+                    return  # this process no longer owns the run, and `finish` tries again
                 await note(self._run_id, entry, from_outside=True)
         except HandrailError:
             log.warning("could not record the events that %s emitted", call_id, exc_info=True)

@@ -84,13 +84,13 @@ class Feed:
         self._timer: asyncio.TimerHandle | None = None
         self._woken_at = float("-inf")
         self.followers = 0
-        """The number of readers that follow the feed. They may be waiting or not."""
+        """The number of readers that follow the feed, whether they are waiting or not."""
         self.owner: object = None
         """The feed's thread. Through this reference, a reader of the feed keeps the thread in memory."""
 
     @property
     def last(self) -> int:
-        """The number of the newest event."""
+        """The position after the newest event: the event's number, or one more if `forget` dropped the event."""
         return self._last
 
     @property
@@ -110,7 +110,7 @@ class Feed:
         return found if self._oldest() - 1 <= found <= self._last else None
 
     def append(self, events: Iterable[Event]) -> None:
-        """Add events and wake the waiting readers."""
+        """Add events and wake the waiting readers. Drops the oldest events if the feed becomes too large."""
         before = self._last
         for event in events:
             data = event.data
@@ -151,7 +151,7 @@ class Feed:
         return [self._items[at] for at in range(skip, end)]
 
     def before_leg(self, leg: str, number: int) -> int:
-        """Return the position just before a leg's start, or `number` if the leg does not start after that position."""
+        """Return the position just before a leg's start, or `number` if the feed has no start of this leg after `number`."""
         oldest = self._oldest()
         for at in range(len(self._items) - 1, max(number - oldest, -1), -1):
             data = self._items[at].data
@@ -162,7 +162,7 @@ class Feed:
         return number
 
     async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
-        """Return the next events after a position.
+        """Return the next events after a position, at most 256 at a time.
 
         If there are none yet, waits up to `seconds` for one, or without limit if `seconds` is None. Returns an
         empty list if none arrives in that time. Raises `FellBehind` if the next event is no longer kept.
@@ -332,7 +332,7 @@ class Streams:
         self._open.discard(stream)
 
     def close(self) -> None:
-        """End every stream, and refuse new ones. Readers get the events that they have missed from the next process."""
+        """End every stream, and refuse new ones. Readers who return to the next process get a snapshot."""
         self._closed = True
         for stream in list(self._open):
             stream.end()

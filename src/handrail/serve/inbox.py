@@ -32,7 +32,7 @@ class Waiting(NamedTuple):
 
 
 class _Elsewhere:
-    """A run that a different process executes, such as a gateway's. It gets its answer through the journal."""
+    """The run of an MCP gateway, which a different process executes. It gets its answer through the journal."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -63,9 +63,9 @@ class Inbox:
     async def vote(self, person: Person, given: Answer, approved: bool) -> bool | None:
         """Record a person's vote and return the decision, or None if more votes are needed.
 
-        The deciding vote continues the run. Raises `AnswerRefused` if the question has changed or expired, if this
-        person has already voted differently, or if this person may not vote on it. In the last case the message is
-        the same as for a question that does not exist.
+        The deciding vote continues the run. Raises `AnswerRefused` if the question is closed, changed or expired, if
+        this person has already voted differently, or if this person may not vote on it. In the last case the message is
+        the same as for a question that is closed or does not exist.
         """
         for question in await self._journal.questions.open():
             thread = await self._thread_for(question, person) if question.id == given.question_id else None
@@ -136,7 +136,7 @@ class Inbox:
         return await self._thread_of(question)
 
     async def _thread_of(self, question: Question) -> Thread | _Elsewhere | None:
-        """Return the thread of a question, a stand-in for a gateway's run, or None if the question belongs to a different app."""
+        """Return the thread of a question, a stand-in for a gateway's run, or None if the question is in no thread of this app."""
         row = await self._journal.runs.get(question.run_id)
         if row.record.prompt == GATEWAY and not row.record.app:
             return _Elsewhere(self._journal)

@@ -30,11 +30,11 @@ class Limits:
     """Seconds that a request body may take to arrive."""
     header_bytes: int = 16 * 1024
     header_seconds: float = 10.0
-    """Seconds that a request's headers may take to arrive. Applies to `handrail serve` only."""
+    """Seconds that a request's headers may take to arrive. Not applied under another ASGI server."""
     idle_seconds: float = 15.0
-    """Seconds that an idle connection is kept open for its next request. Applies to `handrail serve` only."""
+    """Seconds that an idle connection is kept open for its next request. Not applied under another ASGI server."""
     write_seconds: float = 30.0
-    """Seconds that a client may leave data unread before it is disconnected. Applies to `handrail serve` only."""
+    """Seconds that a client may leave data unread before it is disconnected. Not applied under another ASGI server."""
     connections: int = 1000
     """Maximum number of requests in progress, including open streams. `/health` is answered even beyond it."""
     streams: int = 256
@@ -43,11 +43,14 @@ class Limits:
     burst: int = 200
     """Maximum number of requests that a principal may send at once after a quiet period."""
     wrong_tokens: int = 10
-    """Maximum number of wrong tokens that one address may send at once. After that, it may send one every six seconds."""
+    """Maximum number of wrong tokens, passwords and links that one address may send at once, and then one every six seconds.
+
+    For one user name, all addresses together may send ten times as many at once.
+    """
     idle_per_address: int = 100
     """Maximum number of idle connections from one address. When there are more, the longest idle one is closed.
 
-    All addresses of an IPv6 /64 network count as one. Applies to `handrail serve` only.
+    All addresses of an IPv6 /64 network count as one. Not applied under another ASGI server.
     """
     runs: int = 1000
     """Maximum number of active runs in this process. Runs that wait for an answer are not counted."""

@@ -107,20 +107,20 @@ class BrowserEnvironment(Environment):
             self._timer = None
 
     def leave(self) -> None:
-        """Park the run as soon as everything in it waits for an answer. If that is so already, park it now."""
+        """Park the run as soon as everything in it waits for an answer. A run that already waits is parked now."""
         self._leaving = True
         if self._at_rest and self.parking is not None:
             self._leave(self.parking)
 
     def cut(self) -> bool:
-        """Park the run by force, as if the process had died. Returns False if the run can't be parked yet."""
+        """Park the run by force, as if the process had died. Returns False if the run has not started."""
         if self.parking is None:
             return False
         self.was_cut = self.was_cut or not self.parking.parked
         return self.parking.park(by_force=True)
 
     def _leave(self, parking: Parking) -> None:
-        """Park a waiting run. A run that can't be re-entered is cut off, because waiting longer would not help."""
+        """Park a waiting run. If one of its calls can't be re-entered, cut the run off: waiting longer would not help."""
         if not parking.park():
             self.cut()
 
@@ -188,7 +188,7 @@ class LiveRun:
 
     @property
     def is_parking(self) -> bool:
-        """Whether the run is being parked. If so, answers go to the journal, not to this run."""
+        """Whether the run is being parked, or has been. If so, answers go to the journal, not to this run."""
         parking = self.environment.parking
         return parking is not None and parking.parked
 
@@ -218,7 +218,7 @@ class LiveRun:
         return self.leg
 
     def rest(self) -> None:
-        """End the leg because everything in the run waits for an answer."""
+        """End the leg because everything in the run waits for an answer. Does nothing without an open leg and question."""
         if self.leg and self.questions:
             self._feed.append(self._translator.interrupt(list(self.questions.values()), self._state()))
             self._notify()
@@ -243,7 +243,7 @@ class LiveRun:
         await self.wait()
 
     async def park(self, grace: float) -> None:
-        """Park the run as soon as everything in it waits for an answer. After `grace` seconds, cut it off.
+        """Park the run as soon as everything in it waits for an answer. If it still works after `grace` seconds, cut it off.
 
         A run that is cut off is recorded as if the process had died.
         """
@@ -340,7 +340,7 @@ class LiveRun:
 
     def _take(self, event: object) -> None:
         if self._is_over:
-            return  # the event comes from a thread that outlived its call
+            return  # the event comes from an operating system thread that outlived its call
         starts = isinstance(event, PromptRendered) and event.run_context.run_id == self.run_id
         if not self.has_started:
             if not starts:
@@ -365,7 +365,7 @@ class LiveRun:
     async def _report_changes(self) -> None:
         """Report the file changes of finished calls, as the journal recorded them.
 
-        One query covers all calls that have finished by then.
+        One query covers all calls that finished before it.
         """
         try:
             while self._has_committed:

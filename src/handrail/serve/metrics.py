@@ -47,7 +47,7 @@ class Metrics(Protocol):
 
 
 def refuse(metrics: Metrics, kind: str) -> None:
-    """Count a refused request, by the kind of refusal."""
+    """Count a refused request, or a connection that was closed because of a limit, by `kind`."""
     metrics.add(REFUSED, reason=kind)
 
 
@@ -63,7 +63,7 @@ def end_leg(metrics: Metrics, event: Mapping[str, Any]) -> None:
 
 
 class PrometheusMetrics:
-    """Collects metrics in memory from the start of the process, and renders them as Prometheus text."""
+    """Collects metrics in memory, and renders them as Prometheus text."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[_Labels]] = {name: Counter() for name in _COUNTERS}

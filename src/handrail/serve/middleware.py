@@ -275,10 +275,11 @@ class GuardMiddleware:
             ) from None
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
-        """Send the refusal, and then read a limited part of the body, if any, for up to a second.
+        """Send the refusal, unless a response has begun.
 
-        If the body were not read, a client that is still sending it might not get the refusal. Does nothing if a response
-        has begun.
+        For a method other than GET and HEAD, and for the statuses 400, 431 and 503, the connection is closed. Before
+        that, a limited part of the body, if any, is read for up to a second. Otherwise a client that is still sending
+        the body might not get the refusal.
         """
         if answer.started:
             return
@@ -384,7 +385,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _route(scope: Scope) -> str:
-    """Return the path template of the route, or `none` if there is no route. Never returns the requested path."""
+    """Return the path template of the route, or `none` if there is no route. Contains no ids from the request."""
     return getattr(scope.get("route"), "path", "") or "none"
 
 

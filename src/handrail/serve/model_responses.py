@@ -44,7 +44,7 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    """Add an item of the input to the messages of a chat. Raises `LookupError` if its type is not supported."""
+    """Add an item of the input to the messages of a chat. Raises `LookupError` for an unknown type or a missing field."""
     match item.get("type", "message"):
         case "message":
             content: Any = item["content"]

@@ -113,7 +113,7 @@ class Narrator:
         await self._look(*self._legs)
 
     async def sweep(self) -> None:
-        """Delete old batches, and watchers that have not been heard of for a while."""
+        """Delete old batches, and watchers that have expired."""
         await self._broadcasts.sweep()
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Narrator:
 
     async def _look(self, *session_ids: str) -> None:
         if session_ids:
-            async with self._lock:  # so that the newest state is noted last
+            async with self._lock:  # so that the newest list of watchers is noted last
                 watchers = await self._broadcasts.watchers(session_ids)
                 for each in session_ids:
                     if each in self._legs:

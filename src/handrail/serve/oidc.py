@@ -41,7 +41,7 @@ class _Pending:
     """A sign-in whose browser was sent to the provider and has not come back yet."""
 
     browser: bytes
-    """A digest of the cookie in the browser that began the sign-in. No other browser can finish it."""
+    """A digest of the cookie in the browser that began the sign-in. No other browser can finish the sign-in."""
     nonce: str
     verifier: str
     redirect: str

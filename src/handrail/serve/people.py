@@ -29,7 +29,7 @@ MIN_PASSWORD = 12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _ROLE = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 RESERVED = "local"
-"""The principal of a server that has no users, and of programs on this machine. No user may have this name."""
+"""The principal of a server without users and without a hook, and of programs on this machine. No user may have this name."""
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 64 * 2**20, "dklen": 32}
 _MOST_VERIFIED = 1000
 VERSION = 1
@@ -50,12 +50,12 @@ _TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A person who sent a request, with their current roles."""
+    """A person and their current roles."""
 
     name: str
     roles: frozenset[str]
     session: str = ""
-    """The id of the request's session, or "" if the request has no session."""
+    """The id of the session of the person's request, or "" if there is no request or session."""
 
     def may(self, action: Action) -> bool:
         """Return whether one of the person's roles allows the action."""
@@ -140,7 +140,8 @@ class People:
         """
         if not _NAME.fullmatch(name) or name == RESERVED:
             raise DefinitionError(
-                f"{name!r} can't be a user's name. Use 1 to 64 letters, digits and . _ @ -, but not {RESERVED!r}."
+                f"{name!r} can't be a user's name. Use 1 to 64 letters, digits and . _ @ -, beginning with a letter or digit, "
+                f"but not {RESERVED!r}."
             )
         given = set(roles)
         for role in sorted(given):
@@ -217,8 +218,8 @@ class People:
     def sign_in(self, name: str, *, host: str, issuer: str, address: str) -> Credentials:
         """Begin a session and return its secrets.
 
-        `host` is the host and port for which the session is valid. `issuer` identifies the kind of credential that was
-        exchanged for it, and is checked again on each use.
+        `host` is the host and port for which the session is valid. `issuer` identifies what was exchanged for the
+        session, such as the server's token, and must be the same on each use.
         """
         made = Credentials(secrets.token_hex(8), secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         now = self._now()
@@ -265,7 +266,10 @@ class People:
         return bool(self._read("SELECT 1 FROM sessions WHERE id = ? AND ends_at > ?", id, self._now()))
 
     def revoke(self, *, id: str | None = None, name: str | None = None) -> int:
-        """End the session with this id, all sessions of this person, or all sessions. Returns how many were ended."""
+        """End the session with this id, all sessions of this person, or all sessions.
+
+        Returns how many were deleted, including expired ones.
+        """
         wanted = [(column, value) for column, value in (("id", id), ("name", name)) if value is not None]
         where = " AND ".join(f"{column} = ?" for column, _ in wanted) or "1"
         return self._write(f"DELETE FROM sessions WHERE {where}", *(value for _, value in wanted))
@@ -334,7 +338,7 @@ def people_path(journal: Path) -> Path:
 
 
 def _make_private(path: Path) -> None:
-    """Create the file for its owner only. Raises `DefinitionError` if others may read, write or replace it."""
+    """Create the file, if necessary, for its owner only. Raises `DefinitionError` if others may read, write or replace it."""
     create_folders(path.parent)
     found = find_exposure(str(path))
     if found is not None:

@@ -69,12 +69,12 @@ class Cookie(NamedTuple):
 class Principals:
     """Authenticates requests: by the app's own hook, by the server's users, or by its one token.
 
-    Without a token, a random one is generated and shown to nobody, and the page is opened with a link that works
-    once. A page that has signed in has a session: a cookie that scripts can't read, and a key that only pages of the
-    same origin can read. Browsers send a cookie to every port of a host, so the cookie is not accepted without the
-    key, except for the app's renderers. Secrets are compared in constant time. Wrong secrets are rate-limited, both by
-    the address that sends them and by the user name that they are sent for. Raises `DefinitionError` if the token is too
-    short, can't be sent in a header, or is given although the hook or the users authenticate requests.
+    Without any of these, the page is opened with a link that works once. A page that has signed in has a session: a
+    cookie that scripts can't read, and a key that only pages of the same origin can read. Browsers send a cookie to
+    every port of a host, so the cookie is not accepted without the key, except for the app's renderers. Secrets are
+    compared in constant time. Wrong secrets are rate-limited, both by the address that sends them and by the user name
+    that they are sent for. Raises `DefinitionError` if the token is too short, can't be sent in a header, or is given
+    although the hook or the users authenticate requests.
     """
 
     def __init__(
@@ -213,7 +213,8 @@ class Principals:
     def watch(self, person: Person) -> Callable[[], bool]:
         """Return a function that returns whether a person may still read an open stream.
 
-        Calling it is cheap: users and sessions are read again only after one of them has changed.
+        Calling it is cheap: users and sessions are read again only after a change. Until then, a session that expires
+        is not noticed.
         """
         checked = self.people.generation()
         current = True
@@ -288,7 +289,8 @@ class Principals:
             raise self._wrong_secret(
                 request,
                 "LinkUsed",
-                "this link has already been used or has expired, or it belongs to another server. Open the newest link that the server printed.",
+                "this link has already been used or has expired, or it belongs to another server or browser. Open the newest "
+                "link that the server printed.",
             )
         return link.name
 
@@ -372,7 +374,7 @@ def link_cookie_name(request: Request) -> str:
 
 
 def cookie_name(request: Request) -> str:
-    """Return the cookie's name. It contains the port, because a browser shares cookies among all ports of a host.
+    """Return the name of the session cookie. It contains the port, because a browser shares cookies among all ports of a host.
 
     Over TLS, the prefix `__Host-` keeps other hosts of the same domain from setting the cookie.
     """

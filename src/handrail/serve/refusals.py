@@ -3,7 +3,7 @@
 A refusal is always JSON. It says what happened and often what to do, and reveals nothing that the client may not know.
 
     HandrailError
-    ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after: a request is not served
+    ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after, .challenge: a request is refused
     └── ServeError                               .thread: a thread can't do what was requested
         ├── ThreadNameRefused (ValueError)         the id or the principal is invalid
         ├── ThreadUnknown (LookupError)            the principal has no thread with this id
@@ -90,7 +90,7 @@ class ThreadElsewhere(ServeError, LookupError):
 
     def __init__(self, thread: str, app: str, prompt: str) -> None:
         self.app = app
-        """The name by which `handrail serve` finds the app; "" if only the prompt's name is known."""
+        """The app's name, as `app_name` returns it; "" if only the prompt's name is known."""
         owner = app or f"the prompt {prompt!r}"
         hint = f"Serve it with `handrail serve {shlex.quote(app)}`." if app else "Serve that prompt."
         super().__init__(thread, f"it belongs to {owner}", hint)
@@ -154,7 +154,8 @@ def exception_handlers(
 ) -> dict[Any, Any]:
     """Return the exception handlers that Starlette uses for every route.
 
-    `refused` is called with the kind of each refusal. `served` tells a client that requests an unknown address what the server has.
+    `refused` is called with the kind of each `HandrailError` that a route raises. `served` tells a client that requests
+    an unknown address what the server has.
     """
 
     async def handle_ours(request: Request, error: Exception) -> Response:

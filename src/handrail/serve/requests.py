@@ -77,8 +77,8 @@ class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def parse(data: bytes, kind: type[T]) -> T:
     """Parse a body as a value of `kind`.
 
-    Raises `RequestRefused` if the body is not valid JSON or does not fit. If it does not fit, the refusal names one of the
-    invalid fields.
+    Raises `RequestRefused` if `parse_json` does, or if the body does not fit `kind`. In the second case the refusal
+    points to one of the problems.
     """
     value: Any = parse_json(data) if data or kind is not EmptyBody else {}
     try:
@@ -94,10 +94,10 @@ def parse(data: bytes, kind: type[T]) -> T:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse a JSON body that can be stored and shown unchanged. Raises `RequestRefused` for any other body.
+    """Parse a JSON body strictly. Raises `RequestRefused` if the body is not valid JSON.
 
     Duplicate names in an object, infinite numbers, NaN, integers of more than 64 bits, lone surrogates and more than
-    64 levels of nesting are refused.
+    64 levels of nesting are refused too.
     """
     try:
         pydantic_core.from_json(data, allow_inf_nan=False)  # checks UTF-8, surrogates and extreme depth
@@ -206,8 +206,8 @@ def before_of(request: Request) -> Mark | None:
 def format_mark(request: Request, mark: Mark) -> str:
     """Format the mark at which a page ended, as a value for `?before=`.
 
-    The mark contains a session's name, because several sessions may have the same time. If the page ended at a
-    session that is not one of the principal's threads, the mark contains the full session id.
+    The value contains a thread id too, because several threads may have changed at the same time. If the page ended at a
+    session that is not one of the principal's threads, the value contains the whole session id.
     """
     at, session_id = mark
     mine = f"{request.scope[PRINCIPAL]}/"

@@ -10,7 +10,7 @@ Action = Literal["see", "run", "vote", "audit"]
 
 - *see*: read your own conversations, their history, and the server's metrics
 - *run*: send messages, answer your own questions, cancel, undo, delete
-- *vote*: see and answer other people's questions, if a policy lets your role vote on them
+- *vote*: see other people's questions and vote on them, if a policy lets one of your roles do so
 - *audit*: read the audit log
 """
 

@@ -97,7 +97,7 @@ class Routes:
     def guarded(self) -> Sequence[tuple[str, str, Action, Endpoint, str]]:
         """Return the endpoints that need a role. Each has a method, a path, an action, a handler and a phrase for the audit log.
 
-        If the phrase is empty, requests are not logged.
+        If the phrase is empty, `_guard` does not log requests.
         """
         return [
             ("GET", "/app/renderers.js", "see", self.renderers, ""),
@@ -209,9 +209,9 @@ class Routes:
         return response
 
     async def health(self, request: Request) -> Response:
-        """Report whether the server is up, with status 503 while it stops, and where to sign in with a provider.
+        """Report whether the server is up, with status 503 while it stops, and where to sign in with a provider, if any.
 
-        Authenticated clients also get the version and the numbers of runs.
+        Authenticated clients also get the version, and how many runs and threads are in memory.
         """
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
@@ -270,7 +270,10 @@ class Routes:
         return await self._stream(request, chunks)
 
     async def events(self, request: Request) -> Any:
-        """Stream a thread's events after a position. Without a position that the feed still keeps, a snapshot is sent first."""
+        """Stream a thread's events after a position. Without a position that the feed still keeps, a snapshot is sent first.
+
+        The stream ends with the open leg or, if no leg is open, with the newest event. With `?follow=1`, it continues.
+        """
         thread = await self._thread(request)
         query = request.query_params
         nested = query.get("v") != "0"
@@ -329,10 +332,7 @@ class Routes:
         return JSONResponse({"run_id": await self._start_run(thread, body.text, attachments=files)}, 202)
 
     async def attachment(self, request: Request) -> Response:
-        """Return the bytes of an attachment in the thread.
-
-        Raises `RequestRefused` if the thread has no such attachment.
-        """
+        """Return the bytes of an attachment in the thread. Raises `RequestRefused` if the thread has no such attachment."""
         digest = str(request.path_params["digest"])
         content = await (await self._thread(request)).attachment(digest)
         if content is None:
@@ -437,7 +437,7 @@ class Routes:
         return JSONResponse({"decided": decided})
 
     async def audit(self, request: Request) -> Response:
-        """Return up to 10,000 entries of the audit log as JSON lines, oldest first, starting after the entry `?after=`.
+        """Return up to 10,000 entries of the audit log as JSON lines, oldest first, starting after number `?after=`.
 
         Raises `RequestRefused` if `after` is not a number of at most 15 digits.
         """

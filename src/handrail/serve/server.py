@@ -1,4 +1,4 @@
-"""`run`: serves an app until a signal stops this process, with a listening socket and a uvicorn server."""
+"""`run`: serves an app with uvicorn until SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from handrail.serve.refusals import error_body
 _BACKLOG = 2048
 _SPARE_FILES = 256
 _LATE_SECONDS = 1.0
-"""If a timer fires more than this many seconds late, the server itself was busy, and the client gets its time again.
+"""If a header timeout fires more than this many seconds late, the server itself was busy, and the timeout starts again.
 
 Otherwise the server would refuse requests that have arrived, but that it has not read yet.
 """
@@ -44,7 +44,7 @@ class Tls(NamedTuple):
     key: Path
 
     def check(self) -> None:
-        """Raise `DefinitionError` if the files are not a certificate and its private key."""
+        """Raise `DefinitionError` if the files can't be read, or are not a certificate and its private key."""
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
@@ -91,7 +91,7 @@ class Servable(Protocol):
     @property
     def metrics(self) -> Metrics: ...
     def running(self) -> int:
-        """Return the number of runs that this process executes."""
+        """Return the number of runs that this process has in memory, including those that wait for an answer."""
         ...
 
     async def start(self) -> None: ...
@@ -131,7 +131,10 @@ async def run(
 def server_for(
     app: Servable, ready: Callable[[], None] = lambda: None, tls: Tls | None = None
 ) -> uvicorn.Server:
-    """Create a uvicorn server with the app's limits. It installs no signal handlers, because `run` does."""
+    """Create a uvicorn server with the app's limits. It installs no signal handlers, because `run` does.
+
+    This may raise the process's limit on open files.
+    """
     limits = app.limits
     connections = Connections(limits, app.metrics)
     _raise_file_limit(limits.connections)
@@ -182,7 +185,7 @@ class Connections:
 
     A client that does not finish a request's headers in time gets a 408 and is disconnected. A client that stops
     reading while data is waiting for it is also disconnected. uvicorn has no option for either, so its protocol is
-    wrapped. Everything else is left to uvicorn.
+    wrapped.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
@@ -190,7 +193,7 @@ class Connections:
         self.metrics = metrics
         self._open: dict[tuple[str, int], Connection] = {}
         self._idle: dict[str, dict[Connection, None]] = {}
-        """The connections without a request in progress, by address. The one that has been idle longest comes first."""
+        """The connections without a request in progress, by `network_of` their address. The longest idle one comes first."""
 
     def open(self, **options: Any) -> Connection:
         """Create the protocol for a new connection. uvicorn gets this method as its `http` option."""
@@ -302,7 +305,7 @@ class Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def _await_headers(self) -> None:
-        """Start the timeout for a request's headers.
+        """Start the timeout for a request's headers, unless a request is in progress.
 
         A running timeout is not restarted, so a client gains no time by sending one byte at a time.
         """
@@ -373,7 +376,7 @@ def _signals(stop: Callable[[], Any]) -> Generator[None]:
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Raise the limit on open files to what the connections need, or to the hard limit if that is lower."""
+    """If the limit on open files is lower than the connections need, raise it, at most to the hard limit."""
     import resource
 
     wanted = 2 * connections + _SPARE_FILES

@@ -72,9 +72,9 @@ class _State(NamedTuple):
     run_id: str
     """The id of the active run; "" if there is none."""
     leg: str
-    """The id of its open leg; "" if there is none."""
+    """The id of the active run's open leg; "" if there is none."""
     messages: Sequence[dict[str, Any]]
-    """The finished messages, rendered."""
+    """The finished messages, rendered for AG-UI."""
     open: Sequence[Event]
     """The events that bring a newly joined client up to date with the active run."""
     since: Sequence[Item]
@@ -163,8 +163,8 @@ def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str,
 async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
     """Return events that show a thread as it is now, the feed's number at that moment, and the open leg's id.
 
-    The id is "" if no leg is open. The client then follows the feed after that number. Raises `ThreadUnknown` if the
-    thread has no runs.
+    The id is "" if no leg is open. The feed's events after that number continue the returned ones. Raises
+    `ThreadUnknown` if the thread has no runs.
     """
     found = await _read_state(journal, seen)
     newest = found.rows[-1] if found.rows else None
@@ -195,7 +195,8 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
     even if it is not consistent. Raises `ThreadUnknown` if the thread has no runs.
     """
     for tries in range(_TRIES):
-        last, live = seen.feed.last, seen.live  # before `opening`, so that no event of a new leg is skipped
+        # read before `opening`, so that no event of a new leg is skipped
+        last, live = seen.feed.last, seen.live
         joined = await seen.opening()
         rows = await seen.rows()
         if not rows and live is None:
@@ -227,7 +228,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
             open, last = live.open(), seen.feed.last
             emitted |= live.emissions.by_call()
         elif joined is not None:
-            # The journal may be newer than the opening. If so, the events after the opening repeat what it has.
+            # The journal may be newer than the opening. If so, the events after the opening repeat what the journal has.
             open, last, state = joined.opening.open, joined.last, joined.opening.state
             emitted |= joined.opening.emitted
         elif seen.feed.last != last and tries < _TRIES - 1:

@@ -67,7 +67,7 @@ class Source(Protocol):
         ...
 
     def with_files(self, files: Any) -> Source:
-        """Return the same source for runs that change different files."""
+        """Return a copy of this source whose runs change the given files."""
         ...
 
     def owns(self, record: RunRecord) -> bool:
@@ -97,7 +97,7 @@ def serves(source: Source, record: RunRecord) -> bool:
 
 
 def app_name(record: RunRecord) -> str:
-    """Return the name by which people serve a run's app: `module:name`, or the path of a worker's file; "" if it has none.
+    """Return the name of a run's app for people: `module:name`, or the path of a worker's file; "" if it has none.
 
     The path is relative to the current folder. For a file outside that folder, only the file's name is returned.
     """
@@ -243,9 +243,10 @@ class Loaded:
 def load(app: str, *, model: Model | None = None, approvals: Any = None, files: Any = None) -> Loaded:
     """Load an app: a module (`pkg.mod`, `pkg.mod:prompt`, `file.py`), a worker file, or a folder of workers.
 
-    A module defines `agent`, or `prompt` and `adapter`. It may also define `state` (the types of the slices that
+    A module defines an agent or a prompt. Without a name after the colon, `prompt` is served, or else `agent`. A prompt
+    also needs an `adapter`, unless `model` is given. A module may also define `state` (the types of the slices that
     clients see), `authenticate`, and `renderers` (the path of a script, relative to the module). Raises
-    `DefinitionError` if the app can't be loaded, or does not say which model to use.
+    `DefinitionError` if the app can't be loaded, or if neither the app nor `model` says which model to use.
     """
     path = Path(app)
     if path.is_dir() or path.suffix == ".md":

@@ -1,4 +1,4 @@
-"""`Thread`: one of a principal's conversations, whether or not it is in memory."""
+"""`Thread`: one of a principal's conversations, and the actions on it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Setup:
     """Submits a message to the workers, which then execute the run; None to execute runs in this process."""
     broadcasts: Broadcasts | None = None
     parked: Callable[[Thread, Sequence[Question], bool], None] = lambda thread, questions, answered: None
-    """Called after a run was parked, with its open questions and whether an answer arrived during parking."""
+    """Called after a run was parked, with its thread, its open questions, and whether an answer arrived during parking."""
 
 
 class Thread(ThreadRecord):
@@ -144,8 +144,8 @@ class Thread(ThreadRecord):
         answers before it stay accepted. Repeating an answer is harmless, even after the run has ended.
 
         The returned id is "" if no leg opens here: for repeated answers, while the server stops, or if a different process
-        has the run. Raises `ServerStopping` at shutdown if only a resumed run can take the answer, for example one with a
-        secret.
+        has the run. If a worker continues the run and its broadcasts are watched here, `leg` is returned. Raises
+        `ServerStopping` at shutdown if only a resumed run can take the answer, for example one with a secret.
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
@@ -199,7 +199,8 @@ class Thread(ThreadRecord):
     async def undo(self, call_id: str) -> Undoing:
         """Undo what one of this thread's calls committed.
 
-        Raises `UndoRefused` if that is not possible, and `RunBusy` if a run is in progress.
+        Raises `UndoRefused` if that is not possible, `RunBusy` while a process has one of the thread's runs in memory,
+        and `WorkspaceBusy` while a run has the workspace.
         """
         async with self._lock:
             live = await self._settled()
@@ -228,7 +229,7 @@ class Thread(ThreadRecord):
             return done
 
     async def approvals(self) -> Sequence[ApprovalRemembered]:
-        """Return the remembered decisions, oldest first."""
+        """Return the remembered decisions that have not been revoked, in the order in which they were added."""
         return approvals_of(await self._session_as_decided()).list()
 
     async def revoke(self, approval_id: str) -> None:
@@ -265,10 +266,13 @@ class Thread(ThreadRecord):
             await self._go_on(row.record.id, stays=stays)
 
     async def watched(self) -> Watch | None:
-        """Follow what other processes broadcast about this thread's runs, as long as somebody reads its feed.
+        """Start to follow what other processes broadcast about this thread's runs, and return the watch.
 
-        Returns None if the journal has no broadcasts, if no other process executes the thread's runs, or if the server is
-        stopping.
+        The watch ends a while after the last reader has left the feed. Returns None
+
+        - if the journal has no broadcasts, or the server is stopping,
+        - if this process executes a run of the thread, or
+        - if runs are not submitted to workers, and no other process or app has an unfinished run of the thread.
         """
         broadcasts = self._setup.broadcasts
         if self.live is not None or broadcasts is None or self._setup.stopping:
@@ -286,7 +290,8 @@ class Thread(ThreadRecord):
     async def opening(self) -> Joined | None:
         """Return the state of a run that another process executes.
 
-        Returns None if there is no such run, if it has no open leg, or if that process does not reply in time.
+        Returns None if there is no such run, if it can't be watched, if it has no open leg, or if that process does not
+        reply in time.
         """
         watch = await self.watched()
         row = None if watch is None else await self.newest()
@@ -295,12 +300,12 @@ class Thread(ThreadRecord):
         return await watch.join()
 
     async def stop_watching(self) -> None:
-        """Stop watching, because the server stops."""
+        """End the watch, if there is one."""
         if self._watch is not None:
             await self._watch.stop()
 
     async def park(self, grace: float) -> None:
-        """Park the active run, if there is one. After `grace` seconds, cut it off."""
+        """Park the active run, if there is one. If it still works after `grace` seconds, cut it off."""
         live = self.live
         if live is None:
             return
@@ -335,7 +340,10 @@ class Thread(ThreadRecord):
         return self.live
 
     async def _asked(self, ids: Iterable[str]) -> Mapping[str, QuestionRecord]:
-        """Return this thread's questions with these ids. Raises `AnswerRefused` if an id is unknown."""
+        """Return all questions, by id, of the runs that asked the questions with these ids.
+
+        Raises `AnswerRefused` if an id is unknown.
+        """
         wanted, found = set(ids), dict[str, QuestionRecord]()
         for row in reversed(await self.rows()):
             if not wanted:
@@ -357,7 +365,7 @@ class Thread(ThreadRecord):
             raise AnswerRefused(question.id, problem, "Serve that prompt, or cancel the run.")
 
     def _is_elsewhere(self, row: RunRow) -> bool:
-        """Return whether another live process has this run, a worker executes it, or it belongs to a different app."""
+        """Return whether another live process has this run, it was submitted to workers, or it belongs to a different app."""
         return bool(row.queue) or not self._source.owns(row.record) or self._is_leased(row)
 
     async def _is_here(self, run_id: str) -> bool:
@@ -423,10 +431,10 @@ class Thread(ThreadRecord):
     async def _resume_to_ask(
         self, answers: Sequence[Answer], asked: Mapping[str, QuestionRecord], leg: str
     ) -> LiveRun | None:
-        """Resume a parked run if an answer can't reach it through the journal. Returns the active run, or None if none is.
+        """Resume a parked run if an answer can't reach it through the journal. Returns the active run, or None.
 
         This is necessary if a question is cancelled, or answered with a secret, which the journal does not keep. Raises
-        `AnswerRefused` if a worker executes the run of such a question.
+        `AnswerRefused` if the run of such a question was submitted to workers.
         """
         left: list[Question] = []
         for each in answers:
@@ -463,7 +471,7 @@ class Thread(ThreadRecord):
         )
 
     async def execute(self, live: LiveRun, stream: RunStream[Any], leg: str) -> None:
-        """Execute a run in this process. Returns when it is recorded; raises its error if it fails before that."""
+        """Start to execute a run in this process. Returns when it is recorded; raises its error if it fails before that."""
         self.live = live
         await live.start(stream, leg, self._over)
 

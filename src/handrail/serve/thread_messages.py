@@ -74,7 +74,7 @@ def _with_open_results(session: Session, said: list[RunMessage]) -> list[RunMess
 
 
 async def read_nested(journal: Journal, rows: Sequence[RunRow]) -> list[RunMessage]:
-    """Return the recorded messages of the runs nested in these runs.
+    """Return the recorded answers and call results of the runs nested in these runs, as messages.
 
     Calls get their original ids, which are derived from the order of the answers.
     """
@@ -143,9 +143,9 @@ def render(messages: Sequence[RunMessage]) -> list[dict[str, Any]]:
 def render_thread(
     messages: Sequence[RunMessage], nested: Sequence[RunMessage], named: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Render a thread's messages. The messages of nested runs follow the calls that started those runs.
+    """Render a thread's messages. The messages of nested runs follow the turn whose calls started those runs.
 
-    `named` maps the id of each run to the id that the client gave to the message that started the run. If the ids
+    `named` maps the id of a run to the id that the client gave to the message that started the run. If the ids
     differed, the client would take the message for a new one and show it last.
     """
     ids = {f"{run_id}/user": id for run_id, id in named.items()}

@@ -63,7 +63,10 @@ class ThreadRecord:
         return None if session is None else self._shown(session)
 
     async def read_state(self, rows: Sequence[RunRow] | None = None) -> Any:
-        """Return the state that clients see, from the journal if needed. It includes what a parked run has committed."""
+        """Return the state that clients see, from the journal if needed. It includes what a parked run has committed.
+
+        Returns None if the source shows no slices.
+        """
         if not self._source.shown or (self.live is not None and self.live.has_started):
             return self.state()
         row = await self.newest(rows)

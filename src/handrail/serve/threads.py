@@ -1,4 +1,4 @@
-"""`Threads`: all threads in a journal. `ThreadList`: one principal's threads, page by page."""
+"""`Threads`: an app's threads in a journal. `ThreadList`: one principal's threads, page by page."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _MOST_KEPT = 256
 _MOST_RESUMED = 100_000
 """Maximum number of unfinished runs to resume or wait for at startup. If there are more, only the newest are taken."""
 _MOST_SEARCHED = 500
-"""Maximum number of threads that one search reads, because first messages are not indexed.
+"""Number of threads after which a search ends the page, because first messages are not indexed.
 
 Clients continue the search by requesting the next page.
 """
 _SEARCH_BATCH = 200
-"""Number of threads that a search reads at a time. It is large because each query sorts all of a principal's threads."""
+"""Minimum number of threads that a search reads at a time. It is large because each query sorts all of a principal's threads."""
 _MOST_COSTS_CACHED = 20_000
 _MOST_COUNTED = 1000
 """Maximum number of a principal's newest runs that are read to count those that are not over."""
@@ -132,7 +132,7 @@ class Threads:
         return thread
 
     def find(self, principal: str, id: str) -> Thread | None:
-        """Return the thread with this id if it is in memory, or None."""
+        """Return this principal's thread with this id if it is in memory, or None."""
         return self._known.get((principal, id))
 
     def running(self) -> Sequence[Thread]:
@@ -145,7 +145,7 @@ class Threads:
         return sum(1 for key in active | self._waiting.keys() if key[0] == principal)
 
     async def count_unfinished(self, principal: str) -> int:
-        """Return the number of a principal's unfinished runs, including those that were submitted to workers."""
+        """Return the number of a principal's unfinished runs. If new runs are submitted to workers, those are included."""
         if self._setup.submit is None:
             return self.unfinished(principal)
         newest = await self.journal.runs.list(principal=principal, limit=_MOST_COUNTED)
@@ -162,7 +162,7 @@ class Threads:
         """Finish the file changes, and then resume the runs, that an earlier process left unfinished.
 
         Runs that wait for an answer stay parked. Runs of other apps in the same journal, and runs that were submitted to
-        workers, are not touched.
+        workers, are not touched. If a run can't be resumed, the error is logged.
         """
         recover = getattr(self.source.files, "recover", None)
         if recover is not None:
@@ -222,7 +222,7 @@ class Threads:
             log.exception("could not resume the run of thread %s", key[1])
 
     def key_of(self, row: RunRow) -> tuple[str, str] | None:
-        """Return a run's principal and thread id, or None if the run does not belong to this app."""
+        """Return a run's principal and thread id, or None if the run does not belong to one of this app's threads."""
         key = parse_session_id(row.record.session_id)
         if key is None or key[0] != row.record.principal or not self.source.owns(row.record):
             return None
@@ -321,9 +321,10 @@ class ThreadList:
         }
 
     async def cost_of(self, session_id: str) -> tuple[Usage, Decimal | None]:
-        """Return the usage and cost of a session so far. The cost is None if no run's cost is known.
+        """Return the usage and cost of a session so far.
 
-        Runs whose records were altered are left out.
+        The cost is the sum of the known costs of its runs, or None if none is known. Runs whose records were altered
+        are left out.
         """
         usage, known = Usage(), list[Decimal]()
         for row in await self._journal.runs.list(session_id=session_id):

@@ -63,7 +63,7 @@ class Watch:
         self._leg: tuple[str, int] | None = None
         """The run and the leg whose batches are passed on."""
         self._number = 0
-        """The number of that leg's last batch."""
+        """The number of the last batch of `_leg`."""
         self._is_synced = False
         """Whether the feed's readers have everything from before the next batch."""
         self._is_blind = False
@@ -163,7 +163,10 @@ class Watch:
         return self._loop.time() - self._read_at > _IDLE_SECONDS
 
     async def _check(self) -> None:
-        """Renew the watch. Make the readers join again if one got no opening, or if a leg stopped without an end."""
+        """Renew the watch, and delete old broadcasts.
+
+        Makes the readers join again if the last one who joined got no opening, or if a leg stopped without an end.
+        """
         await self._renew()
         await self._broadcasts.sweep()
         if self._is_blind:

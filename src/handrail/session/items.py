@@ -109,7 +109,6 @@ _NO_BLOCKS: _Blocks = (0, _BITS, ())
 
 
 def _with_block(blocks: _Blocks, block: tuple[Any, ...]) -> _Blocks:
-    """Return the blocks with one more block."""
     size, shift, root = blocks
     if size >> shift >= _WIDTH:
         root, shift = (root,), shift + _BITS

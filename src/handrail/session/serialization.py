@@ -86,7 +86,7 @@ def load(
     """Load a saved session. `types` are the types of its slices. Handrail's own types, and those in `slices`, can be left out.
 
     Raises `SessionError` if the data is damaged or has a different version, or if a type is unknown. Raises it also if an
-    item no longer matches its type, or if a slice was saved as another kind, or with a key and now has none, or without one.
+    item no longer matches its type, or if the kind of a slice, or whether it has a key, has changed since it was saved.
     """
     saved = _read(data)
     known = {_name(kind): kind for kind in (*_own_among(saved.slices), *types, *(slices or {}))}

@@ -156,7 +156,7 @@ class Session:
                 self._dispatcher.subscriber_blocked(listener, fact, before, after)
 
     def keep(self, fact: object) -> None:
-        """Log a fact without publishing it, because listeners were already notified of it."""
+        """Log a fact without publishing it."""
         keep = self._recorders.get(type(fact)) or self._recorder_of(fact)
         keep(fact)
 
@@ -167,7 +167,7 @@ class Session:
             self.state = self.take(self.state, event, route)
 
     def register(self, slice_: type, *, on: type, reducer: Reducer) -> None:
-        """Reduce events of type `on` into the slice of type `slice_` from now on.
+        """Reduce events of type `on` into the slice of type `slice_` from now on. Events of a subclass of `on` are not included.
 
         Raises `DefinitionError` if `on` is not a type or the reducer is not a function, and `SessionError` if `slice_` is
         not a type.
@@ -230,10 +230,10 @@ class Session:
         return self._rules.get(slice_) or rules_of(slice_)
 
     def check_each(self, check: Callable[[object], None]) -> None:
-        """Call `check` with a dispatched event of each type, before the first one of the type is reduced.
+        """Call `check` with the first dispatched event of each type, before the event is reduced. `check` raises to refuse it.
 
-        `check` raises to refuse the event. If rules or checks are added later, each type is checked once more. Facts passed to
-        `record` and `keep` are not checked.
+        If it is refused, the next event of its type is checked too. If rules or checks are added later, each type is checked once
+        more. Facts passed to `record` and `keep` are not checked.
         """
         with self.lock:
             if check not in self._checks:
@@ -369,7 +369,7 @@ class Session:
     def _refuse_in_reducer(self) -> None:
         if self._reducing:
             raise DefinitionError(
-                "a reducer dispatched an event. Reducers must be pure: return the new slice, "
+                "a reducer dispatched an event or restored a snapshot. Reducers must be pure: return the new slice, "
                 "and dispatch from a tool."
             )
 

@@ -1,4 +1,4 @@
-"""Fake models, people, shells and clocks, for testing applications that are built on Handrail."""
+"""Contexts, people, shells, clocks and recordings for testing applications that are built on Handrail."""
 
 from handrail.testing.cassette import Cassette, CassetteError
 from handrail.testing.contexts import (

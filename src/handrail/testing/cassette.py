@@ -231,7 +231,7 @@ class Cassette:
     def _save(self) -> None:
         """Write the recording to a new file, and then replace the old one. Without any traffic, nothing is written.
 
-        Raises `CassetteError` if the recording would contain a secret.
+        Raises `CassetteError` if an answer contains a secret in several pieces.
         """
         if not self._exchanges:
             return

@@ -4,10 +4,10 @@
     result = await make_choice.handler(params, context=context)
 
 Answers are looked up by the kind that a `wait_for` asks for, or by a part of a `prompt_model`'s prompt. They are
-validated like real answers. Further arguments are members of the context, such as `session` and `filesystem`. By
-default, each context has its own session and files in memory. `approve` decides approvals, and `results` maps the names of
-tools and workers to the results of inner calls. Nothing is rolled back. To test what the gate does around a handler, call the tool
-through a gate.
+validated like real answers. Further arguments are members of the context, such as `session` and `filesystem`; an unknown
+one raises `TypeError`. By default, each context has its own session and files in memory. `approve` decides approvals, and
+`results` maps the names of tools and workers to the results of inner calls. Nothing is rolled back. To test what the gate
+does around a handler, call the tool through a gate.
 """
 
 from __future__ import annotations

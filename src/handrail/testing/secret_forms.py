@@ -39,7 +39,7 @@ class Secret:
     def _replaced_in_base64(self, run: str) -> str:
         """Return a run of base64 characters with the secret replaced in the bytes that it encodes.
 
-        The bytes may begin at any of the first four characters, because the run can follow other such characters.
+        The bytes may begin at any of the first four characters, because other base64 characters may stand before them.
         """
         bare = run.rstrip("=")
         for start in range(4):

@@ -379,7 +379,7 @@ def is_record(kind: Any) -> bool:
 
 
 def quick_copy(params: Any, namespace: Mapping[str, Any]) -> Copy | None:
-    """Return a function that copies params of this type without parsing, or None if only parsing is safe.
+    """Return a function that copies params of this type without parsing; None if they have to be parsed again instead.
 
     Fields that are all immutable can be shared, and a frozen dataclass of them need not be copied at all.
     """

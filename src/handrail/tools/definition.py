@@ -96,8 +96,8 @@ class Tool(Generic[ParamsT, ResultT]):
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Whether the handler only makes inner calls and asks questions.
 
-    If so, it can be re-entered from the top, whatever its effect, but is never simply retried, because it may
-    have asked somebody.
+    If so, a resumed run can re-enter it from the top, whatever its effect. If something that it read has changed, its call
+    ends in a conflict instead of running again, since the handler may have asked somebody.
     """
     shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
         init=False, repr=False, compare=False, default=None

@@ -1,4 +1,4 @@
-"""Effects, which say what a call may change and whether that can be undone. One table has the rules for each effect."""
+"""Effects: what a call may change, and whether that can be undone. `EFFECTS` has the rules for each effect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EffectRules(msgspec.Struct, frozen=True):
     transactional: bool
     """Whether everything that the call does is inside the transaction, so that it can simply be run again."""
     retried: bool
-    """Whether the call is retried when its handler raises `TransientError`."""
+    """Whether the call may be retried after its handler has raised `TransientError`."""
     after_crash: AfterCrash
     previewed: bool
     """Whether the call can run before it is approved, so that a person can decide by its diff."""

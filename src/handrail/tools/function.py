@@ -1,6 +1,6 @@
 """`@tool`, which turns a plain function into a tool.
 
-The function's parameters become the params, and its docstring the description.
+The function's parameters become the params, and the first paragraph of its docstring becomes the description.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _name_of(function: Any) -> str:
 
 
 def _docstring(function: Any) -> str:
-    """Return the docstring of a function, or of the class of a callable object."""
+    """Return the docstring of the function that runs or, for a callable object without one, that of its class; "" if there is none."""
     own = inspect.getdoc(body_of(function))
     return own or ("" if isinstance(function, functools.partial) else inspect.getdoc(function) or "")
 

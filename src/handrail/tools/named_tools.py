@@ -13,7 +13,7 @@ from handrail.spelling import nearest
 
 
 def named_tools_of(policy: ToolPolicy) -> frozenset[str]:
-    """Return the names that a policy lists in `named_tools`; empty if it decides on every tool."""
+    """Return the names that a policy lists in `named_tools`; empty if it lists none."""
     return frozenset(getattr(policy, "named_tools", None) or ())
 
 
@@ -34,7 +34,7 @@ def out_of_scope(
 ) -> tuple[str, str] | None:
     """Return a problem and a hint if a section's policy names a tool outside its scope; None otherwise.
 
-    `places` says for every tool of the prompt which section has it.
+    `places` says in words which section has each tool of the prompt, or that the prompt itself has it.
     """
     for name in sorted(named_tools_of(policy).difference(scope)):
         place = places.get(name)

@@ -15,7 +15,7 @@ from handrail.schema import to_json
 from handrail.spelling import checked_arguments
 
 _BYTES = re.compile("(?<![\ud800-\udbff])[\udc80-\udcff]")
-"""Characters that stand for bytes of a file name that are not UTF-8, as Python decodes them."""
+"""Characters that Python uses in a file name for bytes that are not valid UTF-8."""
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -63,7 +63,7 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
         exclude_value_from_context: bool = False,
         attachments: Iterable[AttachmentSource] = (),
     ) -> ToolResult[Any]:
-        """Create the result of a call that succeeded. Its text is only the message if the value is None or excluded.
+        """Create the result of a call that succeeded. A value that is None or excluded is not part of its text.
 
         Each of the `attachments` is an `Attachment`, the path of a file on disk, or an http address.
         """
@@ -147,7 +147,7 @@ def clean_text(text: str) -> str:
 
 
 def renders(value: object) -> bool:
-    """Return whether a value renders itself. Checking the protocol `Renders` would take 25 times as long."""
+    """Return whether a value renders itself. This is much faster than checking the protocol `Renders`."""
     return callable(getattr(value, "render", None))
 
 

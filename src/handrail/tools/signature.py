@@ -19,7 +19,7 @@ from handrail.schema.problems import describe
 from handrail.tools.result import ToolResult
 
 Need = Literal["user", "model", "worker"]
-"""The parts of an environment that a handler can require through the type of its context."""
+"""What a handler can require through the type of its context: a person, a model, or being in a worker."""
 
 MISSING: Any = inspect.Parameter.empty
 """Stands for what is missing, such as an annotation or a default."""
@@ -39,7 +39,7 @@ class Signature(msgspec.Struct, frozen=True):
 
     @property
     def returns(self) -> Any:
-        """The type of a call's value, after awaiting it if the function is async."""
+        """The type of a call's value, after awaiting it if the function is async; `MISSING` if it is not annotated."""
         returns = self.hints.get("return", MISSING)
         return get_args(returns)[-1] if _is_awaitable(returns) else returns
 
@@ -198,9 +198,9 @@ def value_type(returns: Any) -> Any:
 
 
 def result_of(tool: str, signature: Signature) -> Any:
-    """Return the `R` of a handler annotated `-> ToolResult[R]`; `Any` if it is not annotated.
+    """Return the type of the values in a handler's results: the `R` of `-> ToolResult[R]`; `Any` if it is not annotated.
 
-    Raises `ToolDefinitionError` for any other annotation.
+    Raises `ToolDefinitionError` if the annotation allows anything other than a `ToolResult`.
     """
     returns = signature.returns
     is_union = get_origin(returns) in (Union, types.UnionType)

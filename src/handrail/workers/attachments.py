@@ -78,7 +78,9 @@ def as_argument(given: Any) -> Any:
 def accept(
     worker: str, rule: AttachmentRule, given: Sequence[Any], files: Callable[[], Filesystem]
 ) -> tuple[Attachment, ...]:
-    """Return the attachments. Files that are named by path are read from the run's filesystem, which `files` returns.
+    """Check a call's attachments against the worker's rule, and return them.
+
+    Files that are named by path are read from the run's filesystem, which `files` returns.
 
     Raises `ToolValidationError` if the worker's rule does not allow them, if one has an invalid name or can't be read,
     or if two have the same name.

@@ -365,7 +365,7 @@ def _whole(text: str) -> str:
 
 
 class _Yaml:
-    """Reads YAML as plain data, and reports aliases, tags, repeated keys and deep nesting by line."""
+    """Reads YAML as plain data, and reports everything that is not allowed, such as aliases, tags and repeated keys, by line."""
 
     def __init__(self, text: str, find: Finder) -> None:
         self._text = text

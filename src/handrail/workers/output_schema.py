@@ -1,7 +1,7 @@
 """A worker's `output:`, which is a JSON Schema, converted to the type of its answers.
 
-The schema can describe objects, lists, strings, numbers, booleans, null, enums and unions. Any other keyword is
-reported as a problem, because it would not be checked.
+The schema can describe objects, lists, strings, numbers, booleans, null, enums and unions. A keyword that is not supported
+is reported as a problem, because it would not be checked.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ class WorkerRegistry:
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """The workers without problems, by name. An unknown model, or a `tools.py` that can't be loaded, does not count."""
+        """The workers without problems, by name. An unknown model, or a `tools.py` that can't be loaded, is not counted as a problem."""
         return {worker.name: worker for worker in self._workers.values()}
 
     def __getitem__(self, name: str) -> Worker:
@@ -382,7 +382,8 @@ class WorkerRegistry:
         continue it in another process.
 
         Raises `WorkerError` at once if the worker does not exist, has a problem, has no model, or may not be given one
-        of the attachments. Raises `DefinitionError` at once if a model is unknown, or if a `Path` can't be read.
+        of the attachments, or if its instructions can't be rendered. Raises `DefinitionError` at once if a model is unknown, or
+        if a `Path` can't be read.
         """
         check_names("run", WorkerRunArguments, arguments)
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)

@@ -108,7 +108,7 @@ class Worker:
     attachments: AttachmentRule
     """The rule for the files that the worker may be given."""
     tools: tuple[str, ...]
-    """The names of the worker's tools: the functions and tools of its `tools.py`, and its file and shell tools."""
+    """The names of the worker's tools: the functions and tools that it lists from `tools.py`, and its file and shell tools."""
     workers: tuple[str, ...]
     """The names of the workers that this one may call."""
     locked: bool

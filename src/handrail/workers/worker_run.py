@@ -161,8 +161,9 @@ def tool_for(
 async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
     """Run a worker inside a call that the gate has allowed.
 
-    Raises `NotSupported` if no gate made the context, `ToolValidationError` if an attachment is not allowed,
-    `DefinitionError` if the worker's model is unknown, and `WorkerError` if its instructions can't be rendered.
+    Raises `NotSupported` if no gate made the context, `DefinitionError` if the worker's model is unknown, and `WorkerError` if
+    its instructions can't be rendered. Raises `ToolValidationError` if an attachment is not allowed, or if the caller created
+    the worker and it is no longer valid or allowed.
     """
     call = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in this call's frame
     if not isinstance(call, Attempt):

@@ -106,7 +106,7 @@ def test_what_it_passed_over_counts_as_read(rg: str, tmp_path: Path) -> None:
 
 
 def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If ripgrep fails, the search goes on without it and finds the same matches."""
+    """If ripgrep fails, the search continues without it and finds all matches."""
     fill(tmp_path, [b"here\n"] * 40)
     broken = tmp_path / "rg"
     broken.write_text("#!/bin/sh\nexit 2\n")

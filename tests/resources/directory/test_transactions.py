@@ -2,7 +2,7 @@
 
 This is the state machine of test_memory_transactions.py on a real folder, with concurrent and nested calls and a
 person who edits the folder without Handrail. In addition, every untouched path keeps its inode and time, and
-ignored files survive.
+the files in `.venv`, which nobody changes, survive.
 """
 
 import shutil

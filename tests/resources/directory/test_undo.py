@@ -195,7 +195,7 @@ def test_one_large_call_does_not_displace_all_others(folders: Folders):
 
 
 def test_too_old_is_said_only_when_it_is(folders: Folders):
-    """A refused undo says that the call is too old only if calls have been removed from the history."""
+    """A refused undo says that the call may be too old only if the history is full."""
     files = folders({"a": "1"}, keep_calls=3)
     made(files, "first", "write", "a", "2")
     with pytest.raises(UndoRefused, match="it changed no files here, or it was undone already"):

@@ -135,7 +135,10 @@ def test_any_input_is_accepted_or_refused(value: Any) -> None:
 
 
 async def test_a_frontend_tool_is_a_question_that_the_client_answers() -> None:
-    """The model sees a client's tool with the client's description and schema, and the client's answer is the result."""
+    """A client's tool has the client's description and schema, and the client's answer is the result of a call.
+
+    Arguments that do not fit the schema are refused.
+    """
 
     def answers(payload: Any) -> Any:
         return {"content": f"shown: {payload['arguments']['place']}"}

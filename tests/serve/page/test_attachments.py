@@ -103,6 +103,6 @@ def test_pictures_add_up_and_can_be_removed(page: Page, model: ScriptedModel):
 
 
 def test_pasted_text_is_left_to_the_browser(page: Page):
-    """Text that is pasted goes into the message, and nothing is attached."""
+    """The browser itself handles text that is pasted, and nothing is attached."""
     assert hand_over(page, "paste", text="hello")
     expect(page.get_by_role("list", name="Files to send")).to_have_count(0)

@@ -283,7 +283,7 @@ def test_nested_agents_are_a_tree_that_opens(page: Page):
 def test_a_later_viewer_sees_the_same(page: Page):
     """After a reload in the middle of a run, the page shows the run's progress, agents and questions.
 
-    Then the run goes on.
+    The run then continues to its end.
     """
     begin(page)
     say(page, "sheep")

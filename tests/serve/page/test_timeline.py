@@ -181,7 +181,7 @@ def test_a_run_that_waits_now(shown: Widgets):
 
 
 def test_nothing_yet_one_span_and_five_hundred(shown: Widgets):
-    """A timeline with no spans, one span or five hundred is readable, and its last span is reached by a key."""
+    """A timeline without spans says so. With one span or five hundred, all are shown, and the End key reaches the last."""
     shown.show("timeline", tree=tree(status="running"))
     expect(shown.page.get_by_text("Nothing has happened in this run yet.")).to_be_visible()
     shown.show("timeline", tree=tree(turn(1, 0, 0)))

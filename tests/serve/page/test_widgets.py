@@ -137,7 +137,7 @@ def test_every_kind_of_field(shown: Widgets):
     ],
 )
 def test_answers_that_are_not_objects(shown: Widgets, kind: Any, fill: dict[str, Any], value: Any):
-    """A form can ask for a boolean, a number, a choice or a list that is not inside an object."""
+    """A form can ask for a single value, such as a number, a choice or a list, or for an object without fields to fill in."""
     schema = form(shown, kind)
     for label, text in fill.items():
         if text is True:
@@ -155,7 +155,7 @@ def test_answers_that_are_not_objects(shown: Widgets, kind: Any, fill: dict[str,
 
 
 def test_an_optional_object_is_added_and_removed(shown: Widgets):
-    """An optional object is null until it is added. Then its own fields are required."""
+    """An optional object is null before it is added and after it is removed. In between, its own fields are required."""
 
     class Parcel(BaseModel):
         back_to: Address | None = None

@@ -25,18 +25,19 @@ class Address(NamedTuple):
     """The location of a journal in PostgreSQL."""
 
     shown: str
-    """The URL without its password, for messages and commands."""
+    """The URL without its passwords, for messages and commands."""
     conninfo: str
-    """The URL for the driver. It may contain the password, so it is never shown."""
+    """The URL for the driver. It may contain passwords, so it is never shown."""
     schema: str
-    secret: str
-    """The password in the URL, or else its `sslpassword`; "" if it has neither."""
+    secrets: tuple[str, ...]
+    """The passwords in the URL: of the user, and of the client's key (`sslpassword`)."""
     lease: float | None = None
     """How many seconds a process keeps its runs after it last renewed its lease; None if the URL does not say."""
 
     def without_secret(self, text: str) -> str:
-        """Return a message from the driver or the server, with `***` in place of the password."""
-        for each in {self.secret, quote(self.secret, safe="")} - {""}:
+        """Return a message from the driver or the server, with `***` in place of each password."""
+        spellings = {spelling for each in self.secrets for spelling in (each, quote(each, safe=""))}
+        for each in sorted(spellings, key=len, reverse=True):  # one may be part of another
             text = text.replace(each, "***")
         return text
 
@@ -51,8 +52,7 @@ def parse_url(url: str) -> Address:
     except ValueError:
         raise JournalError("postgresql://…", "its URL can't be read", _ADVICE) from None
     if "@" in parts.path or parts.fragment or any("@" in name for name, _ in options):
-        # The password contains one of `/?#`, so the rest of it would be taken for another part of the URL, and
-        # shown.
+        # The password contains one of `/?#`, so the rest of it would be taken for another part of the URL, and shown.
         advice = "In the password, write '/', '?', '#' and '@' as %2F, %3F, %23 and %40."
         raise JournalError("postgresql://…", "its URL can't be read", advice)
     before, _, host = parts.netloc.rpartition("@")
@@ -73,11 +73,11 @@ def parse_url(url: str) -> Address:
     conninfo = urlunsplit((parts.scheme, parts.netloc, parts.path, own, ""))
     if not conninfo.startswith(SCHEMES):
         conninfo = conninfo.replace(":", "://", 1)
-    return Address(shown, conninfo, schema, next((each for each in secrets if each), ""), lease)
+    return Address(shown, conninfo, schema, tuple(filter(None, secrets)), lease)
 
 
 def _parse_lease(text: str | None, shown: str) -> float | None:
-    """Parse the length of a lease: a number of seconds above 0, such as `2` or `0.5`, or `2s`.
+    """Parse the length of a lease: a number of seconds above 0, such as `2`, `0.5` or `2s`.
 
     Returns None if `text` is None. Raises `JournalError` for any other text.
     """

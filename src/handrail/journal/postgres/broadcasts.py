@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.journal")
 
 _KEPT_SECONDS = 30.0
-"""Seconds after which `sweep` deletes a batch. A reader needs milliseconds, or seconds after it has lost its connection."""
+"""Seconds after which `sweep` deletes a batch, or a watcher whose time is over.
+
+A reader needs milliseconds, or seconds after it has lost its connection.
+"""
 _WATCH = """INSERT INTO watchers VALUES (?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET joins = excluded.joins, until = excluded.until"""
 # The position is the time, because a crash empties the table, and a counter would start again.
@@ -33,7 +36,7 @@ _DROP = """DELETE FROM broadcasts WHERE session_id = ?
 
 
 class PostgresBroadcasts:
-    """The broadcasts in a database. Times are those of the database's clock."""
+    """The broadcasts in a database. All times come from the database's clock."""
 
     def __init__(self, database: PostgresDatabase, notices: Notices) -> None:
         self._database = database

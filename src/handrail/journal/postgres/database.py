@@ -48,8 +48,8 @@ class PostgresDatabase(Database):
     """Runs jobs on a PostgreSQL database, one after another, each in its own transaction or as a single statement.
 
     A transaction sees one state of the database. If it conflicts with another process's transaction, it is run again.
-    If the connection is lost while this process's lease lasts, the job is run again on a new connection, unless its
-    transaction was already committed. A job that is a single statement is run again in any case.
+    If the connection is lost, the job is run again on a new connection, unless its transaction was already committed. A job
+    that is a single statement is run again in any case.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class PostgresDatabase(Database):
         return not self._waiting and not self._closed
 
     def _wake(self) -> None:
-        """Give the thread an empty job, with the lock held."""
+        """Give the thread an empty job, unless the database is closed. The caller must hold the lock."""
         if not self._closed:
             self._waiting += 1
             self._jobs.put(Job(lambda connection: None, single=True))

@@ -111,13 +111,13 @@ class Notices:
 
 
 class PostgresQueue(SqliteQueue):
-    """The queue in PostgreSQL, which wakes waiting workers when a notice comes."""
+    """The queue in PostgreSQL, which wakes waiting workers when a notice arrives."""
 
     notices: Notices
     _waiting: weakref.WeakSet[_Wake]
 
     def listen(self, notices: Notices) -> None:
-        """Wake waiting workers whenever a notice says that a run or question has changed, or that notices were missed."""
+        """Wake waiting workers whenever a notice says that a run or question has changed, or notices may have been missed."""
         self.notices = notices
         self._waiting = weakref.WeakSet()
         notices.subscribe(self._noticed)
@@ -158,7 +158,7 @@ class PostgresQuestions(SqliteQuestions):
     notices: Notices
 
     def listen(self, notices: Notices) -> None:
-        """Look for answers whenever a notice about a question comes, or notices were missed."""
+        """Look for answers whenever a notice about a question arrives, or notices may have been missed."""
         self.notices = notices
         notices.subscribe(self._noticed)
 

@@ -60,9 +60,9 @@ class Addition(NamedTuple):
 class Sender:
     """Sends records from an event loop, one after another, on the connection of the journal's thread.
 
-    The thread and the loop never use the connection at the same time. The loop uses it with `lock` held, and only if
-    `is_idle` says that the thread has no job. The thread calls `finish` before each job. `wake` gives the thread an empty
-    job. `run` runs a job, and is called in the thread.
+    The thread and the loop never use the connection at the same time. The loop uses it with `lock` held. It sends a record
+    only if `is_idle` says that the thread has no job, and reads answers until the thread takes the queue. The thread calls
+    `finish` before each job. `wake` gives the thread an empty job. `run` runs a job, and is called in the thread.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Sender:
         self._process = os.getpid()
         """The process that has the thread. A forked child must not use the connection."""
         self._queue: deque[Addition] = deque()
-        """The records that are being added, all of the same loop. Only the first one may have been sent."""
+        """The records that are being added, all from the same loop. Only the first one may have been sent."""
         self._result: pq.abc.PGresult | None = None
         """The result of the statement that was sent; None until it has arrived."""
         self._reader: _Reader | None = None
@@ -185,7 +185,7 @@ class Sender:
     # --- in the thread ---
 
     def prepare(self) -> None:
-        """Prepare the statement on the current connection, if it is not. The thread calls this outside of transactions."""
+        """Prepare the statement on the current connection, unless it is prepared there. The thread calls this outside of transactions."""
         connection = self._connection
         if connection.prepared is not connection.raw:
             with contextlib.suppress(errors.DuplicatePreparedStatement):
@@ -240,7 +240,7 @@ class Sender:
         """Return how many rows the statement has changed, or None if it has failed."""
         connection, result, self._result = self._connection, self._result, None
         if result is None or result.status != pq.ExecStatus.COMMAND_OK:
-            connection.prepared = None  # it may not exist any more
+            connection.prepared = None  # the prepared statement may not exist any more
             return None
         changed = result.command_tuples or 0
         connection.total_changes += changed

@@ -1,4 +1,4 @@
-"""A real folder as a filesystem. Each call's changes are a transaction that can be undone."""
+"""A real folder as a filesystem. Each call's changes are a transaction, and the most recent ones can be undone."""
 
 from handrail.resources.directory.directory_fork import DirectoryFork
 from handrail.resources.directory.filesystem import DIRECTORY_LIMITS, DirectoryFilesystem, Recovered

@@ -6,7 +6,7 @@
         done/<when>-<call>-…/  what one of the most recent commits displaced, with its manifest
         renaming               names the commit that is being applied
 
-The first write creates the staging folder, so a process that only reads never creates one.
+The first write or command creates the staging folder, so a process that only reads files never creates one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = logging.getLogger("handrail.files")
 _COMMIT, _UNDO, _GONE = "commit", "undo", "gone"
 _READY = 8
 _TRIES = 8
-"""How many times to try to create a process's folder. Others may take it for that of a dead process, and remove it."""
+"""How many times to try to create a process's folder. Another process may mistake it for that of a dead process, and remove it."""
 
 
 class Area:
@@ -69,7 +69,7 @@ class Area:
         self._process = 0
         self._mine: Path | None = None
         self.root_id = ""
-        """The root's id, once it is known."""
+        """The root's id, or "" until it is known."""
         self._numbers = count()
         self._not_kept: list[Commit] = []
         self._synced = False
@@ -150,8 +150,8 @@ class Area:
     def _make_part(self) -> Path:
         """Create and lock a folder for this process.
 
-        Before the folder is locked, a different process may take it for the folder of a dead process, and remove it. A new
-        one is created then. Raises `FileError` if this happens too often.
+        Before the folder is locked, a different process may mistake it for the folder of a dead process, and remove it. In
+        that case, a new one is created. Raises `FileError` if this happens too often.
         """
         for _ in range(_TRIES):
             for folder in (self.folder, self.folder / "at-work", self.folder / "done"):
@@ -206,7 +206,7 @@ class Area:
             os.close(lock)
 
     def abandoned(self, mine: Path | None = None) -> Iterator[tuple[Path, int]]:
-        """Yield the folder of each dead process, with the descriptor of a lock that this process now holds on it."""
+        """Yield the folder of each dead process, with the descriptor of a lock on it, which the caller must close."""
         at_work = self.folder / "at-work"
         for other in sorted(at_work.iterdir()) if at_work.is_dir() else ():
             if other in (mine, self._mine):
@@ -226,8 +226,8 @@ class Area:
     def begun(self, part: Path, journal: str) -> Iterator[Commit]:
         """Yield the commits in a process's folder that belong to this journal.
 
-        If `journal` is empty, yields undos and the commits that belong to no journal. An undo or a journal's commit that
-        has no manifest is yielded with an empty one.
+        If `journal` is empty, yields undos and the commits that belong to no journal. An undo or a journal's commit whose
+        manifest can't be used is yielded with an empty one.
         """
         for folder in sorted(part.iterdir()):
             name = folder.name
@@ -258,7 +258,7 @@ class Area:
                 self.commit(folder, manifest).settle_interrupted(atomic=not (undo or manifest.journal))
 
     def settle(self, commit: Commit) -> tuple[str, ...]:
-        """Finish an unrecorded commit if any of its steps was done, and discard it otherwise.
+        """Finish an unrecorded commit if a *put* or *take* step was done, and discard it otherwise.
 
         A commit that can't be finished is reverted. An undo that was not begun, or can't be finished, is moved back into
         the history. Returns the paths whose steps failed, which are left as they are.
@@ -292,7 +292,7 @@ class Area:
     def forget_part(self, part: Path) -> None:
         """Remove a process's folder, unless something in it may still be needed.
 
-        A commit that a journal may have recorded, an undo, and a commit that this user's Handrail did not make are needed.
+        These may be needed: a commit that a journal may have recorded, an undo, and a commit that this user's Handrail did not make.
         """
         kept = (*part.glob(f"{_COMMIT}-*"), *part.glob(f"{_UNDO}*"))
         if not any(any(folder.iterdir()) for folder in kept) and not any(map(is_foreign, part.iterdir())):
@@ -314,7 +314,8 @@ class Area:
     def _reused_folder(self, kind: str) -> Path:
         """Return an empty folder, as `new_folder` does. It may be one that an old commit has left.
 
-        After a power cut, files that were removed from a reused folder may be back, so a synced commit gets a new one.
+        After a power cut, files that were removed from a reused folder may be back, so a synced commit that a journal
+        records gets a new one.
         """
         mine, spare = self.mine, self._spare  # `mine` comes first: in a forked process, it clears `_spare`
         self._spare = None
@@ -388,7 +389,7 @@ class Area:
                     self._not_kept.append(each)
 
     def discard(self, commit: Commit) -> None:
-        """Remove a commit that was not made. It is kept if some of its steps could not be reverted."""
+        """Remove a commit's folder. If some of its steps could not be reverted, the commit is moved to the history instead."""
         if commit.is_stuck:
             self.retire(commit)
         else:
@@ -438,11 +439,11 @@ class Area:
         return None
 
     def undo(self, commit: Commit) -> tuple[str, ...]:
-        """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored paths, sorted.
+        """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored and removed paths, sorted.
 
         The order is that of any commit: the manifest is written, the kept commit is claimed, its files are renamed, and
         only then is it removed. If anything fails before that, it is kept. Raises `UndoRefused` if a path was
-        changed since or another process has just undone it, and `FileError` if the disk reports an error.
+        changed since or another process has just undone the commit, and `FileError` if the disk reports an error.
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)

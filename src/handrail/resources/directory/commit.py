@@ -12,7 +12,7 @@ reverting, continuing after a crash and undoing use the same mechanism.
 
 The commit's own folder, which nobody else writes to, shows whether a step was done: a *put* step whose slot still holds
 the new content was not. So any process can continue a commit from any point. All renames of a commit are made under the
-folder's `RenameLock`, so no other commit comes between them. People and other programs don't take that lock. So what a
+root's `RenameLock`, so no other commit comes between them. People and other programs don't take that lock. So what a
 step displaces is checked before the rename, and again afterwards, when nobody can reach it by its path any more. If it is
 not what the step expects, someone has changed it. Then it is put back, unless they have put something newer there
 meanwhile.
@@ -49,7 +49,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     do: Literal["put", "take", "change"]
     path: str
-    """The path as Handrail spells it, in which bytes that are not UTF-8 are escaped as `\\xff`."""
+    """The path as Handrail spells it (see `spelled`), with escapes such as `\\xff`."""
     slot: str = ""
     """The slot's name in the commit's folder; "" for *change*.
 
@@ -148,7 +148,7 @@ class Commit:
         self.folder = folder
         self.manifest = manifest
         self.is_stuck = False
-        """Whether some steps could not be reverted, so that the slots hold content that is nowhere else."""
+        """Whether some steps could not be reverted, so that the slots may hold content that is nowhere else."""
         self.sizes = None if manifest_size is None else Sizes(own=manifest_size)
         """The bytes in the commit's folder once it is applied, or None if the folder must be listed to count them."""
 
@@ -186,8 +186,8 @@ class Commit:
         """Return the first path whose content is not what its step expects to displace, or "" if there is no such path.
 
         The first step is left out, because doing it includes this check. A call that read files between the renames of
-        another commit expects some of them in their old state. Its commit must fail before its first rename. If the
-        process died after that, the commit could not be finished.
+        another commit expects some of them in their old state. Its commit must fail before its first rename. If it
+        began to rename files and its process died, the commit could not be finished.
         """
         for step in self.manifest.steps[1:]:
             if step.do == "change" or step.tree == EMPTY or (step.folder and not step.before):
@@ -206,7 +206,7 @@ class Commit:
             self.sizes.add(displaced)
 
     def _sync_all(self, folders: Folders) -> None:
-        """Sync the folders that were changed. If that fails, reverts the steps and raises the error."""
+        """Sync the folders that were changed. If that fails, reverts the steps and raises an error, as `_fail` does."""
         try:
             folders.sync(self._disk)
         except BaseException as error:
@@ -217,7 +217,7 @@ class Commit:
             self._fail(".", error, stuck)
 
     def _fail(self, path: str, error: BaseException, stuck: list[str]) -> NoReturn:
-        """Raise the error for a commit that failed at `path`. `stuck` are the paths that could not be restored."""
+        """Raise the error for a commit that failed at `path`. `stuck` lists the paths that could not be restored."""
         if stuck:
             self.is_stuck = True
             problem = f"the disk reported an error in the middle of the changes ({_reason(error)}), and what was there before could not be restored in {', '.join(stuck)}. Undo this call"
@@ -250,7 +250,10 @@ class Commit:
         return left
 
     def settle_interrupted(self, *, atomic: bool) -> None:
-        """Finish a commit whose process died while it held the lock, if any step was done. The caller holds the lock."""
+        """Finish a commit whose process died while it held the lock, if a *put* or *take* step was done. The caller holds the lock.
+
+        With `atomic`, a commit that can't be finished is reverted.
+        """
         if self.is_begun():
             with self._folders() as folders:
                 self._finish(folders, atomic)

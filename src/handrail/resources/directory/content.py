@@ -1,6 +1,6 @@
-"""The content of a file in a directory: on disk, in memory until it is written, a link, a pipe or a socket.
+"""The content of a file in a directory: on disk, in memory until it is written, a link, a pipe, a socket or a device.
 
-A version is one integer that encodes the file's status on disk: device, inode, mode, size, mtime and ctime. A file
+The version of a file on disk is one integer that encodes its status: device, inode, mode, size, mtime and ctime. A file
 with the same version has not changed, so no other state is needed. A folder's version encodes only device, inode
 and mode, so it does not depend on what the folder contains.
 """
@@ -19,7 +19,7 @@ from handrail.resources.layer import ABSENT, Node
 _WORD = (1 << 64) - 1
 _IDENTITY = (1 << 64 * 4) - 1
 FIRST_VERSION = 1 << 64 * 6
-"""The lowest version of a file on disk. Nodes that forks create have lower versions."""
+"""The lowest version of a file or folder on disk. Nodes that forks create have lower versions."""
 
 
 def version_of(found: os.stat_result) -> int:

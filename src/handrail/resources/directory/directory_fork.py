@@ -49,10 +49,10 @@ _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 class DirectoryFork(Linked, FileFork):
     """A fork of a real folder. Its writes are kept in memory and in the staging folder until it commits.
 
-    Small files that it has read are kept in memory, up to a limit. All other reads go to the disk. A commit checks that nobody else
-    wrote the same paths and then renames the writes into place. Until then the folder is unchanged. Besides the
-    operations of `Filesystem`, the fork provides layers for a command's overlay (`layers`) and takes over what the
-    command wrote (`absorb`).
+    Small files that it has read are kept in memory, up to a limit. Other files are read from the disk each time. A commit to
+    the folder checks that nobody else wrote the same paths and then renames the writes into place. Until then the folder is unchanged.
+    Besides the operations of `Filesystem`, the fork provides layers for a command's overlay (`layers`) and takes over what
+    the command wrote (`absorb`).
     """
 
     __slots__ = ("_commit", "_kept_bytes", "_mounted", "_programs", "_stack")
@@ -140,7 +140,7 @@ class DirectoryFork(Linked, FileFork):
         return Node(tick, Held(change.data, facts), now)
 
     def _bytes_of(self, data: Any) -> bytes:
-        """Return a file's content; for a link, the path that it leads to; for a pipe, a socket or a device, nothing."""
+        """Return a file's content; for a link, its target as written; for a pipe, a socket or a device, no bytes."""
         if isinstance(data, Special):
             return b""
         return os.fsencode(data.target) if isinstance(data, Link) else super()._bytes_of(data)
@@ -161,7 +161,8 @@ class DirectoryFork(Linked, FileFork):
         return self._programs
 
     def _find_programs(self) -> Mapping[str, str]:
-        # A file also counts if a link where a startup file belongs, such as `.git/hooks/pre-commit`, leads to it.
+        # A file also counts if a link at the path of a startup file, such as `.git/hooks/pre-commit`, leads to it or to a
+        # folder that contains it.
         changed = {path: node for path, node, _ in self._changes() if node.version and not node.is_folder}
         found = {
             path: run_by(path, is_link=is_link(node)) or self._run_by_repository(path, is_link(node))
@@ -174,7 +175,10 @@ class DirectoryFork(Linked, FileFork):
         return {path: program for path, program in found.items() if program}
 
     def _run_by_repository(self, path: str, is_link: bool) -> str:
-        """Return the program that runs a file of a bare git repository, in a folder of any name; "" if there is none."""
+        """Return the program that runs a file in a bare git repository, or "" if there is none.
+
+        The repository's folder can have any name. It is recognized by its `HEAD`.
+        """
         for folder in ("", *ancestors(path)):
             program = run_by(f".git/{path[len(folder) + 1 if folder else 0 :]}", is_link=is_link)
             if program and self._look(folder, "HEAD").version:
@@ -195,7 +199,8 @@ class DirectoryFork(Linked, FileFork):
         with self._shared.lock:
             if self._state != PREPARED or self._line:
                 raise ContextError(
-                    f"the fork of {self._owner!r} is not prepared, so it can't be staged. Call prepare() first"
+                    f"the fork of {self._owner!r} is not prepared, or it has an outer fork, so it can't be staged. "
+                    "Call prepare() first, and stage only an outermost fork"
                 )
             if self._over and self._commit is None:
                 ground = self._ground
@@ -336,7 +341,7 @@ class DirectoryFork(Linked, FileFork):
         return self._stack
 
     def _is_newer(self, entry: Entry, mounted_at: int) -> bool:
-        """Return whether someone else has changed the path of this entry since the mount."""
+        """Return whether someone else has, or may have, changed the path of this entry since the mount."""
         folder, name = split(entry.path)
         now = self._parent._look(folder, name)
         if not now.version:
@@ -348,7 +353,7 @@ class DirectoryFork(Linked, FileFork):
         return self._since(now, mounted_at)
 
     def _other_names(self, folder: str, mounted_at: int) -> bool:
-        """Return whether names in a folder have changed since the mount.
+        """Return whether names in a folder may have changed since the mount.
 
         If the folder does not exist, its nearest existing parent is checked instead.
         """

@@ -40,16 +40,16 @@ _PROBED = 20
 class DirectoryFilesystem(Linked):
     """The files under a real folder. No path or link can lead out of it.
 
-    Calls work on forks. A fork costs nothing to create, and its reads go to the disk. Its writes stay in memory and in the
-    staging folder until it commits. The commit checks that no person, process or other call has changed the same paths,
-    and then renames the writes into place. No other file in the folder is changed. A write made directly through this object
-    is a separate commit. Raises `DefinitionError` if the folder can't be opened or its disk ignores case, or if `staging`
-    is the folder itself, contains it, or is deep inside it.
+    Calls work on forks. Creating a fork copies nothing. Its writes stay in memory and in the staging folder until it
+    commits. The commit checks that no person, process or other call has changed the same paths, and then renames the writes
+    into place. No other file in the folder is changed. A write made directly through this object is a separate commit.
+    Raises `DefinitionError` if the folder can't be opened or is found to ignore case, if `staging` is the folder itself,
+    contains it, or is deep inside it, or if `startup_files` is a string.
 
     - `staging`: the folder for pending changes and displaced files, on the same disk. The default is
       `.<name>.handrail` beside the root, or `.staging.handrail` in the root if it is a mount point or nothing can be
-      created beside it. A folder directly in the root works too and is then hidden, but a command's overlay can't be
-      mounted over such a root.
+      created beside it. A folder directly in the root works too and is then hidden. While the staging folder is in the
+      root, no overlay can be mounted for a command.
     - `limits`: how much one call may change, and the maximum size of a file that can be read.
     - `startup_files`: patterns of the startup files that calls may change without a separate approval, such as
       `conftest.py` or `.github/workflows/*`.
@@ -92,13 +92,13 @@ class DirectoryFilesystem(Linked):
 
     @property
     def folder_id(self) -> str:
-        """The id that the folder keeps when it is moved; "" until something has been written to it."""
+        """The id that the folder keeps when it is moved; "" until the first write or command creates the staging folder."""
         area = self._ground.area
         return area.root_id if area.root_id or area.is_own() else ""
 
     @property
     def staging(self) -> Path:
-        """The folder where pending changes are kept. The first write creates it."""
+        """The folder where pending changes are kept. The first write or command creates it."""
         return self._ground.area.folder
 
     @property
@@ -113,11 +113,11 @@ class DirectoryFilesystem(Linked):
     def undo(
         self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
     ) -> tuple[str, ...]:
-        """Restore what this call's commit displaced, and remove what it created. Returns those paths, sorted.
+        """Restore what this call's commit displaced, and remove what it created. Returns the restored and removed paths, sorted.
 
         Call ids repeat between conversations, so pass the id of the call's run, and the id of its journal if the run
-        was recorded. `handrail.runs.undo` does this, and also tells the model. Raises `UndoRefused` if the commit is
-        no longer kept, or if someone has changed its paths since; the error then lists them. Raises `Conflict` if a
+        was recorded. `handrail.runs.undo` does this, and also tells the model. Raises `UndoRefused` if no commit of the call
+        is kept, or if someone has changed its paths since; the error then lists them. Raises `Conflict` if a
         prepared fork is about to change one of its paths, and `FileError` if the folder was moved or replaced, or if the
         disk reports an error.
         """
@@ -138,8 +138,9 @@ class DirectoryFilesystem(Linked):
         """Finish commits that a journal recorded but a dead process did not apply. Call it before using the folder.
 
         What the journal recorded is applied, and what it did not record is discarded. The changes of a call that was given up
-        are reverted. A file that someone else has changed is left as it is, and its path is returned in `left`. A commit whose
-        folder or staged files are not there stays recorded as unapplied, and is returned in `unapplied`.
+        are reverted. A file that someone else has changed is left as it is, and its path is returned in `left`. A commit that
+        can't be applied, because its folder or staged files are missing, stays recorded as unapplied and is returned in
+        `unapplied`.
         """
         ground = self._ground
         return Operation(lambda: recover(ground.jail, ground.area, ground.lock, journal), "recover")

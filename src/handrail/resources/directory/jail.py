@@ -4,8 +4,8 @@ When a path is opened, the kernel itself refuses it if it would leave the folder
 is no gap between check and use. `Linked` resolves the links that stay inside, one name at a time, through a jail.
 
 This module uses two Linux system calls that Python does not offer, `openat2` and `renameat2`. Without `openat2`, a
-path is opened one name at a time with `O_NOFOLLOW`, which is slower but has the same result. If the disk can't
-exchange two names, callers fall back to hard links.
+path is opened one name at a time with `O_NOFOLLOW`, which is slower but has the same result. Where `renameat2` is not
+supported, hard links replace it.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _move_by_link(source: int, name: str, target: int, new_name: str) -> None:
 
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG}
-"""Errors that mean that a path does not exist in the jail, crosses a link or leads out of the folder."""
+"""Errors that mean that a path does not exist in the jail, crosses a link, leads out of the folder or is too long."""
 
 
 Found = tuple[os.stat_result, str]
@@ -353,7 +353,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def refusal(path: str, error: OSError) -> FileError:
-    """Convert an `OSError` from the disk to a `FileError`. For the common errors, it says what the caller can do."""
+    """Convert an `OSError` from the disk to a `FileError`. For the common errors, the message says what the caller can do."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return FileError(
             path or ".",

@@ -73,7 +73,7 @@ class Upper:
         fill: Callable[[OnDisk, Path], None],
         facts_below: Callable[[str], Facts | None],
     ) -> None:
-        """Write a node to a path.
+        """Write a node to a path. A deletion is written as a mark, if the layers below may have the path.
 
         `fill` copies or links a file that is on disk. `facts_below` returns the facts of a folder in the layers
         below.

@@ -75,7 +75,10 @@ class Ground(Shared):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
     def startup_links(self) -> Iterator[tuple[str, str]]:
-        """Yield each link at a startup file's location, with each path under the root that it leads through or to."""
+        """Yield each location of a startup file that is a link or is in a linked folder, with each path under the root that it leads to.
+
+        If a link leads to another link, the paths of both targets are included.
+        """
         there = self._startup_names()
         if not there:
             return
@@ -94,7 +97,7 @@ class Ground(Shared):
                         yield place, spelled(target[len(root) + 1 :])
 
     def _startup_names(self) -> Collection[str]:
-        """Return the names in the root with which the path of a startup file begins.
+        """Return the names in the root with which a path in `PLACES` begins.
 
         A small root is listed. In a large one, each known name is looked up.
         """
@@ -123,7 +126,7 @@ class Linked(Layer):
     # --- hooks that forks override; the folder itself records no reads ------------------------------
 
     def _is_pinned(self, folder: str, name: str) -> bool:
-        """Return whether this layer has already read a path, so that its content must stay the same."""
+        """Return whether this layer has already read or changed a path, so that its content must stay the same."""
         return False
 
     def _forget(self, folder: str, name: str) -> None:

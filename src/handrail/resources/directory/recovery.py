@@ -1,9 +1,8 @@
 """Recovery: finishes the commits that a journal recorded and a dead process did not apply.
 
-A recorded commit belongs to a root, which is recognized by its identity and not by its path. So it is finished
-wherever the root is now. If the root or the staged files are not there, nothing is known about the commit except that
-it was recorded. It stays unapplied, and every recovery reports it, until the root is there again or somebody discards
-the commit.
+A recorded commit belongs to a root, which is recognized by its identity and not by its path. So the commit is finished
+wherever the root is now. A commit whose root is missing stays unapplied. So does one whose staged files are gone, unless the
+root shows that it was applied. Every recovery reports these commits, until they can be applied or somebody discards them.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Unapplied(msgspec.Struct, frozen=True):
     run_id: str
     call_id: str
     root: str
-    """Where the folder was when the commit was recorded."""
+    """Where the folder was when the commit was staged."""
     problem: str
 
     def __str__(self) -> str:
@@ -193,9 +192,10 @@ class _Recovery:
         self.left: list[str] = []
 
     def finish(self, manifests: Sequence[Manifest]) -> list[str]:
-        """Finish the commits that belong to this root, and return the state of each.
+        """Finish the commits that belong to this root. Returns the state of every given commit.
 
-        They stay staged until the journal has recorded them as applied, because later commits may remove them from the history.
+        A finished commit stays staged until the journal has recorded it as applied, because later commits may remove it from
+        the history.
         """
         with self._lock:
             found = self._staging_folders(manifests)
@@ -238,7 +238,7 @@ class _Recovery:
         with self._claimed(manifest, staging) as commit:
             if commit is None:  # its process is about to apply it, or has applied or reverted it meanwhile
                 state = _state_in(manifest, staging, self._jail)
-                # A process that was overtaken may have applied it, and not have told the journal yet.
+                # The process that uses it may have applied it, but not told the journal yet.
                 return APPLIED if state == PENDING and _shows(manifest, self._jail) else state
             if read_manifest(commit.folder) is None:
                 self._area.disk.forget(commit.folder / MANIFEST)
@@ -275,7 +275,7 @@ class _Recovery:
     def drop(
         self, dead: Sequence[Path], journal: str, known: set[str], given_up: set[tuple[str, str]]
     ) -> list[str]:
-        """Settle the commits of dead processes that are not in `known`, the commits that are still to be applied.
+        """Settle the commits of dead processes, except those in `known`, which are still to be applied.
 
         A commit whose steps were not begun was never recorded, and is discarded. A commit whose steps were begun is kept for
         `undo`, because the journal has recorded it as applied. If somebody has given such a commit up, it is reverted and

@@ -44,7 +44,7 @@ class RenameLock:
     def held(self, commit: Path) -> Generator[None]:
         """Hold the lock, with the folder of a commit marked as being applied.
 
-        First settles the commit that a dead process left marked. Raises `FileError` if the lock is not free in
+        If a dead process left a commit marked, that commit is settled first. Raises `FileError` if the lock is not free in
         time, or if the disk reports an error.
         """
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._jail.fd)

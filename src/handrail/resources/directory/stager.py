@@ -44,8 +44,8 @@ class Change(msgspec.Struct, frozen=True):
 def in_order(over: Over) -> Iterator[Change]:
     """Yield a fork's changes in the order in which to apply them.
 
-    Removals come first, from the inside out, and then additions, from the outside in. Removing a folder removes
-    everything in it, in one step.
+    Removals come first, from the inside out, and then additions and replacements, from the outside in. Removing a folder
+    removes everything in it, in one step.
     """
     folders = sorted(over, key=len)
     trees = {
@@ -91,7 +91,8 @@ def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bo
     try:
         return _stage(jail, area, root, over, changes, key, synced=synced)
     except FileNotFoundError:
-        # Somebody has deleted the staging folder, which is made again. A second failure has a different reason.
+        # Somebody has deleted the staging folder, so the second attempt creates it again. If that attempt fails in the same way, something
+        # else is wrong.
         area.abandon()
     try:
         return _stage(jail, area, root, over, changes, key, synced=synced)
@@ -142,7 +143,7 @@ def _stage(
 
 
 class _Stager:
-    """Fills one commit's slots."""
+    """Fills the slots of one commit with its new content."""
 
     def __init__(self, jail: Jail, area: Area, folder: Path, root: os.stat_result) -> None:
         self._jail = jail
@@ -225,7 +226,7 @@ class _Stager:
         os.rmdir(nursery)
 
     def _inherited(self, folder: str) -> Facts | None:
-        """Return what `born_in` returns for a folder, which was checked or made before."""
+        """Return what `born_in` returns for the root, or for a folder that was checked or made before."""
         if not folder and folder not in self._born:
             self._born[folder] = born_in(f"/proc/self/fd/{self._jail.fd}", self._root)
         return self._born[folder]

@@ -1,7 +1,7 @@
 """Writers: whether some program has a file open for writing at this moment.
 
-What a program writes to a file after a commit has displaced it would be lost. The kernel knows the writers of a file:
-it grants a lease only for a file that nobody has open for writing.
+If a program kept writing to a file after a commit had displaced it, those writes would be lost. The kernel knows the
+writers of a file: it grants a lease only for a file that nobody has open for writing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _SET_SIGNAL = 10
 def unwritten(folder: int, name: str, found: os.stat_result) -> Generator[Callable[[], bool]]:
     """Check that no program has a file open for writing, and yield a function that returns whether this is still so.
 
-    `found` is the file's status. Raises `Busy` if a program has the file open for writing. Not checked are files that this
-    process can't open or lease, such as those of other users, files on a disk without leases, and pipes and other special files.
+    `found` is the file's status. Raises `Busy` if a program has the file open for writing. Some files count as unwritten
+    without a check: files that this process can't open or lease, such as those of other users; files on a disk without
+    leases; pipes and other special files.
     """
     fd = -1
     try:
@@ -50,10 +51,7 @@ def unwritten(folder: int, name: str, found: os.stat_result) -> Generator[Callab
 
 
 def _has_no_writer(fd: int) -> bool:
-    """Return False if somebody has a file open for writing, and True if nobody has or the kernel can't tell.
-
-    The kernel grants a lease only for a file that nobody has open for writing.
-    """
+    """Return False if somebody has a file open for writing, and True if nobody has or the kernel can't tell."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

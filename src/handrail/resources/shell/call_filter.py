@@ -1,4 +1,4 @@
-"""The seccomp filter for commands. System calls that no namespace isolates fail, as they do on a kernel without them."""
+"""The seccomp filter for commands. It refuses system calls that no namespace isolates, as a kernel without them would."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ Line = tuple[int, int, int, int]
 def call_filter(*, unix: bool) -> bytes | None:
     """Build the filter, or return None on a machine whose system call numbers are not known.
 
-    The filter refuses kinds of sockets that reach past a network namespace, such as to hardware or to the host of a
-    virtual machine. It refuses `io_uring`, which can open any socket without the filtered calls, and calls for keys,
-    tracing and kernel programs, which affect the whole machine. Programs for a different architecture can make no
-    system calls. Without `unix`, a command can use unix sockets only as connected pairs, and not for datagrams.
+    The filter allows only IP, netlink and unix sockets. Other kinds can reach past a network namespace, for example to
+    hardware or to the host of a virtual machine. Without `unix`, a command can use unix sockets only as connected pairs, and
+    not for datagrams. The filter also refuses `io_uring`, which can open any socket without the filtered calls, and calls for
+    keys, tracing and kernel programs, which affect the whole machine. Programs for a different architecture can make no
+    system calls.
     """
     known = _MACHINES.get(os.uname().machine)
     if known is None:

@@ -44,9 +44,9 @@ _STAGED_INSIDE = (
 class CommandLimits:
     """Limits for a command together with everything it starts. A command that exceeds a limit is ended.
 
-    The defaults are meant for builds. If Handrail may create cgroups, the kernel enforces the memory and process limits.
-    In any sandbox, total usage is checked ten times a second, and the disk less often if there are many files. Without a
-    sandbox, these limits do not apply.
+    The defaults are meant for builds. In a sandbox, total usage is checked ten times a second, and the disk less often if
+    there are many files. If Handrail may create cgroups, the kernel limits memory and processes too, at somewhat higher
+    values. Without a sandbox, these limits do not apply.
     """
 
     memory: int | None = None
@@ -58,7 +58,7 @@ class CommandLimits:
     files: int = 1_000_000
     """Maximum number of files and folders in the upper layer, or in the copy if the command runs on a copy.
 
-    A private folder such as `/tmp` may hold as many, but never fewer than 1024, and at most one for each KiB of `memory`.
+    Each private folder, such as `/tmp`, may hold as many, but at most one for each KiB of `memory`. It may always hold 1024.
     """
     processes: int = 1024
     """Maximum number of processes and threads at a time."""

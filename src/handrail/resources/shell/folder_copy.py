@@ -1,8 +1,8 @@
-"""Copies of a folder, which capture a command's writes if no overlay can be mounted.
+"""Copies of a folder, which capture a command's writes without an overlay.
 
 The command works on a copy of the folder, which is checked for changes afterwards. The cost grows with the folder,
 because every file is copied (as a reflink if the disk supports it) and checked. Changes are written to the
-upper layer in overlay format, so callers see no difference.
+upper layer in overlay format, as if an overlay had been mounted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _Folder = tuple[Sequence[str], str, str]
 class Copy:
     """A copy of several layers merged into one folder.
 
-    With `closed`, no link in the copy leads out of it, so what a command without a sandbox writes through a link is
-    written to the copy.
+    With `closed`, no link in the copy leads out of it. So a command without a sandbox that writes through such a link writes
+    to the copy.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Copy:
         """Number of links that lead out of the folder and are not in the copy. They stay unchanged."""
 
     def make(self) -> None:
-        """Copy everything. Then wait briefly until the disk's clock has advanced, so that any later change gets a newer timestamp."""
+        """Make the copy. Then wait briefly until the disk's clock has advanced, so that any later change gets a newer timestamp."""
         stack = [self._upper] if is_opaque(self._upper) else [self._upper, *self._lowers]
         self._copy_folder(stack, self._target, "")
         for path in itertools.chain(
@@ -165,10 +165,10 @@ class Copy:
         return True
 
     def _turn_inward(self, path: str) -> bool:
-        """Change a link if it leads out of the copy. Returns whether it was changed.
+        """Change a link if it leads out of the copy, or if its path is too long to resolve. Returns whether it was changed.
 
-        A link to a path in the folder then leads to that path in the copy, a link to a readable file elsewhere becomes a copy
-        of that file, and any other link is omitted.
+        A link to a path in the folder then leads to that path in the copy, and a link to a readable file elsewhere becomes a
+        copy of that file. Any other link, or one that can't be resolved, is omitted.
         """
         at, leads = f"{self._target}/{path}", ""
         if path not in self._before or not stat.S_ISLNK(self._before[path][0]):
@@ -352,7 +352,7 @@ def remove_long(path: str) -> None:
 def changes(upper: Path) -> Iterator[tuple[str, str]]:
     """Yield the kind and the path of each entry in an upper layer, sorted within each folder.
 
-    The kinds are `written`, `folder`, `replaced` (a folder that hides the layers below) and `deleted`.
+    Links to folders and reserved names are omitted. The kinds are `written`, `folder`, `replaced` (a folder that hides the layers below) and `deleted`.
     """
     for folder, folders, files in os.walk(upper):
         folders[:] = sorted(name for name in folders if not is_reserved(name))
@@ -376,7 +376,7 @@ def _facts(facts: os.stat_result) -> tuple[int, int, int]:
 
 
 def _copy_metadata(source: str, target: str) -> None:
-    """Copy owner, mode, attributes and times; for a link, only owner and times."""
+    """Copy the owner (if allowed), mode, attributes and times; for a link, only owner and times."""
     with reach(source) as original, reach(target) as at:
         facts = os.lstat(original)
         there = os.lstat(at)

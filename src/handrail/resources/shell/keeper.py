@@ -36,7 +36,7 @@ from handrail.resources.shell.sandbox import (
 from handrail.resources.shell.usage import SECONDS, Usage
 
 REQUESTS = 3
-"""The descriptor on which requests arrive. Each contains the isolation, the network, two limits and three descriptors."""
+"""The descriptor on which requests arrive. Each request contains the isolation, the network, two limits and three descriptors."""
 
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
@@ -146,7 +146,8 @@ class Keeper:
         with contextlib.suppress(KeyError):
             self.poll.unregister(control)
         del self.commands[watched], self.commands[control.fileno()]
-        # The first process has already reported the command's status. If it was itself killed, this status says so.
+        # Usually the first process has already reported the command's status, and the first status counts. If the first process
+        # was killed, it may have reported none, and its own status is used.
         status = os.waitpid(process, 0)[1]
         cgroup = self.cgroups.pop(process, None)
         _say(control, Reply(status=status, limit="memory" if cgroup is not None and cgroup.close() else ""))
@@ -176,7 +177,7 @@ def _failure(failed: StepFailed) -> Reply:
 
 
 def _first_process(isolation: str, control: socket.socket, ready: int, streams: tuple[int, ...]) -> NoReturn:
-    """Enter the sandbox, start the command and reap orphans until the command ends.
+    """Enter the sandbox, if there is one, start the command and reap orphans until the command ends.
 
     A probe has no command, so the operations that an overlay must support are tried instead. In a sandbox, the kernel
     kills all processes of the command when this process exits.

@@ -17,7 +17,7 @@ from handrail.resources.shell.call_filter import call_filter
 from handrail.resources.shell.request import Request
 from handrail.resources.shell.view import View, mount_overlay, open_layers
 
-# CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE: root needs these to handle
+# CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE: root keeps these, for example to handle
 # other users' files and to switch to other users. None of them changes a mount, a device or the kernel.
 KEPT_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10
 

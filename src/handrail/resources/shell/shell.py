@@ -28,24 +28,24 @@ from handrail.spelling import checked_arguments
 from handrail.threads import run_in_thread
 
 OUTPUT_LIMIT = 64 * 1024
-"""Default maximum bytes of output to keep, about as much as a model can read at once."""
+"""Default maximum bytes of output to keep."""
 
 
 @checked_arguments
 class Shell:
     """Runs the commands that its rules allow on a folder, in a sandbox in which they can't change the real files.
 
-    A command's writes to the folder go to the upper layer of `layers`, in overlay format. The command sees the folder
-    at its real path, so absolute paths work. It also sees the system's programs, libraries and settings, the interpreter
+    A command's writes to the folder go to the upper layer of `layers`, in overlay format. In the sandbox, the command sees
+    the folder at its real path, so absolute paths work. It also sees the system's programs, libraries and settings, the interpreter
     that runs Handrail, the paths in `expose` (read-only), and an empty home and `/tmp`, which are discarded afterwards. It
     sees nothing else of the host: no other processes, no environment variables except harmless ones such as `PATH` and
     those in `environment`, no network unless `network` is set, and nothing at the paths in `hidden`. It is ended if it
     exceeds `limits`. When `run` returns or raises, everything the command started has ended, unless a process is stuck in the
     kernel. `docs/security.md` says what this does not cover.
 
-    - `backend`: `overlay` mounts an overlay, which costs the same for a folder of any size. `copy` works on a copy
-      of the folder. `auto` uses an overlay if one can be mounted, and a copy otherwise.
-    - `contained`: if true, commands are refused on a kernel without namespaces. If false, they run there on a copy
+    - `backend`: `overlay` mounts an overlay, which copies no files. `copy` works on a copy of the folder. `auto` uses an
+      overlay if one can be mounted, and a copy otherwise.
+    - `contained`: if true, commands are refused where no sandbox can be created. If false, they run there on a copy
       without a sandbox, so that only the rules restrict them. The result says so.
     """
 
@@ -136,8 +136,8 @@ class Shell:
     ) -> CommandResult:
         """Run a command on a fork of a real folder. The command's changes become part of the fork.
 
-        `context.filesystem` is such a fork if the run's filesystem is a `DirectoryFilesystem`. Raises `Conflict` if
-        someone else changed the same files while the command ran, and `ShellUnavailable` if `files` is not such a fork.
+        `context.filesystem` is such a fork if the run's filesystem is a `DirectoryFilesystem`. Raises the errors of `run`,
+        `Conflict` if someone else changed the same files while the command ran, and `ShellUnavailable` if `files` is not such a fork.
         With `keep=False`, the command's changes do not become part of the fork, and the fork must be dropped.
         """
         if not isinstance(files, Layered):
@@ -154,7 +154,7 @@ class Shell:
 
     @property
     def network(self) -> bool:
-        """Whether commands can reach the network."""
+        """Whether commands in a sandbox can reach the network."""
         return self._settings.network
 
     @property
@@ -164,9 +164,9 @@ class Shell:
 
     @property
     def reach(self) -> str:
-        """A sentence for an approval that says what commands can reach outside their folder, or "" if they can reach nothing.
+        """A sentence for an approval that says what commands can reach besides their folder and the system, or "" if nothing else.
 
-        What a command does there can't be undone, so it needs approval before it runs.
+        What a command does there can't be undone, so the command needs approval before it runs.
         """
         settings, found = self._settings, list[str]()
         if settings.network:

@@ -1,9 +1,9 @@
 """`WorkspaceFilesystem`: a workspace while a run has it. `WorkspaceFork`: one call's version of it.
 
 Both work on this host's copy as they would on any folder. Two things differ. A commit is described by digests, so the
-journal's record of the call is the commit, whatever happens to the copy afterwards. And each file, link or folder that is
-looked up is compared with its recorded state, unless its path is ignored. So a change by another program is neither read nor
-committed.
+journal's record of the call is the commit, whatever happens to the copy afterwards. And each file or link that is looked up
+is compared with its recorded state, so a change by another program is neither read nor committed. Ignored paths are not
+compared, and for a folder only the kind is.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ LARGEST = 64 * 1024 * 1024
 
 
 def check_size(path: str, size: int) -> None:
-    """Raise `FileLimitReached` if a workspace does not record a file of this size."""
+    """Raise `FileLimitReached` if a file of this size is too large for a workspace."""
     if size > LARGEST:
         problem = f"it has {size} bytes, and a workspace keeps files of at most {LARGEST} bytes"
         raise FileLimitReached(path, f"{problem}. Make it smaller, or give it an ignored name")
 
 
 class WorkspaceFilesystem(DirectoryFilesystem):
-    """The files of a workspace on this host, while a run has it. Only the run's calls change them."""
+    """The files of a workspace on this host, while a run has it. Only forks can change them."""
 
     __slots__ = ("_broken", "cache", "row")
 
@@ -76,7 +76,7 @@ class WorkspaceFilesystem(DirectoryFilesystem):
     def undo(
         self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
     ) -> tuple[str, ...]:
-        """Raise `UndoRefused`: the journal undoes what a call changed in a workspace, on any host."""
+        """Always raise `UndoRefused`. `handrail.runs.undo` undoes a call in a workspace instead, on any host."""
         problem = "its files are in a workspace. Use handrail.runs.undo, without a filesystem"
         raise UndoRefused(call_id, (), problem)
 
@@ -121,7 +121,7 @@ class WorkspaceFilesystem(DirectoryFilesystem):
 
 
 class WorkspaceFork(DirectoryFork):
-    """One call's version of a workspace. Its commit is a list of digests, which the journal records."""
+    """One call's version of a workspace. The journal records its commit as a list of changed paths with their digests."""
 
     __slots__ = ("_delta", "_places")
 
@@ -136,9 +136,9 @@ class WorkspaceFork(DirectoryFork):
         return cast(WorkspaceFilesystem, self._line[0]._parent if self._line else self._parent)
 
     def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
-        """Write the changes to the staging folder, and compute their digests. Returns None: there is nothing to recover.
+        """Write the changes to the staging folder, and compute their digests. Returns None, because nothing will need recovery.
 
-        `synced` has no effect, because the copy is disposable.
+        Raises `FileLimitReached` if a file is too large to be recorded. `synced` has no effect, because the copy is disposable.
         """
         with self._shared.lock:
             if self._commit is None:
@@ -157,8 +157,8 @@ class WorkspaceFork(DirectoryFork):
     def _lasting(self, path: str, node: Node) -> str:
         """Return the recorded state of the file or folder at a path, because its status on disk differs from host to host.
 
-        Returns "" for a node that a fork created, and for an ignored path, which stays on its host. Returns the status on disk
-        for an older state than the recorded one.
+        Returns "" for a missing path, for a node that a fork created, and for an ignored path, which stays on its host. Returns
+        the status on disk if the node is not in the recorded state.
         """
         status = super()._lasting(path, node)
         cache = self._workspace.cache
@@ -166,7 +166,7 @@ class WorkspaceFork(DirectoryFork):
             return ""
         entry = cache.entries.get(path)
         if entry is None or not (entry.state.kind == "folder" or entry.version == status):
-            return status  # this state is older than the recorded one, and no host has it any more
+            return status  # for example an older state, which no host has any more
         return f"{entry.state.kind} {entry.state.mode:o} {entry.state.digest}"
 
     def _changed_states(self) -> WorkspaceDelta | None:
@@ -209,7 +209,7 @@ class WorkspaceFork(DirectoryFork):
     def apply(self, *, synced: bool = False) -> None:
         """Commit the changes to the outer fork, or to this host's copy once the journal has recorded them.
 
-        What is recorded stands, so a path of the copy that somebody has changed meanwhile is overwritten. If
+        The record is final, so a path of the copy that somebody has changed meanwhile is overwritten. If
         overwriting fails, the copy refuses every further use. `synced` has no effect, because the copy is disposable.
         """
         if self._line:
@@ -235,6 +235,6 @@ class WorkspaceFork(DirectoryFork):
         self._ground.area.discard(commit)
 
     def revert(self) -> None:
-        """Refuse further use of the copy if it lacks recorded changes. The journal's record is not reverted."""
+        """Refuse further use of the copy, if the journal records changes of this fork. The journal's record is not reverted."""
         if self._delta is not None:
             self._workspace.broke("a recorded change was not completed on this host")

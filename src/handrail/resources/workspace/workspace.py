@@ -39,12 +39,12 @@ class Workspace:
     host keeps a copy. When a run opens the workspace there, only content that the copy lacks is fetched.
     Files, links, folders and permissions are recorded; owners, attributes, pipes and sockets are not.
 
-    - `name`: up to 100 letters, digits, `.`, `_` and `-`, of which the first is a letter or digit. Runs with the same
+    - `name`: 1 to 100 letters, digits, `.`, `_` and `-`, starting with a letter or digit. Runs with the same
       journal and name work on the same files.
     - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`, or below
-      `~/.cache` if that is not an absolute path.
-    - `ignore`: names that are not recorded, at any depth, such as `node_modules` or `*.pyc`. A pattern with a `/` is
-      compared with the whole path.
+      `~/.cache` unless `$XDG_CACHE_HOME` is an absolute path.
+    - `ignore`: patterns of what is not recorded. A name, such as `node_modules` or `*.pyc`, is ignored at any depth. A
+      pattern with a `/`, such as `build/out`, is compared with the whole path. What is in an ignored folder is ignored too.
     - `limits`, `startup_files`: as for `DirectoryFilesystem`.
     """
 
@@ -68,13 +68,16 @@ class Workspace:
             raise DefinitionError(f"ignore is a string. Pass a list of names: [{ignore!r}].")
         self.name = name
         self.cache = None if cache is None else Path(cache)
-        self.ignore = tuple(ignore)
+        self.ignore = tuple(each.rstrip("/") for each in ignore)  # `build/` is the folder `build`
         self.limits = limits
         self.startup_files = tuple(startup_files)
 
     @classmethod
     def named(cls, address: str, *, startup_files: Collection[str] = ()) -> Workspace | None:
-        """Return the workspace with the address `workspace:NAME`, or None if the address is a folder's path."""
+        """Return the workspace with the address `workspace:NAME`, or None for any other address.
+
+        Raises `DefinitionError` if the name is invalid.
+        """
         if not address.startswith(WORKSPACE):
             return None
         return cls(workspace_name(address), startup_files=startup_files)
@@ -112,7 +115,7 @@ class Workspace:
         finally:
             with contextlib.suppress(
                 JournalError
-            ):  # other processes take it over when this one's lease has ended
+            ):  # another process can acquire the workspace once this lease has expired
                 await shielded(journal.workspaces.release(self.name, run_id))
 
     def _is_ignored(self, path: str) -> bool:
@@ -164,10 +167,14 @@ def _some(missing: Mapping[str, WorkspaceFile]) -> dict[str, WorkspaceFile]:
 
 @lru_cache(maxsize=65536)
 def is_ignored(path: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a path, or a folder that it is in, has an ignored name, or the whole path matches a pattern with a `/`."""
+    """Return whether a path, or a folder that it is in, matches one of these patterns.
+
+    A pattern with a `/` is compared with the path from the root, and any other pattern with the name alone.
+    """
     parts = path.split("/")
+    paths = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
     return any(
-        fnmatchcase(path, pattern) if "/" in pattern else any(fnmatchcase(part, pattern) for part in parts)
+        any(fnmatchcase(each, pattern) for each in (paths if "/" in pattern else parts))
         for pattern in patterns
     )
 

@@ -60,7 +60,7 @@ class CallStates:
         self._clock = clock
         self._live: dict[str, OpenCall] = {}
         self._places: dict[str, Place] = {}
-        """The place of each call, by its id."""
+        """The places of calls, by call id, as far as they are known."""
         self._asked_for: dict[Place, str] = {}
         """The ids of the calls that models made, by place. Inner calls, which tools make, are not included."""
         self._shown: set[str] = set()

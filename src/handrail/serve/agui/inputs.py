@@ -69,16 +69,16 @@ class RunInput(NamedTuple):
 
     thread_id: str
     run_id: str
-    """The id of the leg that responds to this input."""
+    """The id for the leg that this input opens, if it opens one."""
     said: tuple[str, ...]
     """The texts of the user messages after the last assistant or tool message."""
     attached: tuple[Attachment, ...]
-    """The attachments of those messages."""
+    """The attachments of the messages in `said`."""
     named: tuple[tuple[str, str], ...]
     """The id and the text of each user message. The client chooses the ids. Messages with very long ids are left out."""
     answers: tuple[InterruptAnswer, ...]
     outcomes: Mapping[str, Outcome]
-    """The results of the client's own tools, by call id."""
+    """The results in the tool messages, by call id. Calls that the server itself executed are included."""
     tools: tuple[FrontendTool, ...]
     history: tuple[OurMessage, ...]
     """The text messages before the new ones. A thread that has no runs yet starts with them."""
@@ -230,7 +230,7 @@ def _outcomes(messages: Sequence[Message]) -> Iterator[tuple[str, Outcome]]:
         if isinstance(message, ToolMessage):
             text = message.content
             if not isinstance(text, str) and any(part.type != "text" for part in text):
-                continue  # the call that it would answer stays open
+                continue  # the call that this message would answer stays open
             yield message.tool_call_id, Outcome(_text(text), message.error)
 
 
@@ -277,7 +277,8 @@ async def submit(
 ) -> Submitted:
     """Start a run, or continue one with answers. `recorded` holds the questions of the thread's newest run.
 
-    Raises `RequestRefused` for an invalid input. Any other `HandrailError` becomes events that report it.
+    Raises `RequestRefused` if the input contains nothing new, or if `start` does. Any other `HandrailError` becomes
+    events that report it.
     """
     try:
         return Submitted(await _submit(thread, input, recorded, start), [])

@@ -150,7 +150,7 @@ def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
 
 
 def outermost(place: Place, root: str, call_at: CallAt) -> Holder | None:
-    """Return the call of the outermost run around a place, for clients that don't see nested runs.
+    """Return the call around a place that the outermost run's model made, for clients that don't see nested runs.
 
     Returns None if the client does not know that call.
     """

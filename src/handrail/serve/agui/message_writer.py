@@ -72,7 +72,7 @@ class OpenRun:
     turn: int = 0
     """Number of answers that the run's model has completed."""
     calls: int = 0
-    """Number of calls in those answers."""
+    """Number of calls in the completed answers."""
     text: str | None = None
     """The text of the open message, or None if no message is open."""
     thought: str | None = None

@@ -1,12 +1,12 @@
 """`Translator`: translates the events of a Handrail run to AG-UI events.
 
-A run is sent in one or more *legs*. A leg is the response to one AG-UI request. It ends when the run ends, or
-when everything in the run waits for answers. The next leg continues the same run.
+A run is sent in one or more *legs*. To AG-UI clients, each leg is a run with its own id. A leg ends when the run ends,
+or when everything in the run waits for answers. The next leg continues the same run.
 
 These rules hold whatever happens in the run:
 
 - everything that a leg starts (messages, reasoning, calls, nested runs) ends in the same leg;
-- every call and every result is sent once, in one of the legs;
+- a call that a model made is sent in only one leg, and so is its result, perhaps in a later leg;
 - if a request to a model fails, its partial answer is withdrawn: the messages are sent again without it.
 """
 
@@ -70,7 +70,7 @@ _CUT = "The outcome of this call is unknown, because the call that contained it 
 
 
 class Translator:
-    """Translates the events of one run, in the order in which they are published.
+    """Translates the events of one run and of the runs nested in it, in the order in which they are published.
 
     `history` returns the thread's current messages, including those of nested runs. For a resumed run, `known` holds the
     calls and results that have already been sent, `said` returns the recorded messages of the run or of a run nested in
@@ -168,7 +168,7 @@ class Translator:
         return self._end_leg(events, Event(dump(finished), False, dump(older)))
 
     def fail(self, message: str, code: str = "failed") -> list[Event]:
-        """Return the events that end the leg because the run has failed."""
+        """Return the events that end the leg with an error."""
         events = [*self._end_writing(), *self._nested.abandon("failed")]
         self._leg_id(events)
         error = RunErrorEvent(message=clean_text(message), code=code, usage=self._token_usage())
@@ -213,7 +213,7 @@ class Translator:
     def _end_writing(self) -> list[Event]:
         """Return the events that end unfinished answers, and a snapshot of the messages without them.
 
-        Returns no events if there are no such answers. An answer is unfinished only if its run was cut off.
+        Returns no events if there are no such answers. An answer is unfinished only if its run ended or failed first.
         """
         cut = [run for run in self._nested if run.is_writing]
         events = [event for run in cut for event in self._writer.drop(run)]

@@ -1,7 +1,7 @@
 """`Event`: an AG-UI event as it is sent, for clients of protocol 1.0 and for older ones.
 
-The models in the `ag_ui` package build the events and check their fields. Only deltas are built by hand, because
-there is one for each token, and building one with such a model takes fifty times as long.
+Most events are built with the models of the `ag_ui` package, which check their fields. Deltas are built by hand, because
+there is one for each token, and building one with a model takes fifty times as long.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def simulate(
     - `journal`: the URL of a PostgreSQL database, to record the run there, in schemas that the simulation creates and
       drops. By default it is recorded in SQLite files.
 
-    Raises `DefinitionError` if a number or the URL is invalid, and `SimulationError` if `at` is not a point or if a
-    process that tries points fails.
+    Raises `DefinitionError` if a number is invalid, `JournalError` if the URL is invalid, and `SimulationError` if `at` is not
+    a point or if a process that tries points fails.
     """
     for name, every in (("write_every", write_every), ("step_every", step_every), ("jobs", jobs)):
         if every < 1:

@@ -142,7 +142,7 @@ def is_unrepeatable(call: Details) -> bool:
 
 
 def the_run_ends(trial: Trial) -> Iterator[str]:
-    """Check that the run ends as it does without a crash."""
+    """Check that the run ends as it does without a crash. Its text and output are not compared if a call's result may differ."""
     ended, expected = trial.seen.ended, trial.uncrashed.ended
     if ended is None:
         failed = trial.seen.of("failed", trial.seen.last)
@@ -334,7 +334,10 @@ def usage_is_counted_once(trial: Trial) -> Iterator[str]:
 
 
 def each_begun_call_is_charged_once(trial: Trial) -> Iterator[str]:
-    """Check that the budget was charged once for every call that began, however often its process died."""
+    """Check that the budget was charged once for every call that began, however often its process died.
+
+    A run that was overtaken is not checked.
+    """
     charged = [ended["charged"] for ended in trial.seen.of("ended") if ended["charged"] is not None]
     if not charged or trial.overtaken:
         return
@@ -348,7 +351,7 @@ def each_begun_call_is_charged_once(trial: Trial) -> Iterator[str]:
 
 
 def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
-    """Check that a run has one owner at a time, and that an overtaken process changes nothing more."""
+    """Check that an overtaken run has one owner at a time, and that the overtaken process changes nothing more."""
     seen = trial.seen
     if not trial.overtaken:
         return

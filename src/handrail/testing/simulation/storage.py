@@ -47,7 +47,7 @@ class Storage(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Remove all journals that are not in the folders themselves."""
+        """Remove the journals that are stored outside the folders."""
 
 
 def storage_at(url: str | None) -> Storage:
@@ -145,7 +145,7 @@ class PostgresStorage(Storage):
         self._connect().execute(statement)  # pyright: ignore[reportArgumentType, reportCallIssue]  # it contains plain names only
 
     def _connect(self) -> psycopg.Connection[Any]:
-        """Return this process's own connection. A forked process can't use that of the process it was forked from."""
+        """Return this process's own connection. A forked process can't use the connection of its parent."""
         import psycopg
 
         process = os.getpid()
