@@ -25,7 +25,7 @@ MAX_SIZE = 1000
 MAX_STEPS = 20_000_000
 """Maximum product of the size of a pattern and the length of the string that it is matched against."""
 _STEPS_AT_ONCE = 1_000_000
-"""Approximate number of steps in one call to the engine. Other threads can run between calls."""
+"""Approximate number of steps in one call to the engine, unless a single line needs more. Other threads can run between calls."""
 
 _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()\x00-\x1f]+\Z")
 _COUNTED = re.compile(r"\{(\d*)(?:(,)(\d*))?\}")

@@ -85,6 +85,19 @@ async def test_a_message_has_its_attachments(tmp_path: Path) -> None:
     assert alone.requests[0].messages[0].text == ""
 
 
+async def test_a_run_that_a_handler_starts_by_hand_takes_attachments() -> None:
+    inner = ScriptedModel(["A photo."])
+
+    @tool(effect="read")
+    async def describe() -> str:
+        """Describe the photo."""
+        return (await Adapter(inner).evaluate(Prompt("q", "x"), "look", attachments=[PHOTO])).text
+
+    outer = ScriptedModel([ToolCall("describe", {}), "done"])
+    await Adapter(outer).evaluate(Prompt("p", "x", tools=[describe]), "go")
+    assert contents(inner) == [PHOTO.content]
+
+
 async def test_the_journal_has_the_bytes_once() -> None:
     """However often a run refers to the same bytes, the journal stores them once, and its records only refer to them."""
     journal = MemoryJournal()

@@ -51,7 +51,7 @@ def served() -> Iterator[str]:
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixture: an environment without keys, in which no self-hosted server answers.
 
-    A server that a test starts may take long to answer.
+    A server that a test starts gets more time to answer.
     """
     monkeypatch.setattr("handrail.models.availability.SECONDS", PATIENCE)
     for variable in VARIABLES:
@@ -71,7 +71,8 @@ async def states() -> dict[str, str]:
 async def test_the_models_that_work_here(monkeypatch: pytest.MonkeyPatch):
     """Only the embedded and the demonstration models need no setup.
 
-    A vendor needs a key, and a self-hosted provider a server that answers. A server that refuses the request is reported with the variable to set.
+    A vendor needs a key, and a self-hosted provider a server that answers. A server that refuses the request is reported
+    with the variable to set.
     """
     before = await states()
     assert {name for name, state in before.items() if state == "ready"} == {"local", "demo"}

@@ -453,7 +453,7 @@ async def test_questions_are_verified_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_vote_needs_the_question_that_was_recorded(tmp_path: Path):
-    """A vote is recorded only if the run asked the vote's question with the vote's digest, and the question was not altered."""
+    """A vote is refused unless the run asked the vote's question with the vote's digest, and if the question was altered."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     put(journal, asked_in("tea"))
     put(journal, asked_in("cake"))

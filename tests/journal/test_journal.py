@@ -291,7 +291,7 @@ def test_once_takes_any_function(how: str):
 
 
 def test_once_in_a_sync_handler():
-    """In a sync handler, `once` runs the step while the handler's thread waits."""
+    """In a sync handler, `.wait()` returns the value of a step, which runs only once."""
     bank = Bank()
 
     @tool(name="pay", description="Pay.")

@@ -199,7 +199,7 @@ async def test_a_lease_is_held_by_one_process_until_it_expires(
 async def test_a_process_that_lost_its_lease_writes_nothing_more(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """The run's former owner, which lost its lease, can make none of these writes, so the new owner's records are unchanged."""
+    """A process that lost its lease can neither renew it nor write to the run, and the new owner's records are unchanged."""
     first, second = processes
     await first.runs.begin(run())
     clock.seconds = LEASE_SECONDS
@@ -806,7 +806,7 @@ async def test_an_interrupted_step_is_settled_by_the_process_that_resumes(
 
 
 async def test_deaths_without_progress_are_counted(processes: tuple[Journal, Journal], clock: Hands):
-    """Each death of a run's owner is counted, until new progress is recorded or an owner leaves the run properly."""
+    """Consecutive deaths of a run's owners are counted. New progress, or an owner that leaves the run properly, restarts the count."""
     first, second = processes
     await first.runs.begin(run())
 

@@ -297,7 +297,7 @@ async def test_only_the_lease_says_whether_a_process_is_alive(
 async def test_an_effect_is_not_begun_after_the_lease_unless_the_run_is_still_owned(
     open_journal: Open, sql: Callable[..., list[Any]]
 ):
-    """A process whose lease has expired asks the database before it begins an effect.
+    """A process whose lease has expired renews it before it begins an effect.
 
     If another process has taken the run, the effect does not begin.
     """

@@ -179,7 +179,7 @@ def test_verify_says_where(folder: Path, how: Alter, where: str):
 
 @pytest.mark.parametrize("begins_again", [False, True])
 def test_a_session_that_was_removed_whole_is_missed(folder: Path, begins_again: bool):
-    """The journal lists its sessions, so a removed one is found, even after a session with its id has begun again."""
+    """The journal lists its sessions, so a removed one is found, even after a session with its id has begun again. So is a removed list."""
     alter(folder, lambda c: (remove_run(c, "alone"), remove_chain(c, "session other")))
     if begins_again:
         journal = SqliteJournal(folder / "runs.db", watch=None)
@@ -218,7 +218,7 @@ def test_an_old_copy_of_a_session_s_chain_lacks_the_later_runs(folder: Path, tmp
 
 
 def test_a_run_that_was_begun_again_under_its_id_is_found(folder: Path):
-    """A removed run can't be replaced by a new run with its id, even if Handrail itself begins the new run."""
+    """`verify` finds that a removed run was replaced by a new run with its id, even if Handrail itself began the new run."""
     alter(folder, lambda c: remove_run(c, "two"))
     journal = SqliteJournal(folder / "runs.db", watch=None)
     asyncio.run(journal.runs.begin(run_record("two", "table")))

@@ -225,7 +225,7 @@ def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
 
 
 def test_a_question_that_was_withdrawn_may_be_asked_again(journal: Opened):
-    """A question that was withdrawn without an answer can be asked again, but one that was declined is settled."""
+    """A question that was cancelled can be asked again, but one that was declined is settled."""
     assert journal(asked(QuestionCancelled("q"), question())).outcome == "cancelled"
     assert journal(asked(Declined("q", "no"), question())).outcome == "declined"
     assert journal(asked(answer(), question())).outcome == "declined"

@@ -73,7 +73,7 @@ def test_from_its_first_own_beat_on_only_its_own_count():
 
 
 def test_stopping_is_final_and_harmless():
-    """A heartbeat can be stopped twice, and without having been started."""
+    """A stopped heartbeat no longer extends the lease. It can be stopped twice, and without having been started."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         heartbeat.stop()

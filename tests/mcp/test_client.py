@@ -93,7 +93,7 @@ async def test_effects_only_by_the_user() -> None:
 
 
 async def test_policies_approvals_and_events() -> None:
-    """A policy asks for the approval of a call to a server's tool, and the call is made only if it is approved."""
+    """A policy asks a person to approve a call to a server's tool. The call is made only if the person approves it."""
     for approve in (True, False):
         person = Person(approve=approve)
         async with server(policies=[CapabilityPolicy()]) as section:
@@ -149,7 +149,10 @@ def test_invalid_content_is_left_out() -> None:
 
 
 async def test_question_of_a_server() -> None:
-    """A server's question reaches the person. The server gets the answer, `decline`, or `cancel` if nobody can be asked."""
+    """A server's question reaches the person.
+
+    The server gets the answer, `decline` if the person declines, or `cancel` if nobody can be asked.
+    """
     async with server() as section:
         person = Person(answers={"mcp.form": {"size": 4}})
         _, told, _ = await run(section, ToolCall("ask"), environment=person)
@@ -164,7 +167,7 @@ async def test_question_of_a_server() -> None:
 async def test_question_of_an_unknown_call() -> None:
     """A server does not say which call its question belongs to.
 
-    Nobody is asked while calls of two principals are in progress. With calls of one principal, that person is asked.
+    Nobody is asked while calls of two principals are in progress. If all calls belong to one principal, that principal's person is asked.
     """
     ann, bob = Person(answers={"mcp.form": {"size": 4}}), Person(answers={"mcp.form": {"size": 5}})
     async with server() as section:
@@ -183,7 +186,10 @@ async def test_question_of_an_unknown_call() -> None:
 
 
 async def test_defaults_of_a_question(tmp_path: Path) -> None:
-    """For a field that the person left out, the server gets the value that it suggested. Formats and titles are allowed."""
+    """For a field that the person left out, the server gets the value that it suggested.
+
+    The question's schema may contain formats and titles.
+    """
     async with server(tmp_path / "state") as section:
         person = Person(answers={"mcp.form": {"size": 4}})
         _, told, _ = await run(section, ToolCall("ask"), environment=person)
@@ -220,7 +226,7 @@ async def test_server_that_floods(name: str, why: str, monkeypatch: pytest.Monke
 async def test_server_that_sends_rubbish() -> None:
     """A line that is not a message is skipped; an invalid answer fails the call at once.
 
-    Half a character, as JavaScript sends it, is replaced. A deeply nested answer is read.
+    An unpaired surrogate, which a JavaScript program may send, is replaced. A deeply nested answer is read.
     """
     words = ("{", "null", "[1]", "half", "deep", "answer", "word")
     async with server(timeout=None) as section:
@@ -231,7 +237,7 @@ async def test_server_that_sends_rubbish() -> None:
 
 
 async def test_server_that_hangs() -> None:
-    """A call that is not answered ends with the timeout, and the connection remains usable."""
+    """A call that is not answered ends when its timeout expires, and the connection remains usable."""
     seconds, told = 0.02, ["", ""]
     while told[1] != "echo: a" and seconds < PATIENCE:
         seconds *= 10  # on a busy machine, the second call may exceed a short timeout too
@@ -305,7 +311,7 @@ async def test_changed_list_is_offered_and_told(tmp_path: Path) -> None:
 
 
 async def test_changed_list_is_read_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list that changed is read soon, so that the model's next request has the new tools."""
+    """After a server reports that its list has changed, the list is read again without another call to the server."""
     monkeypatch.setattr(connections, "REFRESH_EVERY", 0.0)
     async with server() as section:
         listed = event_of_listing(section, "fresh", monkeypatch)
@@ -511,7 +517,7 @@ async def test_record_says_that_a_result_came_from_outside(tmp_path: Path) -> No
 
 
 async def test_names_that_look_like_a_tool_do_not_take_its_name() -> None:
-    """A name that needs no change is kept, as the name to call and as the capability, whatever else a server lists."""
+    """A tool whose name is already valid keeps it, in calls and in its capability, whatever other tools the server lists."""
     assert map_names(["Send.Mail", "Send_Mail"], "")["Send_Mail"] == "Send_Mail"
     found = capabilities_of("Files", ["read_file", "Read_File", "read.file"])
     assert found["read_file"] == "mcp.files.read_file"

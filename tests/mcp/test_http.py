@@ -114,7 +114,7 @@ async def test_strangers_are_refused(headers: dict[str, str], status: int) -> No
 
 
 async def test_each_caller_is_a_principal() -> None:
-    """Calls belong to the principal that the app's own hook returns, and a session to the one who opened it."""
+    """A call belongs to the principal that the app's own hook returns. Only the principal that opened a session can use it."""
     served = ToolServer(PROMPT, journal=MemoryJournal())
 
     def authenticate(request: Any) -> str:
@@ -159,7 +159,7 @@ async def test_people_need_a_role_that_runs(tmp_path: Path) -> None:
 
 
 async def hold(url: str, name: str) -> int:
-    """Open a session and its stream, which stays open. Returns the status of the first request that is refused."""
+    """Open a session and read its stream, which stays open. If a request is refused, return its status."""
     sent = {"Authorization": f"Bearer {name}", "Accept": "application/json, text/event-stream"}
     async with httpx2.AsyncClient(headers=sent, timeout=None) as http:
         opened = await http.post(url, json=INITIALIZE)
@@ -209,7 +209,7 @@ async def test_limits_are_enforced() -> None:
 
 
 def test_the_server_needs_a_way_to_authenticate() -> None:
-    """Without a token, users or a hook, the server accepts login links and has no people."""
+    """A server without a token, people or a hook accepts login links."""
     server = HttpServer(ToolServer(PROMPT))
     assert server.principals.has_links
     assert not server.principals.has_people

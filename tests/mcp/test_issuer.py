@@ -103,7 +103,7 @@ async def status(url: str, token: str | None) -> int:
 async def test_the_subject_is_the_principal(well_known: str) -> None:
     """A client with a valid token calls tools as the token's subject. The keys are read once.
 
-    The issuer publishes OAuth's or OpenID's metadata.
+    The issuer may publish OAuth's or OpenID's metadata.
     """
     provider = Provider()
     provider.well_known = f"/.well-known/{well_known}"
@@ -120,7 +120,7 @@ async def test_the_subject_is_the_principal(well_known: str) -> None:
 
 
 async def test_a_stranger_learns_where_to_get_a_token() -> None:
-    """The refusal names the metadata, and the metadata names the issuer. A wrong token is called invalid."""
+    """The refusal gives the address of the metadata, and the metadata names the issuer. A wrong token is called invalid."""
     provider = Provider()
     async with protected(provider) as url, httpx2.AsyncClient(timeout=PATIENCE) as http:
         refused = await http.post(url, json=PING)
@@ -141,7 +141,7 @@ async def test_a_stranger_learns_where_to_get_a_token() -> None:
 async def test_wrong_tokens_are_refused() -> None:
     """A token is refused if it is missing, forged, from a different issuer, not for this server, without a subject, or not valid now.
 
-    Unknown keys do not make the server read the issuer's keys again.
+    Tokens with unknown keys do not make the server read the issuer's keys again at once.
     """
     provider = Provider()
     async with protected(provider) as url:
@@ -244,7 +244,10 @@ async def test_required_scopes(claim: dict[str, Any]) -> None:
 
 
 async def test_keys_are_not_read_without_tls() -> None:
-    """Metadata is refused if the address of the keys is http and not a known loopback name, because keys could be replaced on the way."""
+    """Metadata is refused if its keys are at an http address, because they could be replaced on the way.
+
+    Only addresses with a known loopback name may be http.
+    """
     provider = Provider()
     async with listening(provider.answer) as elsewhere:
         provider.keys_at = elsewhere.replace("127.0.0.1", "127.1").removesuffix("/mcp") + "/keys"

@@ -100,7 +100,7 @@ async def test_question_of_a_2026_client_survives_a_kill(tmp_path: Path) -> None
 
 
 async def test_question_of_a_task_survives_a_kill(tmp_path: Path) -> None:
-    """A task whose process was killed while it asked asks again in a new process, which takes the answer."""
+    """If a process is killed while a task waits for an answer, a new process asks the question again and takes the answer."""
     server = Server(tmp_path)
     async with server.process("2026-07-28") as session:
         made = TaskSession(session)

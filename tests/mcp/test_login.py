@@ -44,12 +44,12 @@ class LogsIn(Environment):
 
 
 class Guarded:
-    """A server that requires a token, and the authorization server that issues it, at one address."""
+    """A server that requires a token, and the authorization server that issues it, on the same port."""
 
     def __init__(self) -> None:
         self.url = ""
         self.elsewhere = ""
-        """The address of the authorization server, if it is not the server's own."""
+        """The address of the authorization server. If it is empty, that server has the same address as the server itself."""
         self.token = "secret-token"
         self.grants: list[str] = []
         """The grants for which tokens were issued. A refresh token works once."""
@@ -106,7 +106,7 @@ async def run(section: McpTools, environment: Environment | None, *calls: ToolCa
 
 
 async def test_login_is_a_question_with_an_address(tmp_path: Path) -> None:
-    """The model is offered a tool that asks the person to log in. Then it has the server's tools, and so have later runs.
+    """The model is offered a tool that asks the person to log in. After the login, this run and later runs have the server's tools.
 
     The tokens are kept in a file that only its owner can read.
     """
@@ -129,7 +129,7 @@ async def test_login_is_a_question_with_an_address(tmp_path: Path) -> None:
 
 
 class TakesLong(LogsIn):
-    """A person who takes some seconds to log in, by the event loop's clock, which is set forward."""
+    """A person who seems to take some seconds to log in, because `ask` sets the event loop's clock forward."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()

@@ -23,7 +23,8 @@ async def test_servers_with_different_fates_in_one_run(
 ) -> None:
     """One server is killed during a call, one is replaced by a version with other tools, one floods, and one asks.
 
-    The model is told about each, and all of them can be used afterwards. A fifth server and the prompt's own tools are not affected.
+    The model is told about the first three, which can be used afterwards. The person answers the fourth.
+    A fifth server and the prompt's own tools are not affected.
     """
     monkeypatch.setattr(transport, "MAX_UNASKED", 300)
     (tmp_path / "a.txt").write_text("the file")

@@ -129,7 +129,7 @@ class Strict:
             [("city", True), ("days", False)],
         ),
         (MarkdownSection[Model]("A", "a", "$days days: $names."), [("days", True), ("names", False)]),
-        # Code may read these params.
+        # In the following cases, code gets the params and may read any field, so every field is an argument.
         (MarkdownSection[Trip]("A", "a", "Be kind.", enabled=_in_a_city), [("city", True), ("days", False)]),
         (MarkdownSection[Checked]("A", "a", "In $city."), [("city", True), ("days", True)]),
         (
@@ -270,7 +270,7 @@ async def test_resources_are_offered_only_if_asked_for(mode: Any) -> None:
 
 @modes
 async def test_attachments_are_content(mode: Any) -> None:
-    """A result's attachments are content blocks of their kind."""
+    """Each attachment of a result becomes a content block of the matching kind."""
 
     @tool(effect="read")
     def show() -> ToolResult[None]:
@@ -330,7 +330,7 @@ async def test_an_agent_is_a_tool(mode: Any) -> None:
 
 
 async def test_workers_are_tools(tmp_path: Path) -> None:
-    """Each worker of a folder is a tool, run by the model that is passed."""
+    """Each worker in a folder becomes a tool. It uses the model that is passed to `load_app`."""
     (tmp_path / "clerk.md").write_text("---\ndescription: Files things.\n---\nFile it.\n")
     (tmp_path / "judge.md").write_text("---\ndescription: Judges things.\n---\nJudge it.\n")
     app = load_app(str(tmp_path), ScriptedModel(["filed"]))

@@ -270,7 +270,7 @@ async def test_a_call_that_waits_leaves_memory(log: Log) -> None:
         asked: Any = await session.call_tool("order", given, allow_input_required=True)
         while {row.status for row in await server.journal.runs.list()} != {"parked"}:
             await asyncio.sleep(0)
-        # Otherwise a slow machine parks the call again before it takes the answer.
+        # With the short limit, a slow machine could park the resumed call again before it takes the answer.
         server.server.calls.park_after = PARK_AFTER
         found: Any = await session.call_tool("order", given, **accept(asked, value=1))
     assert "colour" in next(iter(found.input_requests.values())).params.message

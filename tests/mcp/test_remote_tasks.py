@@ -39,7 +39,7 @@ TASK = {"mcp.task"}
 
 @dataclass
 class Work:
-    """The state of a test's server: how often its tools were entered, and the event that they wait for."""
+    """The state of a test's server: its events, its journal, and how often `slow` was entered."""
 
     go: asyncio.Event = field(default_factory=asyncio.Event)
     polled: asyncio.Event = field(default_factory=asyncio.Event)

@@ -178,7 +178,7 @@ async def test_approvals_show_the_arguments(mode: str, approved: bool) -> None:
 
 @modes
 async def test_approvals_show_the_changes(mode: Any) -> None:
-    """An approval question about a staged call shows its diff, indented, and the answer applies exactly that diff."""
+    """An approval question about a staged call shows its diff, indented, and an approval applies exactly that diff."""
     asked: list[str] = []
 
     async def answer(context: Any, params: Any) -> ElicitResult:
@@ -199,7 +199,7 @@ async def test_approvals_show_the_changes(mode: Any) -> None:
 
 @modes
 async def test_an_argument_can_not_look_like_another_one(mode: Any) -> None:
-    """The further lines of an argument are indented in an approval question, so they are not read as arguments."""
+    """In an approval question, the lines of an argument after the first are indented, so that they do not look like other arguments."""
     asked: list[str] = []
 
     async def answer(context: Any, params: Any) -> ElicitResult:
@@ -232,7 +232,7 @@ async def test_arguments_that_are_not_unicode(mode: Any, journal: Any) -> None:
 
 
 async def test_a_forged_state_is_refused() -> None:
-    """A state that the server did not seal is refused, and so is one that was changed or sent with other arguments."""
+    """A state that the server did not seal is refused, and so is one that was changed or sent with a different call."""
     async with client("2026-07-28", elicitation_callback=no_answer) as connected:
         asked: Any = await connected.session.call_tool("order", {}, allow_input_required=True)
         state = asked.request_state

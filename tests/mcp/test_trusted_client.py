@@ -1,4 +1,4 @@
-"""Who approves a call through a gateway: the client's person only with `--trust-client`, and only what was shown."""
+"""Approvals of calls through a gateway: the client's person can approve only with `--trust-client`, and only the call that was shown."""
 
 import asyncio
 from pathlib import Path
@@ -73,9 +73,9 @@ async def test_an_answer_that_does_not_fit_is_asked_again(tmp_path: Path, mode: 
 
 
 async def test_the_call_that_was_shown_is_made(tmp_path: Path) -> None:
-    """A client that calls again with other arguments, or as a different tool, gets the call that its person saw, or nothing.
+    """If a client sends an approval with other arguments or for a different tool, only the call that its person saw can be made.
 
-    An approval in a first request, before anything was shown, does not count, and an approval counts once.
+    An approval in a first request, before anything was shown, does not count. An approval counts once.
     """
     async with gateway(tmp_path, trust_client=True) as made, asking(made) as client:
         early = await send(client, "Send_Mail", "hi", {"approval": YES})
@@ -94,7 +94,7 @@ async def test_the_call_that_was_shown_is_made(tmp_path: Path) -> None:
 
 
 async def test_an_untrusted_client_can_not_approve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An untrusted client's answers to an approval that others decide are ignored in updates of its task, before and after a restart."""
+    """An approval that an untrusted client sends in an update of its task is ignored, before and after a restart of the gateway."""
     monkeypatch.setattr(tasks, "TASK_AFTER", 0.0)
     async with gateway(tmp_path) as made, asking(made) as client:
         session = TaskSession(client.session)
@@ -131,7 +131,7 @@ async def refused(client: Client, *arguments: Any) -> bool:
 
 
 async def approve(session: TaskSession, task: str) -> None:
-    """Try to approve a task under every name that its question may have."""
+    """Try to approve a task under several names that its question may have."""
     yes = {"action": "accept", "content": {"approved": True}}
     given = dict.fromkeys(["approval", "approve", f"{task}.1~1?1", f"{task}.1~1?2"], yes)
     await session.send("tasks/update", taskId=task, inputResponses=given)

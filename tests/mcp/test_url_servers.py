@@ -71,7 +71,7 @@ async def test_bad_answer_to_a_call(reply: Reply | None, why: str, monkeypatch: 
 
 
 async def test_restarted_server_gets_the_call_again() -> None:
-    """A server that no longer knows the session has not taken the call, so it is sent again in a new session."""
+    """A server that no longer knows the session has not taken the call, so the call is sent again in a new session."""
     sessions = ["one", "two"]
     calls: list[str] = []
 
@@ -88,7 +88,7 @@ async def test_restarted_server_gets_the_call_again() -> None:
 
 
 async def test_server_that_is_not_there() -> None:
-    """The error says that it can't connect to the address, and does not show the address's query."""
+    """If nothing listens at the address, the error says so, and does not show the address's query."""
     async with listening(ordinary) as url:
         pass
     section = McpTools("trial", server=UrlServer(f"{url}?key=abcdef", {"X-Api-Key": "hunter2hunter2"}))

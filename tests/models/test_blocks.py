@@ -22,7 +22,7 @@ from support.provider_streams import DONE, ONCE, PROMPT, answered, body_of, mode
 
 
 def requests_of(wire: str, bodies: Sequence[Sequence[bytes]], stream: bool) -> tuple[Any, list[bytes]]:
-    """Return a model that receives these bodies, and the list of the bodies that it sends."""
+    """Return a model that receives these bodies and then a final answer, and the list of the bodies that it sends."""
     model = model_for(wire, [*bodies, [body_of([DONE[wire][stream]], stream)]], stream)
     sent: list[bytes] = []
     post = model._endpoint._post
@@ -170,7 +170,7 @@ def chat_stream(*deltas: dict[str, Any], end: bytes = b"data: [DONE]\n\n") -> by
 
 
 async def test_a_stream_of_chat_that_ends_without_a_reason() -> None:
-    """A stream that ends with [DONE] is complete, whether or not it gave a reason.
+    """A stream with text or calls that ends with [DONE] is complete even if it gave no reason to stop.
 
     The reason is inferred from what arrived.
     """

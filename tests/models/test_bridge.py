@@ -225,7 +225,7 @@ async def test_thoughts_are_shown_and_go_back_as_they_came():
 
 
 async def test_a_stream_comes_in_pieces():
-    """Thinking, text and the arguments of two calls arrive in chunks, and are put together for each call."""
+    """Thinking, text and the arguments of two calls arrive in chunks. The arguments of each call are put together."""
 
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
         if len(messages) > 2:

@@ -95,7 +95,7 @@ def placed(wire: str, stream: bool, raw: bytes) -> bytes:
     ids=["wrong UTF-8", "cut UTF-8", "surrogate", "deep", "nan", "inf", "a number", "malformed", "unclosed"],
 )
 async def test_broken_bytes_are_a_failed_attempt(wire: str, stream: bool, raw: bytes) -> None:
-    """An answer that can't be read is retried, and the next answer is used."""
+    """If an answer can't be read, the request is retried, and the next answer is used."""
     session = Session()
     async with raw_server(placed(wire, stream, raw), served(stream, said(wire, stream))) as server:
         adapter = Adapter(model_at(wire, server.url), retry=QUICK)

@@ -104,7 +104,7 @@ CASES = {
 }
 
 WHOLE_CALLS = {("gemini", "arguments in pieces"), ("gemini", "malformed arguments")}
-"""Cases that a wire does not have, because its calls come complete, unless pieces are requested, and have an object as arguments."""
+"""Cases that a wire does not have. Gemini sends arguments as an object, and a call complete unless pieces are requested."""
 NO_NETWORK = "it has no server"
 FORCED = "it calls only the forced tool, with arguments constrained to the schema"
 NOT_APPLICABLE: dict[tuple[str, str], str] = {
@@ -624,14 +624,14 @@ async def test_a_tools_attachment_is_sent(stage: Stage) -> None:
 
 
 THINKERS = {"messages": "claude-opus-4-6", "gemini": "gemini-3-pro"}
-"""The model that aimock lets think, by wire. On all other wires it is `o3`."""
+"""The name under which aimock's model thinks, by wire. On all other wires it is `o3`."""
 BACK = {
     "chat": b'"reasoning_content":"Let me see."',
     "responses": b'"summary":[{"type":"summary_text","text":"Let me see."}],"encrypted_content":"',
     "messages": b'{"type":"thinking","thinking":"Let me see.","signature":"%s"}' % SIGNATURE.encode(),
     "gemini": b'{"text":"Let me see.","thought":true}',
 }
-"""The thought in the request that follows it, on each wire."""
+"""How the thought is written in the next request, by wire."""
 
 
 @case("thought in a tool loop")
@@ -659,7 +659,7 @@ async def test_a_thought_is_told_and_goes_back(stage: Stage) -> None:
 
 
 def test_every_http_model_passes_every_case() -> None:
-    """For every case that a wire has, the table has a third-party server on that wire and on the bridge."""
+    """For every case that a wire has, the table has a third-party server for that wire. For the bridge, it has one for every case."""
     for case_, subjects in TABLE.items():
         for wire in (*WIRES, "bridge"):
             if (wire, case_) in WHOLE_CALLS:

@@ -212,7 +212,7 @@ async def test_a_piece_that_fits_nowhere(paths: list[str]) -> None:
 
 
 def test_texts_are_joined_only_without_signatures() -> None:
-    """The pieces of a streamed text are one part, and a signed part stays separate."""
+    """The pieces of a streamed text are joined to one part, but a signed piece stays separate."""
     from handrail.models.gemini import _Pieces
 
     model = model_at("http://test")
@@ -225,7 +225,7 @@ def test_texts_are_joined_only_without_signatures() -> None:
 
 
 def test_the_calls_of_a_different_provider_are_marked_as_such() -> None:
-    """A call that Gemini did not make gets the documented signature, and another provider's thought is not sent."""
+    """The first call in an answer of another provider gets the documented signature. The other provider's thought is not sent."""
     asked = AssistantMessage(
         "",
         (CallAsked("toolu_1", "look", "{}"), CallAsked("toolu_2", "look", "{}")),
@@ -328,7 +328,7 @@ async def test_settings_are_sent_in_the_fields_of_the_api() -> None:
 
 
 def test_models_before_gemini_3_answer_by_a_call() -> None:
-    """Only newer models can be constrained to a schema while they have tools, unless `native_output` says otherwise."""
+    """Gemini models before version 3 have no native output, unless `native_output` says otherwise."""
     assert not GeminiModel("gemini-2.5-flash", key_variable=None).traits.native_output
     assert GeminiModel("gemini-3-pro", key_variable=None).traits.native_output
     assert GeminiModel("gemini-2.5-flash", key_variable=None, native_output=True).traits.native_output

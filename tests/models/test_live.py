@@ -37,7 +37,7 @@ def live(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_case_runs_on_a_server(embedded_server: Embedded):
-    """The selected live cases pass on both OpenAI wires and on Anthropic's. The embedded model's server plays them."""
+    """The selected live cases pass on both OpenAI wires and on Anthropic's. The embedded model's server stands in for the providers."""
     done = live(
         *("-k", UNABLE if DEEP else f"{UNABLE} and {SLOW}"),
         HANDRAIL_LIVE="openai:smollm2 anthropic:smollm2",

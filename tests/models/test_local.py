@@ -111,7 +111,7 @@ async def test_the_first_call_is_forced_and_goes_through_the_gate():
 
 @on_a_loop
 async def test_runs_with_the_same_instructions_read_them_once():
-    """Requests with the same instructions process them only once, even if they run in parallel or are interleaved."""
+    """The engine processes the same instructions only once, even if requests run in parallel or another request comes between them."""
     examples = " ".join(
         f"{word} comes before {word}s." for word in ("apple", "book", "cat", "door", "egg") * 4
     )

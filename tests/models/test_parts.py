@@ -262,7 +262,7 @@ ALL = (PLOT, PAPER, CLIP, FAR)
     ids=lambda value: value.name if hasattr(value, "name") else "",
 )
 def test_what_a_model_takes_depends_on_the_model(model: Any, taken: tuple[Attachment, ...]) -> None:
-    """Models of the same provider take different attachments. A model gets a description of those that it does not take."""
+    """Models of the same provider may take different attachments. A model gets a description of those that it does not take."""
     takes = model.traits.takes
     assert tuple(each for each in ALL if takes.sends(each)) == taken
     body = written(model, request_of(UserMessage("look", attachments=ALL), *returned(*ALL)[1:])).decode()
@@ -326,7 +326,10 @@ TURNS: list[tuple[Message, ...]] = [
 
 @given(st.lists(st.sampled_from(TURNS), min_size=1, max_size=6))
 def test_a_conversation_that_grows_is_sent_as_if_it_were_new(turns: list[tuple[Message, ...]]) -> None:
-    """Each request of a growing conversation is the same as that of a new one. Mistral and Gemini get roles in an order that they accept."""
+    """Each request of a growing conversation is the same as that of a new conversation with the same messages.
+
+    Mistral and Gemini get roles in an order that they accept.
+    """
     for model in every_wire():
         growing = request_of()
         for turn in turns:

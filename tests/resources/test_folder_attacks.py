@@ -425,7 +425,7 @@ def test_a_line_has_one_number(root: Path) -> None:
 
 
 def test_a_command_that_has_to_pass_can_not_be_in_conflict(root: Path) -> None:
-    """A command that checks completion keeps none of its writes, so it never conflicts with a concurrent edit."""
+    """The writes of a command that checks completion are discarded, so the command never conflicts with a concurrent edit."""
 
     def edited(command: tuple[str, ...], layers: Any) -> int:
         (layers.upper / "a.txt").write_text("written by the command\n")

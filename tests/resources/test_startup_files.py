@@ -423,7 +423,7 @@ async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> 
     ],
 )
 async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passes: bool) -> None:
-    """A startup file needs no approval only if `startup_files` allows it. Diffs mark it in either case."""
+    """A change to a startup file needs approval unless `startup_files` allows the file. Diffs mark it in either case."""
     files = DirectoryFilesystem(root, startup_files=[allowed])
     assert (await open_gate([write], filesystem=files).invoke("write", {"path": path})).success is passes
     fork = files.fork("x")

@@ -437,7 +437,7 @@ async def test_only_what_differs_is_fetched(journal: AnyJournal, hosts: tuple[Pa
 
 
 def test_what_is_in_an_ignored_folder_is_ignored():
-    """This holds for names and for whole paths. A final slash changes nothing."""
+    """Everything in an ignored folder is ignored, whether the pattern is a name or a path. A final slash changes nothing."""
     for ignore in (["out"], ["out/"], ["build/out"], ["build/out/"], ["build/*"]):
         patterns = Workspace("w", ignore=ignore).ignore
         assert is_ignored("build/out", patterns)

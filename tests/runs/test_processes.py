@@ -29,7 +29,7 @@ INSERT INTO about VALUES ('schema', '1'), ('id', 'old');
 
 
 def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
-    """A journal of the first version is refused with an error that names both versions, and is not changed."""
+    """A journal of the first version is refused with an error that names both versions, and its tables are not changed."""
     path = tmp_path / "runs.db"
     connection = sqlite3.connect(path)
     connection.executescript(FIRST)

@@ -86,7 +86,7 @@ async def test_the_changes_are_applied_where_the_folder_is(recorder: Recorder):
 
 
 async def test_runs_show_what_is_not_applied(recorder: Recorder):
-    """The list and the tree of a run say that its changes are not applied, and why."""
+    """The list of runs counts a run's calls whose changes are not applied. The run's tree says which they are, and why."""
     wrote = await lose(recorder)
     (line,) = await list_runs(recorder.journal)
     assert line.unapplied == 1

@@ -53,7 +53,7 @@ async def test_a_run_at_rest_is_parked_and_its_question_stands(tmp_path: Path) -
     async with served(tmp_path) as app:
         run_id = await app.thread().say(plan([WRITE], [["choose", {}]], "ok"))
         await settle(app.thread())
-        await app.restart(grace=30)  # the shutdown does not wait for the parked run
+        await app.restart(grace=30)  # the waiting run is parked at once
         assert (await app.journal.runs.get(run_id)).status == "parked"
         assert (app.threads.running(), app.threads.parked) == ([], 1)
         thread = app.thread()
@@ -411,7 +411,7 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
         assert call.at is not None
         assert call.seconds is not None
         assert call.at <= question.asked_at.timestamp() < asked.answered_at
-        assert call.at + call.seconds > asked.answered_at - 0.02  # `seconds` has a different clock
+        assert call.at + call.seconds > asked.answered_at - 0.02  # `seconds` is from another clock
         [shown] = snapshots.run_tree(tree)["turns"][0]["calls"][0]["questions"]
         assert datetime.fromisoformat(shown["answered_at"]).timestamp() == pytest.approx(asked.answered_at)
 

@@ -309,7 +309,7 @@ async def test_one_of_two_answers_resumes_a_parked_run_which_rests_again(tmp_pat
 
 
 async def test_an_answer_that_comes_while_the_run_is_parked_is_not_lost(tmp_path: Path) -> None:
-    """An answer that arrives at any moment between the decision to park a run and the run's end is not lost."""
+    """An answer that arrives while a run is being parked is not lost. The test tries twelve moments."""
     async with served(tmp_path) as app:
         for steps in range(12):
             thread = app.thread(f"t{steps}")

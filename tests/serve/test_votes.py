@@ -157,7 +157,7 @@ async def test_the_owner_never_counts_whatever_roles_they_have(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["lea", "vic", "ann"])
 async def test_others_than_those_asked_neither_see_nor_decide(tmp_path: Path, name: str):
-    """People without the role, viewers, and the owner of the run have no such question in their inbox, and can't decide it."""
+    """People without the role, viewers, and the run's owner don't have the question in their inbox, and can't decide it."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=FINANCE)) as client:
         question = await asked(client)

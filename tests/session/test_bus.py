@@ -226,7 +226,7 @@ def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words
 
 
 def test_events_from_many_threads_each_reach_everyone_once():
-    """Events from many threads reach each subscriber exactly once, while other subscriptions begin and end."""
+    """Each event from many threads reaches a subscriber exactly once, while other subscriptions begin and end."""
     bus, heard = Dispatcher(), list[One]()
     bus.subscribe(One, heard.append)
 

@@ -139,7 +139,7 @@ def test_what_was_read_does_not_change():
 
 
 def test_a_slice_is_selected_by_its_class():
-    """A slice is selected by the class of its items, and anything else is refused."""
+    """A slice is selected by the class of its items. Anything else is refused, and so is `get` on a slice without a key."""
     session = Session(id="s1")
     with pytest.raises(SessionError, match=r"'s1'.*'Note' is not a type.*session\[Plan\]"):
         session["Note"]  # pyright: ignore[reportArgumentType]
@@ -150,7 +150,7 @@ def test_a_slice_is_selected_by_its_class():
 
 
 def test_identity_and_config_are_read_only():
-    """A session's id, principal and configuration can't be changed."""
+    """The id, principal, configuration and dispatcher of a session and of its forks can't be changed."""
     session = Session(id="a", principal="ann", config={"x": 1})
     for name in ("id", "principal", "config", "dispatcher"):
         with pytest.raises(AttributeError):

@@ -274,7 +274,7 @@ def test_unknown_types_are_refused_by_name():
 
 
 def test_a_name_in_the_text_never_imports_or_finds_anything_else():
-    """A type name in the text imports nothing, and finds only given types and Handrail's own types."""
+    """A type name in the text is refused if it is neither a given type nor one of Handrail's own, even if it can be imported."""
     slices = json.loads(save(filled([Plan("a")])))["slices"]
     (contents,) = slices.values()
     for name in ("os.system", "handrail.session.session.Session.fork", "handrail.errors.nothing", "sys", ""):
@@ -360,7 +360,7 @@ class Bare:
     ],
 )
 def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: str):
-    """A session with something that can't be saved is refused, and the error names the type."""
+    """A session with an item or a config that can't be saved is refused, and the error says which."""
     session = Session(id="s1")
     fill(session)
     with pytest.raises(SessionError, match=words):

@@ -101,7 +101,7 @@ async def test_the_calls_of_a_failed_worker_stand_only_with_commit_each(
 async def test_a_later_call_of_the_worker_and_of_its_caller_see_what_was_committed(
     tmp_path: Path, files: Any
 ) -> None:
-    """The worker's next call sees committed state, and so does its caller's. The state is published when it is committed."""
+    """The next calls of the worker and of its caller see committed state. The state is published when it is committed."""
     registry, session, heard = team(tmp_path), Session(id="s"), list[Any]()
     session.dispatcher.subscribe(Noted, heard.append)
     session.dispatcher.subscribe(ToolInvoked, lambda event: heard.append(event.tool))

@@ -316,7 +316,7 @@ def test_templates_say_what_they_are_given() -> None:
     ],
 )
 def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) -> None:
-    """A missing value, an unsafe expression and a template that does too much are errors that name the file."""
+    """A template that fails, or does too much work, raises an error that says why and names the file."""
     with pytest.raises(WorkerError) as raised:
         rendered(text, input="x" * 6000)
     assert said in str(raised.value)

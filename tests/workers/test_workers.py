@@ -203,7 +203,7 @@ async def test_what_is_not_listed_is_not_reached(tmp_path: Path, how: str, name:
 
 
 async def test_a_model_reaches_no_more_than_code_does(tmp_path: Path) -> None:
-    """A model that calls an unlisted worker or function is refused."""
+    """Unlisted workers and functions are not offered to the model, and its calls to them are refused."""
     main = "---\npolicies: []\ntools: [reach]\nworkers: [listed]\n---\nGo."
     registry = sound(tmp_path, REACHING, main=main, listed=PLAIN, other=PLAIN)
     offered: list[str] = []
@@ -216,7 +216,7 @@ async def test_a_model_reaches_no_more_than_code_does(tmp_path: Path) -> None:
 
 
 async def test_a_prompt_evaluated_in_a_workers_tool_reaches_what_the_worker_does(tmp_path: Path) -> None:
-    """A prompt evaluated in a worker's tool has a `WorkerContext`, and may call only what that worker may call."""
+    """The tools of a prompt that a worker's tool evaluates get a `WorkerContext`, and can't call workers that the worker may not call."""
     tools = '''
     from handrail import Prompt, ToolContext, WorkerContext, tool
 
@@ -258,7 +258,10 @@ async def test_a_journal_given_beside_an_adapter_records_the_run(tmp_path: Path)
 
 
 async def test_an_adapter_given_workers_lets_any_run_call_them(tmp_path: Path) -> None:
-    """With `Adapter(model, workers=registry)`, a plain prompt's tools can call workers with `call_worker` and `call`."""
+    """With `Adapter(model, workers=registry)`, a plain prompt's tools can call workers with `call_worker` and `call`.
+
+    A value that is not a registry is refused.
+    """
     registry = sound(tmp_path, helper=PLAIN)
     seen: list[Any] = []
 
@@ -392,7 +395,7 @@ async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) ->
 
 
 async def test_a_files_depth_is_counted_from_the_worker(tmp_path: Path) -> None:
-    """With `limits: {depth: 0}`, a worker's call of another worker is nested too deeply and fails, and the calling worker continues."""
+    """With `limits: {depth: 0}`, a worker's call of a worker is nested too deeply and fails, and the calling worker continues."""
     helper = "---\nlimits: {depth: 0}\nworkers: [helper]\n---\nHelp."
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=helper)
     models = {
@@ -568,7 +571,7 @@ async def test_a_tool_that_needs_a_worker_is_not_offered_elsewhere() -> None:
 
 
 async def test_a_handler_is_tested_with_a_made_up_worker_context() -> None:
-    """A handler can be tested with `worker_context`, which has attachments, workers and prepared answers."""
+    """A handler can be tested with `worker_context`, which has attachments, workers and prepared results."""
     context = worker_context(
         workers={"helper": "Helps."}, attachments=[Attachment(b"x", "a.txt")], results={"helper": "yes"}
     )
@@ -627,7 +630,10 @@ def test_a_worker_runs_from_a_script(tmp_path: Path) -> None:
 
 
 def test_a_file_finds_its_registry(tmp_path: Path) -> None:
-    """`of_file` returns a file's registry and worker, and raises `WorkerError` for a file that is not a worker."""
+    """`of_file` returns a file's registry and worker, and raises `WorkerError` for a file that is not a worker.
+
+    An unknown worker and a missing folder are refused too.
+    """
     sound(tmp_path, main="---\nname: chief\n---\nGo.", helper=PLAIN)
     registry, worker = WorkerRegistry.of_file(tmp_path / "main.md")
     assert (worker.name, sorted(registry), "chief" in registry) == ("chief", ["chief", "helper"], True)

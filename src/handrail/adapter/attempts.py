@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _QUICK_ATTEMPTS = 2
 """Maximum number of times that a model is asked before the next candidate is."""
 _LONGEST_QUICK_WAIT = 2.0
-"""Longest wait between two attempts if there is a next candidate, in seconds."""
+"""The `longest_wait` between attempts if there is a next candidate, in seconds."""
 
 
 async def ask(run: Run) -> Answer:

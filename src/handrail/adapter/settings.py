@@ -124,7 +124,7 @@ class Throttle:
 
 @dataclass(slots=True, eq=False)
 class Settings:
-    """Determines how a run asks its model. Nested runs inherit these settings, and may override them."""
+    """Determines how a run asks its model. Nested runs inherit these settings, except for `tool_choice`, and may override them."""
 
     model: Model
     _: KW_ONLY

@@ -209,7 +209,7 @@ def _named(files: DirectoryFilesystem | Workspace) -> str:
 
 
 def _relative(path: Path) -> str:
-    """Return a path relative to the current folder if it is inside it, and unchanged otherwise."""
+    """Return a path relative to the current folder if it is inside that folder, and unchanged otherwise."""
     here = Path.cwd().resolve()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 

@@ -187,8 +187,8 @@ def is_debugging() -> bool:
 def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
     """Send what tools and their child processes print inside this block to standard error.
 
-    Standard output is reserved for the answer. On a terminal nothing is diverted, because both streams appear
-    there, unless `even_on_a_terminal` is set.
+    Standard output is reserved for the answer. Unless `even_on_a_terminal` is set, nothing is diverted on a terminal,
+    because both streams appear there.
     """
     out = sys.stdout
     if is_terminal(out) and not even_on_a_terminal:

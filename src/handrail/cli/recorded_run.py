@@ -85,10 +85,10 @@ class Program(NamedTuple):
     async def with_servers(
         self, servers: Path | None, record: RunRecord
     ) -> tuple[Program, list[Any], list[str]]:
-        """Load the MCP servers that the run began with. Returns the program, the tools to add to it, and notes for the user.
+        """Load the MCP servers that the run began with, or those in the file `servers`, if it is given.
 
-        `servers` is an `mcp.json` to use in place of the one that the run began with. Raises `UsageError` if the file
-        can't be used.
+        Returns the program, the tools to add to a worker's own, and notes for the user. An agent or a prompt gets the
+        tools in its prompt instead. Raises `UsageError` if a file can't be used.
         """
         recorded = decode_begin(record).sources if record.begin else {}
         paths = list(recorded) if servers is None else [str(servers)]

@@ -190,7 +190,7 @@ def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
 
 
 def _load(options: ServeOptions) -> Loaded:
-    """Load the app to serve. By default, a worker gets the `files` folder beside it, as with `run` and `chat`.
+    """Load the app to serve. By default, a worker gets the `files` folder beside it, if there is one.
 
     Raises `UsageError` if the app is neither a folder, a worker's file nor a module, and `DefinitionError` if it can't
     be loaded.

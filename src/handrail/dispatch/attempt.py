@@ -82,7 +82,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     checked: list[tuple[ToolPolicy, Any]] = []
     """The policies that have checked the call, each with its own copy of the params."""
     transaction: Transaction | None = None
-    """The forks that the handler and the policies use; None until something needs it."""
+    """The forks that the handler and the policies use; None until one is needed."""
     token: object = None
     """The token that the gate issues in step 7. A handler does not start without it."""
     finished: Any = UNFINISHED

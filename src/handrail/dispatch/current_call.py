@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from handrail.dispatch.options import RunOptions
+from handrail.dispatch.options import NestedArguments, RunOptions
 from handrail.errors import ContextExpired, DefinitionError
 
 if TYPE_CHECKING:
@@ -24,21 +24,7 @@ Tasks that the handler starts inherit the value, and so do threads that get a co
 cancelled.
 """
 
-MAY_BE_GIVEN = frozenset(
-    [
-        "deadline",
-        "budget",
-        "temperature",
-        "max_tokens",
-        "model_settings",
-        "opened",
-        "tools",
-        "resources",
-        "workers",
-        "params",
-        "extras",
-    ]
-)
+MAY_BE_GIVEN = frozenset([*NestedArguments.__annotations__, "tools", "workers", "params"])
 """Arguments that a run started by hand inside a call may be given. Others are refused, unless they are None or the call's own."""
 _SURROUNDINGS = ("filesystem", "journal", "environment", "approvals", "lease")
 """Options that an adapter may have, but that a run started by hand inside a call takes from the call."""

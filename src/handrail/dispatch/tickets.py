@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.gate")
 
 _SMALLEST = Decimal("0.000001")
-"""The amount in dollars to whose multiples a share of money is rounded down."""
+"""Shares of money are rounded down to a multiple of this amount, in dollars."""
 
 
 class GivenTicket:

@@ -1,4 +1,4 @@
-"""Environments, which answer a run's questions. To define another one, subclass `handrail.Environment`.
+"""Environments, which handle a run's questions. To define another one, subclass `handrail.Environment`.
 
 The environments without a person are defined here. The terminal is imported on first use.
 """

@@ -186,7 +186,7 @@ class Form:
     async def _entries(
         self, schema: JsonSchema, there: dict[str, Any], taken: set[str], depth: int
     ) -> dict[str, Any]:
-        """Ask for the entries of a mapping, each a name and a value, until the name is empty."""
+        """Ask for the entries of a mapping, each a name and a value, until the name is empty. Earlier entries are kept."""
         indent = "  " * (depth + 1)
         entries = {name: value for name, value in there.items() if name not in taken}
         if entries:

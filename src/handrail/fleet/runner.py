@@ -304,7 +304,7 @@ class Runner:
             del self._legs[leg.run_id]
 
     async def _open(self, leg: _Leg) -> RunStream[Any]:
-        """Begin a queued run, or resume a run that has begun."""
+        """Begin a queued run, or resume a run that has begun. A repeated run submits the next one of its series when it begins."""
         record, journal = leg.row.record, self.journal
         if record.request:
             request = decode_request(record)
@@ -341,9 +341,9 @@ class Runner:
     async def _failed(self, leg: _Leg, error: Exception) -> None:
         """Release the run of a failed leg.
 
-        A run that could not begin is recorded as failed. A run that had begun, or could not begin because the journal
-        failed or another run has its workspace, is due again later. A run that is over, or that another worker has, is
-        left alone.
+        A run that is over, or that another worker has, is left alone. A run that this worker has and that could not begin is
+        recorded as failed, unless the journal failed or another run has its workspace. Any other run is due again later. If the
+        journal fails, `_release` releases the run later.
         """
         self._report(f"{leg.run_id}: {type(error).__name__}: {error}")
         journal, run_id = self.journal, leg.run_id

@@ -1,4 +1,4 @@
-"""`SequentialDependencyPolicy` and `CapabilityPolicy`, and the roles and scopes that all policies can have.
+"""`SequentialDependencyPolicy` and `CapabilityPolicy`, the roles that any policy can have, and the policies of sections.
 
 Policies with state keep it in the session, under their names.
 """

@@ -388,8 +388,7 @@ def fill(tool: Tool[Any, Any], field: str, value: Any) -> None:
 def _effect(effect: Effect, act: str) -> Effect:
     """Return the effect of one of a handoff's acts. Usually it is the handoff's own effect.
 
-    If that is not transactional, `client` is idempotent: a transactional act could not call all the tools that the handoff may
-    call. The other acts of a compensable handoff are irreversible.
+    If that is not transactional, `client` is idempotent, so that it may call every tool that the handoff may call.
     """
     if EFFECTS[effect].transactional:
         return effect

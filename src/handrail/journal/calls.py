@@ -174,7 +174,7 @@ class SqliteCalls:
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
         chains = self._database.chains
         last = "SELECT max(number) FROM records WHERE chain = ? AND kind = 'unit' AND key = ? AND state != 'void'"
-        # Either half finds every run. A damaged page hides a run from one of them at most.
+        # Either half finds every run with later records. A damaged page may hide a run from one half, but not from both.
         since = """SELECT chain FROM records WHERE number > ? AND chain LIKE 'run %' UNION SELECT chain FROM chains
             WHERE chain LIKE 'run %' AND (
                 SELECT number FROM records WHERE records.chain = chains.chain ORDER BY link DESC LIMIT 1

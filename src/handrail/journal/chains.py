@@ -9,7 +9,7 @@ commit is void or a question is withdrawn, another record is added.
 The MAC of a record is one half of a keyed BLAKE2b digest of the journal, the chain, the record, its position in the
 journal and the chain's seal. The other half is the chain's new seal, which is stored once, at the head of the chain,
 and is replaced by the next record in the same transaction. So a changed, moved or copied record does not match its
-MAC, and a removed one leaves a gap, even at the end, because nobody can restore the seal of an earlier record.
+MAC, and a removed one leaves a gap, even at the end, because the seal of an earlier record can't be computed without the key.
 
 A whole chain that is removed with its head leaves a gap too, in the chain that recorded its beginning: a run's chain
 records that others began to add to the run, a session's chain records its runs and its principals' decisions, and the

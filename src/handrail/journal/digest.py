@@ -35,8 +35,8 @@ def new_key() -> bytes:
 def key_beside(journal: str, is_new: bool) -> bytes:
     """Return a journal's key: from the environment if `HANDRAIL_KEY` or `HANDRAIL_KEY_FILE` is set, or else from a file beside it.
 
-    For a new journal, the file beside it is created if it is missing. Raises `JournalError` if a file is missing or damaged,
-    or if others can access it.
+    For a new journal, the file beside it is created if it is missing. Raises `JournalError` if the key is missing, damaged or
+    too short, or if others can access its file.
     """
     if os.environ.get(KEY_VARIABLE) or os.environ.get(KEY_FILE_VARIABLE):
         return shared_key(journal, None)

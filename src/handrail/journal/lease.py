@@ -91,7 +91,7 @@ class Leases(Protocol):
         ...
 
     def is_lapsed(self) -> bool:
-        """Return whether a different process may have taken this process's runs since it last renewed its lease."""
+        """Return whether this process must check that it still owns its runs, because its lease has ended."""
         ...
 
     def is_free(

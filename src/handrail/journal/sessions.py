@@ -2,7 +2,7 @@
 
 A session's chain has a record for each run that began in the session, and for each principal whose decisions are
 remembered there. A separate chain lists the sessions. Each of these records contains the MAC of the record with which
-the run, the decisions or the session began, so nothing else can take its place. Runs and sessions that Handrail itself
+the run, the decisions or the session began, so nothing else can take their place. Runs and sessions that Handrail itself
 deletes are recorded as forgotten.
 """
 
@@ -46,7 +46,7 @@ def forget_in_session(
 ) -> None:
     """Record that runs of a session were deleted.
 
-    If the session has no other runs, delete its decisions and its chain, and record that the session was deleted.
+    If the session has no other runs, delete its decisions and its chain instead, and record that the session was deleted.
     """
     own = session_chain(session_id)
     if connection.execute("SELECT 1 FROM runs WHERE session_id = ? LIMIT 1", (session_id,)).fetchone():

@@ -348,9 +348,9 @@ def _check_tickets(connection: Connection, chains: Chains, run_id: str, records:
 
 
 def verify_session(connection: Connection, chains: Chains, run_id: str) -> RunRecords:
-    """Verify a run and everything that it builds on: the other runs of its session, and its principal's decisions there.
+    """Verify a run, the other runs of its session, and its principal's decisions there, and return the run's records.
 
-    Returns the run's records. If the run is not recorded, only these are verified. Raises the first `JournalAltered`.
+    If the run is not recorded, only these records are verified. Raises the first `JournalAltered`.
     """
     records = verified(connection, chains, run_id)
     try:

@@ -157,7 +157,7 @@ class RunResources:
         return {*self._bindings, *(() if self.outer is None else self.outer._every())}
 
     async def close(self) -> None:
-        """Close the run's resources, last created first. No resource can be requested afterwards.
+        """Close the run's resources, last created first. None of them can be requested afterwards.
 
         Raises an `ExceptionGroup` with the errors that closing raised, after all resources were closed.
         """
@@ -250,7 +250,8 @@ class CallResources:
             return False
         return self._call is None or self._call.empty
 
-    # `within` is the lifetime of the requester. `path` is the chain of resources being created.
+    # `within` is the lifetime of the requester, or `fresh` if the call itself is the requester. `path` is the chain of
+    # resources being created.
 
     def get_for(self, protocol: type, within: Scope, path: tuple[type, ...]) -> Any:
         if self._around is not None and not self._run.binds_itself(protocol):
@@ -395,7 +396,7 @@ class Inside:
         self.scope: Scope = scope
         """The lifetime of the resource being created."""
         self.within: Scope = within
-        """The lifetime of the resource's requester."""
+        """The lifetime of the resource's requester, or `fresh` if a call requests it."""
         self._resources = resources
         self._path = path
         self._handed: list[Any] = []

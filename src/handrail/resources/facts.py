@@ -93,8 +93,8 @@ def write_facts(at: str | os.PathLike[str] | int, wanted: Facts) -> None:
 def write_attributes(at: str | os.PathLike[str] | int, wanted: Attributes) -> None:
     """Give a file or folder these attributes and remove its others, as far as this process may.
 
-    Attributes that are never copied (see `is_copied`) are not removed. Raises `OSError` if the disk reports another error,
-    for example that it is full.
+    Attributes that are never copied (see `is_copied`) are not removed. An attribute that the process or the disk does not
+    allow is skipped. Raises `OSError` for any other error, for example if the disk is full.
     """
     try:
         names = os.listxattr(at)

@@ -24,7 +24,7 @@ class FileChange(msgspec.Struct, frozen=True):
     data: bytes = b""
     facts: Facts | None = None
     base: str = ""
-    """The version that the call read or based its change on, in a form that another process can compare, or "" if it can't."""
+    """The version that the call read or based its change on, in a form that another process can compare, or "" if there is no such form."""
 
 
 class FileFork(Overlay):
@@ -80,8 +80,8 @@ class FileFork(Overlay):
     def prepare(self) -> None:
         """Close the fork and check that it can be committed.
 
-        Raises `Conflict` with the paths that someone else also changed, or with all changed paths if the files would
-        exceed a limit together with what others have committed. Raises `ContextExpired` if this fork or an outer one has
+        Raises `Conflict` with the paths that conflict with someone else's changes, or with all changed paths if the files
+        would exceed a limit together with what others have committed. Raises `ContextExpired` if this fork or an outer one has
         ended, or if there are changes and the outer fork is sealed.
         """
         shared = self._shared

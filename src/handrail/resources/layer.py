@@ -88,7 +88,7 @@ class Shared:
         self.clock = clock
         self.tick = tick
         self.lock = RLock()
-        # `with` costs as much as the lock itself, so the methods that every commit calls use these instead.
+        # `with` costs as much as the lock itself, so the methods that are called most often use these instead.
         self.acquire = self.lock.acquire
         self.release = self.lock.release
 

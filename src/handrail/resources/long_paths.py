@@ -15,8 +15,8 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 def reach(path: str | os.PathLike[str]) -> Generator[str]:
     """Provide a path that a system call accepts and that leads to the same file, while the block runs.
 
-    A short path is provided unchanged. For a long one, the folders above the file are opened, but not the file. So it need
-    not exist, and is not followed if it is a link.
+    A short path is provided unchanged. For a long one, the folders above the file are opened, but not the file. So the
+    file need not exist, and `reach` does not follow it if it is a link.
     """
     given = os.fspath(path)
     if len(os.fsencode(given)) <= PART:

@@ -107,7 +107,7 @@ def mask_reserved(mask: Path, root: Path) -> None:
 
 
 def _imitate(folder: str, original: str) -> None:
-    """Copy the mode, times, attributes and, if allowed, the owner of a folder to its counterpart in the mask, which commands see."""
+    """Copy a folder's mode, times, attributes and, if allowed, owner and group to its counterpart in the mask, because commands see those."""
     facts = os.stat(original)
     with contextlib.suppress(PermissionError):
         os.chown(folder, facts.st_uid, facts.st_gid)
@@ -145,7 +145,7 @@ def remove_tree(path: Path) -> None:
 def empty_folder(path: Path) -> None:
     """Remove everything in a folder, at any depth, without following links.
 
-    A deeper folder is moved up into `path` before it is opened, so paths stay short and few descriptors are open at once.
+    A folder inside a subfolder is moved up into `path` before it is opened, so paths stay short and few descriptors are open at once.
     """
     top = os.open(path, _FOLDER)
     try:

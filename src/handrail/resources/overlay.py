@@ -111,7 +111,8 @@ class Overlay(Layer):
     def _reaches(self, folder: str) -> bool:
         """Return whether the parent's files in a folder are visible here.
 
-        They are hidden if the folder, or else the nearest folder above it that this fork has recorded, is missing or a file.
+        The nearest path that this fork has recorded, from the folder upwards, decides. The files are hidden if that path is
+        missing or a file.
         """
         node = None
         while folder and node is None:

@@ -1,7 +1,7 @@
 """Paths under a root, each parsed to one normalized form. A path that could lead out of the root is refused.
 
-Every Handrail filesystem parses its paths here, so memory and disk have the same rules for valid paths, and a path names
-the same file in both. Files on disk also refuse reserved names, and links that lead out of the root.
+Every Handrail filesystem parses its paths here, so the same paths are valid in memory and on disk, and each is normalized in
+the same way. On disk, reserved names and links that lead out of the root are refused too.
 
 A path is always text that can be sent and recorded, but a name on a disk is bytes. So a name that is not UTF-8, or that
 contains a control character, a line separator or a backslash, is spelled with escapes: `caf\\xe9` is `caf` followed by
@@ -28,7 +28,7 @@ MAX_PATH = 32 * 1024
 """Maximum bytes in a whole path. A system call accepts fewer than 4096, so a long path is opened in parts."""
 
 RESERVED = ".handrail"
-"""Name of the folder where Handrail keeps its records. On disk, tools can't access a folder with this name, nor commands change one."""
+"""Name of the folder where Handrail keeps its records. On disk, tools can't access a folder with this name, and commands can't change one."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\\\\\udc80-\udcff]")
@@ -97,7 +97,7 @@ _file_paths: dict[str, ParsedPath] = {}
 def parse_path(path: str) -> ParsedPath:
     """Parse a path to its normalized form.
 
-    Raises `PathRefused` with a message that says what is wrong and what to do.
+    Raises `PathRefused` if the path is invalid. The message says what is wrong and what to do.
     """
     try:
         return _paths[path]

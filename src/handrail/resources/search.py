@@ -42,7 +42,7 @@ def find(pattern: str, look: Look, members: Members) -> tuple[str, ...]:
     """Return the files that match a glob, sorted.
 
     A glob that ends in `/` matches folders, which are returned with a trailing `/`. `*`, `?` and `[...]` match within
-    one name. `**` matches any number of folders; at the end of a glob it matches every file at any depth. A name
+    one name. `**` matches any number of folders; at the end of a glob it means `**/*`. A name
     without wildcards is looked up, which does not count as listing its folder. Raises `PathRefused` if the glob is invalid.
     """
     segments, folders = _segments(pattern)

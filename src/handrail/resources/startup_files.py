@@ -77,8 +77,8 @@ _PROGRAMS = {
 }
 """The files in a virtual environment's `bin` or `Scripts` folder that run when the environment is used.
 
-A virtual environment can have any name, so these files count in every folder named `bin` or `Scripts`. Other programs in
-it are not listed, because they run only if something names them.
+A virtual environment can have any name, so these files count in every folder named `bin` or `Scripts`. Other programs
+there are not listed, because they run only if something names them.
 """
 _STARTS_WITH = ("__editable__", "_virtualenv.")
 """Beginnings of the names of modules that `.pth` files import when Python starts."""
@@ -93,7 +93,7 @@ _LISTED = 10
 
 HOOKS = (".git/hooks", ".githooks", ".husky")
 PLACES: dict[str, list[str]] = {name: [name] for name in _NAMES.keys() - {".git"}}
-"""Paths in a root of startup files and of folders that contain them, by the first name in the path.
+"""Paths of startup files and of folders that contain them, relative to a root, by the first name in the path.
 
 A link at one of these paths makes its target a startup file.
 """
@@ -156,7 +156,7 @@ def _matches(names: list[str], at: int, rest: list[str], is_link: bool) -> bool:
 
 
 def _is_idle(names: list[str], at: int) -> bool:
-    """Return whether a file in one of git's folders is one that git does not run."""
+    """Return whether a file is in git's `hooks`, `modules` or `worktrees` folder but is not one that git runs."""
     if names[at : at + 1] == ["hooks"]:
         return names[-1].endswith(".sample")
     if names[at : at + 1] in (["modules"], ["worktrees"]) and len(names) > at + 1:

@@ -156,8 +156,8 @@ def _units_of(
 ) -> list[CommitUnit]:
     """Return the commits to undo: those of the inner calls that committed for themselves, then the call's own.
 
-    Raises `RunError` if there is no such call, and `UndoRefused` if it was undone or discarded before, or failed and changed
-    nothing.
+    Raises `RunError` if there is no such call, and `UndoRefused` if it was undone or discarded before, or if it failed and no
+    committed inner call of it is left to undo.
     """
     found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
     if found is None or found.call_id != call_id:
@@ -229,8 +229,8 @@ def _refuse_built_on(unit: CommitUnit, later: Iterable[CommitUnit]) -> None:
 def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
     """Return the places that `unit` changed and that `other`, a later commit, read or changed.
 
-    Slices belong to a session; paths belong to a folder, no matter which session uses it. The listing of a folder
-    depends on everything directly in it, and a path depends on the folders above it.
+    Slices belong to a session; paths belong to a folder, no matter which session uses it. The listing of a folder depends on
+    the folder, everything directly in it, and the folders above it. Any other path depends on the paths above and below it.
     """
     touched = (*other.reads, *other.writes)
     found: list[str] = []

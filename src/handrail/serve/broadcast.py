@@ -34,7 +34,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     emitted: dict[str, list[Any]] = {}
     """The events that calls have emitted, by the call's id."""
     open: list[Event] = []
-    """The events that rebuild the messages and calls in progress."""
+    """The events that show a watcher what is in progress."""
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""`Emissions`: the events that a served run's tools emitted, as the page shows them, and their record."""
+"""`Emissions`: the events that a served run's tools emitted, for the page and for the journal."""
 
 from __future__ import annotations
 

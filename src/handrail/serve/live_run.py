@@ -107,7 +107,7 @@ class BrowserEnvironment(Environment):
             self._timer = None
 
     def leave(self) -> None:
-        """Park the run as soon as everything in it waits for an answer. If that is so already, park it now."""
+        """Park the run as soon as everything in it waits for an answer. A run that already waits is parked now."""
         self._leaving = True
         if self._at_rest and self.parking is not None:
             self._leave(self.parking)
@@ -218,7 +218,7 @@ class LiveRun:
         return self.leg
 
     def rest(self) -> None:
-        """End the leg because everything in the run waits for an answer."""
+        """End the leg because everything in the run waits for an answer. Does nothing without an open leg and question."""
         if self.leg and self.questions:
             self._feed.append(self._translator.interrupt(list(self.questions.values()), self._state()))
             self._notify()

@@ -218,8 +218,8 @@ class People:
     def sign_in(self, name: str, *, host: str, issuer: str, address: str) -> Credentials:
         """Begin a session and return its secrets.
 
-        `host` is the host and port for which the session is valid. `issuer` identifies the kind of credential that was
-        exchanged for it, and is checked again on each use.
+        `host` is the host and port for which the session is valid. `issuer` identifies what was exchanged for the
+        session, such as the server's token, and must be the same on each use.
         """
         made = Credentials(secrets.token_hex(8), secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         now = self._now()

@@ -1,4 +1,4 @@
-"""`PrincipalFiles`: a separate folder for each principal, so that a principal's tools can't reach anyone else's files."""
+"""`PrincipalFiles`: a separate folder for each principal's files."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class ThreadElsewhere(ServeError, LookupError):
 
     def __init__(self, thread: str, app: str, prompt: str) -> None:
         self.app = app
-        """The name by which `handrail serve` finds the app; "" if only the prompt's name is known."""
+        """The app's name, as `app_name` returns it; "" if only the prompt's name is known."""
         owner = app or f"the prompt {prompt!r}"
         hint = f"Serve it with `handrail serve {shlex.quote(app)}`." if app else "Serve that prompt."
         super().__init__(thread, f"it belongs to {owner}", hint)

@@ -376,7 +376,7 @@ def _signals(stop: Callable[[], Any]) -> Generator[None]:
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Raise the limit on open files to what the connections need, or to the hard limit if that is lower."""
+    """If the limit on open files is lower than the connections need, raise it, at most to the hard limit."""
     import resource
 
     wanted = 2 * connections + _SPARE_FILES

@@ -74,7 +74,7 @@ class _State(NamedTuple):
     leg: str
     """The id of the active run's open leg; "" if there is none."""
     messages: Sequence[dict[str, Any]]
-    """The finished messages, rendered."""
+    """The finished messages, rendered for AG-UI."""
     open: Sequence[Event]
     """The events that bring a newly joined client up to date with the active run."""
     since: Sequence[Item]

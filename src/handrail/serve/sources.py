@@ -67,7 +67,7 @@ class Source(Protocol):
         ...
 
     def with_files(self, files: Any) -> Source:
-        """Return the same source for runs that change different files."""
+        """Return a copy of this source whose runs change the given files."""
         ...
 
     def owns(self, record: RunRecord) -> bool:
@@ -97,7 +97,7 @@ def serves(source: Source, record: RunRecord) -> bool:
 
 
 def app_name(record: RunRecord) -> str:
-    """Return the name by which people serve a run's app: `module:name`, or the path of a worker's file; "" if it has none.
+    """Return the name of a run's app for people: `module:name`, or the path of a worker's file; "" if it has none.
 
     The path is relative to the current folder. For a file outside that folder, only the file's name is returned.
     """

@@ -132,7 +132,7 @@ class Threads:
         return thread
 
     def find(self, principal: str, id: str) -> Thread | None:
-        """Return the thread with this id if it is in memory, or None."""
+        """Return this principal's thread with this id if it is in memory, or None."""
         return self._known.get((principal, id))
 
     def running(self) -> Sequence[Thread]:

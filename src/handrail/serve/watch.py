@@ -163,7 +163,10 @@ class Watch:
         return self._loop.time() - self._read_at > _IDLE_SECONDS
 
     async def _check(self) -> None:
-        """Renew the watch, and delete old broadcasts. Make the readers join again if one got no opening, or if a leg stopped without an end."""
+        """Renew the watch, and delete old broadcasts.
+
+        Makes the readers join again if the last one who joined got no opening, or if a leg stopped without an end.
+        """
         await self._renew()
         await self._broadcasts.sweep()
         if self._is_blind:

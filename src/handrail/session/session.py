@@ -230,7 +230,7 @@ class Session:
         return self._rules.get(slice_) or rules_of(slice_)
 
     def check_each(self, check: Callable[[object], None]) -> None:
-        """Check the first dispatched event of each type before it is reduced. `check` raises to refuse the event.
+        """Call `check` with the first dispatched event of each type, before the event is reduced. `check` raises to refuse it.
 
         If it is refused, the next event of its type is checked too. If rules or checks are added later, each type is checked once
         more. Facts passed to `record` and `keep` are not checked.

@@ -150,7 +150,7 @@ def _name_of(function: Any) -> str:
 
 
 def _docstring(function: Any) -> str:
-    """Return the docstring of a function, or of the class of a callable object."""
+    """Return the docstring of the function that runs or, for a callable object without one, that of its class; "" if there is none."""
     own = inspect.getdoc(body_of(function))
     return own or ("" if isinstance(function, functools.partial) else inspect.getdoc(function) or "")
 

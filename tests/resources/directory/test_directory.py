@@ -277,7 +277,10 @@ def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
 
 
 def test_what_was_read_can_be_read_again(folders: Folders):
-    """Reading a file again gives the same content. Reading a file that has changed since its `stat` raises `Conflict`."""
+    """A fork that reads a file again gets the same content, even if the file has changed since.
+
+    Reading a file that has changed since its `stat` raises `Conflict`.
+    """
     files = folders({"read": "1", "seen": "1"})
     fork = files.fork("call")
     assert (fork.read("read"), fork.stat("seen").size) == ("1", 1)
@@ -491,7 +494,7 @@ def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
 
 
 def test_a_read_only_folder_is_said_so(tmp_path: Path):
-    """In a read-only folder, reading works. The first write is refused with an error that says that it is read-only."""
+    """In a read-only folder, reading works. The first write is refused with an error that says that the folder is read-only."""
     fill(tmp_path, {"root/a": "1"})
     script = textwrap.dedent("""
         import sys

@@ -135,7 +135,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
 
 
 def test_files_of_a_live_process_count_as_applied_once_they_are_in_place(folders: Folders, tmp_path: Path):
-    """A process that takes over the run before the first process has told the journal finds the commit applied."""
+    """If a second process recovers the folder before the first has marked its commit as applied, the second finds it applied."""
 
     async def main() -> None:
         files = folders(FILES)

@@ -25,7 +25,7 @@ def made(files: DirectoryFilesystem, call: str, *does: tuple[Any, ...]) -> None:
 
 
 def held(folder: Path) -> tuple[int, int]:
-    """Return the bytes of the files in a folder that have one name, and of those that have several."""
+    """Return the bytes of the files in a folder that have one hard link, and of those that have several."""
     found = [os.lstat(path) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     sizes = [(status.st_nlink > 1, min(status.st_size, status.st_blocks * 512)) for status in found]
     return sum(size for shared, size in sizes if not shared), sum(size for shared, size in sizes if shared)
@@ -46,7 +46,7 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("case", CALLS)
 def test_the_name_of_a_kept_commit_says_what_it_holds(folders: Folders, case: str):
-    """A kept commit's name states the bytes of its files with one name and of those with several, in every kind of commit."""
+    """The name of a kept commit's folder states the bytes of its files with one hard link, and of those with several."""
     files = folders({"a": "old a", "d/b": "old b" * 1000, "linked": "twice"})
     os.link(files.root / "linked", files.root / "other")
     with (files.root / "sparse").open("wb") as file:

@@ -178,7 +178,7 @@ def test_many_layers_are_made_one(folders: Folders, at: Path):
 
 
 def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """If somebody else changed the same paths since the mount, none of a command's changes are kept. Other paths do not matter."""
+    """If somebody else changed the same paths since the mount, none of a command's changes are kept. Changes to other paths do not matter."""
     files = folders(FILES)
     for change, script, places in (
         (lambda: (files.root / "a").write_text("theirs"), "echo mine >> a", ["a"]),

@@ -485,7 +485,7 @@ def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_pa
 @pytest.mark.once
 @pytest.mark.parametrize("work", ["writes", "begins"])
 def test_a_process_that_dies_during_a_recovery_loses_nothing(folders: Folders, tmp_path: Path, work: str):
-    """A process records a commit and dies while another one recovers the folder. The next recovery applies the commit."""
+    """A process records a commit and dies while another one recovers the folder. The next recovery completes the commit."""
     files, path = folders({"a": "1"}, keep_calls=2), tmp_path / "runs.db"
     die = [sys.executable, "-c", UNTOLD, str(files.root), str(path), work, "untold"]
 

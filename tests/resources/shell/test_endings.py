@@ -24,7 +24,7 @@ from support.folders import PYTHON, Folder, anything, processes_with
 
 pytestmark = pytest.mark.once  # the programs in the shell do not depend on the Python version
 
-# Ignores every signal it can, connects to the test and starts daemons, to be as hard to kill as possible.
+# This program is hard to kill: it ignores every signal that it can, and starts daemons. It connects to the test.
 STUBBORN = """
 import os, signal, socket, sys, time
 for number in range(1, 65):

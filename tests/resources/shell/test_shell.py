@@ -446,7 +446,7 @@ def support_is(monkeypatch: pytest.MonkeyPatch, support: Support) -> None:
 
 
 def test_the_choice_can_be_seen(folder: Folder):
-    """`auto` uses an overlay if one can be mounted, and shell and result name the backend."""
+    """`auto` uses an overlay if one can be mounted. Both the shell and the result name the backend."""
     shell = anything()
     assert shell.backend == "auto"
     finished = folder.run(shell, "true")

@@ -1,4 +1,4 @@
-"""The page survives any Markdown: text that can't be rendered is shown as it was written."""
+"""The page survives unusual Markdown: text that can't be rendered is shown as it was written."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _DROP = """DELETE FROM broadcasts WHERE session_id = ?
 
 
 class PostgresBroadcasts:
-    """The broadcasts in a database. All times are by the database's clock."""
+    """The broadcasts in a database. All times come from the database's clock."""
 
     def __init__(self, database: PostgresDatabase, notices: Notices) -> None:
         self._database = database

@@ -186,8 +186,8 @@ class Commit:
         """Return the first path whose content is not what its step expects to displace, or "" if there is no such path.
 
         The first step is left out, because doing it includes this check. A call that read files between the renames of
-        another commit expects some of them in their old state. Its commit must fail before its first rename. If the
-        process died after that, the commit could not be finished.
+        another commit expects some of them in their old state. Its commit must fail before its first rename. If it
+        began to rename files and its process died, the commit could not be finished.
         """
         for step in self.manifest.steps[1:]:
             if step.do == "change" or step.tree == EMPTY or (step.folder and not step.before):

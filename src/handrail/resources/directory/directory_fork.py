@@ -49,8 +49,8 @@ _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 class DirectoryFork(Linked, FileFork):
     """A fork of a real folder. Its writes are kept in memory and in the staging folder until it commits.
 
-    Small files that it has read are kept in memory, up to a limit. All other reads go to the disk. A commit to the folder
-    checks that nobody else wrote the same paths and then renames the writes into place. Until then the folder is unchanged.
+    Small files that it has read are kept in memory, up to a limit. Other files are read from the disk each time. A commit to
+    the folder checks that nobody else wrote the same paths and then renames the writes into place. Until then the folder is unchanged.
     Besides the operations of `Filesystem`, the fork provides layers for a command's overlay (`layers`) and takes over what
     the command wrote (`absorb`).
     """

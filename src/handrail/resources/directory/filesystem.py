@@ -43,8 +43,8 @@ class DirectoryFilesystem(Linked):
     Calls work on forks. Creating a fork copies nothing. Its writes stay in memory and in the staging folder until it
     commits. The commit checks that no person, process or other call has changed the same paths, and then renames the writes
     into place. No other file in the folder is changed. A write made directly through this object is a separate commit.
-    Raises `DefinitionError` if the folder can't be opened or is found to ignore case, or if `staging` is the folder itself,
-    contains it, or is deep inside it.
+    Raises `DefinitionError` if the folder can't be opened or is found to ignore case, if `staging` is the folder itself,
+    contains it, or is deep inside it, or if `startup_files` is a string.
 
     - `staging`: the folder for pending changes and displaced files, on the same disk. The default is
       `.<name>.handrail` beside the root, or `.staging.handrail` in the root if it is a mount point or nothing can be

@@ -6,8 +6,8 @@ Only that process may then use or remove it.
 
 The history is limited in calls and in bytes. Files that also exist elsewhere, such as one that a call has moved, don't
 count. If the bytes exceed their limit, a commit that takes more than half of the limit is removed first, or else the
-oldest one. So one large call can't push out all others. An empty file takes the place of the removed commit, so that
-undo can say why it is not kept.
+oldest one. So one large call can't push out all others. An empty file takes the place of a commit removed for its
+bytes, so that undo can say why the commit is not kept.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Kept(msgspec.Struct, frozen=True):
     shared: int = 0
     """Bytes of the files that had other names too when the commit was made."""
     is_dropped: bool = False
-    """Whether the displaced files were removed, because they did not fit."""
+    """Whether the displaced files were removed, because the history exceeded its limit on bytes."""
 
 
 class History:

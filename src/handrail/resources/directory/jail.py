@@ -353,7 +353,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def refusal(path: str, error: OSError) -> FileError:
-    """Convert an `OSError` from the disk to a `FileError`. For the common errors, it says what the caller can do."""
+    """Convert an `OSError` from the disk to a `FileError`. For the common errors, the message says what the caller can do."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return FileError(
             path or ".",

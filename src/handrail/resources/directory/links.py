@@ -75,7 +75,10 @@ class Ground(Shared):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
     def startup_links(self) -> Iterator[tuple[str, str]]:
-        """Yield each link at a startup file's location, with each path under the root that it leads through or to."""
+        """Yield each location of a startup file that is a link or is in a linked folder, with each path under the root that it leads to.
+
+        If a link leads to another link, the paths of both targets are included.
+        """
         there = self._startup_names()
         if not there:
             return

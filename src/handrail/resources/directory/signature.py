@@ -1,6 +1,6 @@
 """Signed manifests in a staging folder.
 
-A process finishes or undoes the commits that it finds in a staging folder. So each manifest carries a keyed MAC.
+A process finishes or reverts the commits that it finds in a staging folder. So each manifest carries a keyed MAC.
 Without the key, nobody can plant a commit that a process would carry out.
 """
 

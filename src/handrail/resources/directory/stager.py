@@ -91,8 +91,8 @@ def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bo
     try:
         return _stage(jail, area, root, over, changes, key, synced=synced)
     except FileNotFoundError:
-        # Somebody has deleted the staging folder, so the second attempt creates it again. If that fails too, there is another
-        # reason.
+        # Somebody has deleted the staging folder, so the second attempt creates it again. If that attempt fails in the same way, something
+        # else is wrong.
         area.abandon()
     try:
         return _stage(jail, area, root, over, changes, key, synced=synced)

@@ -1,7 +1,7 @@
 """The staging folder of a root: its location, and which root it belongs to.
 
-By default, a staging folder is beside its root. If files can't be renamed from there into the root, because the root is a mount
-point or the folder around it is not writable, the staging folder is in the root, under a reserved name.
+By default, a staging folder is beside its root. If the root is a mount point, or if nothing can be created beside it, the
+staging folder is in the root, under a reserved name.
 
 The file `identity` in a staging folder gives the root an id, which stays the same when the root is moved or mounted
 elsewhere. The file also records the inodes of the root and of the staging folder, and when the root was created. So

@@ -50,7 +50,7 @@ class Keeper:
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(os.getpid()), str(_PACKAGE)]
-        # The keeper does not get this process's environment variables, so no command can read them from the keeper.
+        # The keeper gets only this environment variable, so no command can read the others from the keeper.
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         nothing = os.open(os.devnull, os.O_RDWR)
         try:
@@ -198,7 +198,7 @@ def turn(upper: str, stop: Stop) -> Generator[None]:
 
 
 class Output:
-    """A buffer that accepts any number of bytes. It keeps at most `limit`, half from the start and half from the end."""
+    """A buffer that accepts any number of bytes. `read` returns at most `limit`, half from the start and half from the end."""
 
     __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "total")
 

@@ -37,8 +37,8 @@ _Folder = tuple[Sequence[str], str, str]
 class Copy:
     """A copy of several layers merged into one folder.
 
-    With `closed`, no link in the copy leads out of it, so what a command without a sandbox writes through a link is
-    written to the copy.
+    With `closed`, no link in the copy leads out of it. So a command without a sandbox that writes through such a link writes
+    to the copy.
     """
 
     def __init__(
@@ -165,10 +165,10 @@ class Copy:
         return True
 
     def _turn_inward(self, path: str) -> bool:
-        """Change a link if it leads out of the copy. Returns whether it was changed.
+        """Change a link if it leads out of the copy, or if its path is too long to resolve. Returns whether it was changed.
 
-        A link to a path in the folder then leads to that path in the copy, a link to a readable file elsewhere becomes a copy
-        of that file, and any other link is omitted.
+        A link to a path in the folder then leads to that path in the copy, and a link to a readable file elsewhere becomes a
+        copy of that file. Any other link, or one that can't be resolved, is omitted.
         """
         at, leads = f"{self._target}/{path}", ""
         if path not in self._before or not stat.S_ISLNK(self._before[path][0]):
@@ -350,9 +350,9 @@ def remove_long(path: str) -> None:
 
 
 def changes(upper: Path) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the path of each entry in an upper layer, sorted within each folder, without links to folders.
+    """Yield the kind and the path of each entry in an upper layer, sorted within each folder.
 
-    The kinds are `written`, `folder`, `replaced` (a folder that hides the layers below) and `deleted`.
+    Links to folders and reserved names are omitted. The kinds are `written`, `folder`, `replaced` (a folder that hides the layers below) and `deleted`.
     """
     for folder, folders, files in os.walk(upper):
         folders[:] = sorted(name for name in folders if not is_reserved(name))

@@ -146,7 +146,8 @@ class Keeper:
         with contextlib.suppress(KeyError):
             self.poll.unregister(control)
         del self.commands[watched], self.commands[control.fileno()]
-        # The first process has already reported the command's status. If it was itself killed, this status says so.
+        # Usually the first process has already reported the command's status, and the first status counts. If the first process
+        # was killed, it may have reported none, and its own status is used.
         status = os.waitpid(process, 0)[1]
         cgroup = self.cgroups.pop(process, None)
         _say(control, Reply(status=status, limit="memory" if cgroup is not None and cgroup.close() else ""))

@@ -35,8 +35,8 @@ OUTPUT_LIMIT = 64 * 1024
 class Shell:
     """Runs the commands that its rules allow on a folder, in a sandbox in which they can't change the real files.
 
-    A command's writes to the folder go to the upper layer of `layers`, in overlay format. In the sandbox, it sees the folder
-    at its real path, so absolute paths work. It also sees the system's programs, libraries and settings, the interpreter
+    A command's writes to the folder go to the upper layer of `layers`, in overlay format. In the sandbox, the command sees
+    the folder at its real path, so absolute paths work. It also sees the system's programs, libraries and settings, the interpreter
     that runs Handrail, the paths in `expose` (read-only), and an empty home and `/tmp`, which are discarded afterwards. It
     sees nothing else of the host: no other processes, no environment variables except harmless ones such as `PATH` and
     those in `environment`, no network unless `network` is set, and nothing at the paths in `hidden`. It is ended if it
@@ -164,9 +164,9 @@ class Shell:
 
     @property
     def reach(self) -> str:
-        """A sentence for an approval that says what commands can reach outside their folder, or "" if they can reach nothing.
+        """A sentence for an approval that says what commands can reach besides their folder and the system, or "" if nothing else.
 
-        What a command does there can't be undone, so it needs approval before it runs.
+        What a command does there can't be undone, so the command needs approval before it runs.
         """
         settings, found = self._settings, list[str]()
         if settings.network:

@@ -2,7 +2,7 @@
 
 StateError
 └── ShellError (RuntimeError)                .command
-    ├── CommandRefused (PermissionError)       .problem, .allowed: it is malformed, or no rule allows it
+    ├── CommandRefused (PermissionError)       .problem, .allowed: it is malformed or not allowed
     ├── CommandMissing (FileNotFoundError)     .program: there is no such program, or it can't be executed
     └── ShellUnavailable                       .problem, .hint: commands can't run here
 DefinitionError

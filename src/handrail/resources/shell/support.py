@@ -49,7 +49,8 @@ _lock = threading.Lock()
 def probe(folder: Path) -> Support:
     """Find out which sandbox works in `folder`. The result is cached for the folder's disk and the user.
 
-    On Linux, sandboxes are tried with a real overlay, in which each kind of mark is created once.
+    On Linux, a sandbox is tried with a real overlay, in which each kind of mark is created once. If only the overlay fails,
+    the sandbox is tried without one.
     """
     if sys.platform != "linux":
         return Support("none", False, ("Linux",))

@@ -6,8 +6,8 @@
         files/     the files themselves
 
 A copy is disposable. Each time a run opens the workspace, the copy is first made equal to what the journal has recorded:
-paths that differ are replaced, and paths that are not recorded are removed. An ignored path is left alone, unless the
-folder that contains it is removed.
+paths that differ are replaced, and paths that are not recorded are removed. An ignored or reserved path is left alone,
+unless the folder that contains it is removed.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class WorkspaceCache:
     def is_current(self, path: str, status: os.stat_result | None) -> bool:
         """Return whether a path holds what is recorded. For a folder, only the kind is compared.
 
-        A file is read and compared only if its status has changed.
+        A file or link is read and compared only if its status has changed.
         """
         entry = self.entries.get(path)
         if status is None or entry is None:
@@ -279,7 +279,7 @@ def state_of(at: Path, status: os.stat_result) -> WorkspaceFile | None:
 
 
 def content_at(at: Path) -> bytes:
-    """Return the bytes of a file, or of a link's target."""
+    """Return the content of a file, or the path that a link leads to, as bytes."""
     status = os.lstat(at)
     if stat.S_ISLNK(status.st_mode):
         return os.fsencode(os.readlink(at))

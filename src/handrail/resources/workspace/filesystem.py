@@ -2,8 +2,8 @@
 
 Both work on this host's copy as they would on any folder. Two things differ. A commit is described by digests, so the
 journal's record of the call is the commit, whatever happens to the copy afterwards. And each file or link that is looked up
-is compared with its recorded state, unless its path is ignored. So a change by another program is neither read nor
-committed. For a folder, only the kind is compared.
+is compared with its recorded state, so a change by another program is neither read nor committed. Ignored paths are not
+compared, and for a folder only the kind is.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Workspace:
         finally:
             with contextlib.suppress(
                 JournalError
-            ):  # other processes take it over when this one's lease has ended
+            ):  # another process can acquire the workspace once this lease has expired
                 await shielded(journal.workspaces.release(self.name, run_id))
 
     def _is_ignored(self, path: str) -> bool:
