@@ -150,7 +150,8 @@ class LocalQuestions:
 
     - The first answer wins. Repeating it is harmless; a different one is refused.
     - An answer must carry the question's digest, be in time, and come from the person who was asked. A value must pass the
-      asker's check. If quorums decide the question, an answer with a value needs their votes instead of the person.
+      asker's check. If quorums decide the question, an answer with a value may come from anyone, but needs the votes that
+      decide it.
     - A question without an answer ends as declined, timed out or cancelled, never with a made-up answer. It is
       cancelled if the environment fails.
     - If a call runs again and asks the same question, it gets the same answer. The question is asked again if it timed
