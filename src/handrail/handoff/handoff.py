@@ -312,7 +312,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return acts
 
     def _check_alone(self, before: Act | None, client: Act | None, after: Act | None) -> None:
-        """Raise `ToolDefinitionError` if an act expects data from a `before`, and there is none."""
+        """Raise `ToolDefinitionError` if there is no `before`, and `client` does not take the params or `after` expects private data."""
         if before is not None:
             return
         if client is not None:

@@ -199,8 +199,7 @@ class Calls:
     ) -> LiveCall | ToolResult[Any]:
         """Continue a recorded call, with the options of `begin`. Returns its result if it is over, or else the live call.
 
-        Raises `CallUnknown` if this principal has no such call, `RunBusy` if a different process executes it, and the errors of
-        `ServedTools.load`.
+        Raises `CallUnknown` if this principal has no such call, `RunBusy` if a different process executes it, and what `ServedTools.load` raises.
         """
         row, message = await self.row(run_id, principal)
         if row.status in OVER:
