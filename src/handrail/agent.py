@@ -194,7 +194,8 @@ class Agent(Generic[OutputT]):
     def mcp(self, **arguments: Any) -> ToolServer:
         """Return an MCP server that offers the agent's tools: `await agent.mcp().serve_stdio()`.
 
-        If the agent has a description, the server offers the agent itself as a tool, too. Takes the arguments of `handrail.mcp.ToolServer`. Needs `pip install 'handrail[mcp]'`.
+        If the agent has a description, the server offers the agent itself as a tool, too. Takes the arguments of
+        `handrail.mcp.ToolServer`. Needs `pip install 'handrail[mcp]'`.
         """
         serve: Any = import_module("handrail.mcp").serve_agent  # the extra `mcp` may not be installed
         return serve(self, **arguments)

@@ -73,7 +73,7 @@ class CancelScope(msgspec.Struct, eq=False):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the task has been cancelled since the scope was opened, without the cancellations that were taken back."""
+        """Whether the task has been cancelled since the scope was opened. A cancellation that was taken back does not count."""
         if deliveries:
             settle(self.task)
         return self.task.cancelling() > self._before
@@ -85,7 +85,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return self.task.cancelling() > self._before or self._run.cancelled
 
     def close(self) -> bool:
-        """Close the scope. Returns whether the task was cancelled from outside, so `CancelledError` must still be raised.
+        """Close the scope. Returns whether the task was cancelled from outside; if so, `CancelledError` must still be raised.
 
         If the deadline has cancelled the task and `explain` has not taken that back, it is taken back here.
         """

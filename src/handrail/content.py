@@ -24,7 +24,7 @@ MAX_BYTES = 32 * 1024 * 1024
 _MAX_NAME = 200
 _MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^_.+-]{0,100}")
 _ADDRESS = re.compile(r"data:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-"""Matches the beginning of an address with a scheme, such as `https://`, and of no path that is likely to exist."""
+"""Matches the beginning of an address with a scheme, such as `https://`. A real path is unlikely to begin like this."""
 _TOKENS_PER_PAGE = 5000
 """Upper estimate of the tokens for a picture at the highest resolution, or for a page of a document."""
 _BYTES_PER_TOKEN = 10
@@ -240,7 +240,7 @@ AttachmentSource = Attachment | Path | str
 def attachments_of(given: Iterable[AttachmentSource]) -> tuple[Attachment, ...]:
     """Return the attachments that a caller passed, made from paths and addresses where needed.
 
-    Raises `DefinitionError` for anything else, and for a file that can't be read.
+    Raises `DefinitionError` for anything else, and for a path or address that can't be attached.
     """
     if isinstance(given, Attachment | Path | str | bytes):
         raise DefinitionError(

@@ -669,7 +669,10 @@ class RunBusy(RunError):
 
 
 class RunParked(RunError):
-    """The run was parked, because it waits for answers. Resume it once they have been given."""
+    """The run was parked, usually because it waits for answers. Resume it once its `questions` are answered.
+
+    `questions` is empty if the run was parked by force while no question was open.
+    """
 
     def __init__(self, run_id: str, questions: Sequence[Any]) -> None:
         asked = ", ".join(repr(question.name) for question in questions)

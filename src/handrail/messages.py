@@ -372,7 +372,7 @@ class Takes(msgspec.Struct, frozen=True):
     """Media types that the provider fetches from an address."""
 
     def within(self, other: Takes) -> Takes:
-        """Return the media types that both these and `other` have."""
+        """Return what both this and `other` take."""
         return Takes(_both(self.bytes, other.bytes), _both(self.addresses, other.addresses))
 
     def sends(self, attachment: Attachment) -> bool:

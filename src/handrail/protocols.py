@@ -157,7 +157,7 @@ class DurableFork(Fork, Protocol):
         ...
 
     def apply(self, *, synced: bool = False) -> None:
-        """Apply the changes. If this raises, they were reverted, except where the error says so. With `synced`, they survive a power cut."""
+        """Apply the changes. If this raises, they were reverted, unless the error says otherwise. With `synced`, they survive a power cut."""
         ...
 
     def revert(self) -> None:

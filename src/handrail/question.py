@@ -1,4 +1,4 @@
-"""Questions to people and their answers, on which approvals, `wait_for` and handoffs are built.
+"""Questions to people, and their answers. Approvals, `wait_for` and handoffs use them.
 
 A question is plain data, so that it can be shown anywhere, kept for days, and answered in a process
 other than the one that asked.

@@ -291,7 +291,7 @@ class WorkClock(msgspec.Struct, eq=False):
 
 @contextlib.contextmanager
 def taken_from(clocks: Iterable[WorkClock]) -> Generator[None]:
-    """Let these clocks stand still during the block, in which listeners run on this thread, which must not be a loop's."""
+    """Let these clocks stand still during the block, while listeners run on this thread. No event loop may run on it."""
     entered = [(clock, clock.enter()) for clock in clocks]
     try:
         yield

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,26 @@ async def test_of_two_concurrent_resumes_one_wins(journal: Journal):
     ends = await asyncio.gather(resume(), resume(), return_exceptions=True)
     assert sorted(type(each).__name__ for each in ends) == ["PromptResponse", "RunBusy"]
     assert len(script.requests) == 2
+
+
+@dataclass(frozen=True)
+class Noted:
+    text: str
+
+
+@pytest.mark.parametrize("is_passed", [False, True])
+async def test_the_state_from_before_the_first_run_is_restored(journal: Journal, is_passed: bool):
+    """It makes no difference whether an empty session is passed to `resume`."""
+    prompt = Prompt("p", "Do.", tools=[ask])
+    script = ScriptedModel([ToolCall("ask"), "done"])
+    adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
+    session = Session(id="s")
+    session.dispatch(Noted("before"))
+    with pytest.raises(RunParked) as parked:
+        await adapter.evaluate(prompt, "go", run_id="run", session=session)
+    journal.questions.answer(answer_to(parked.value.questions[0]))
+    response = await adapter.resume("run", prompt, **({"session": Session(id="s")} if is_passed else {}))
+    assert [each.text for each in response.session[Noted].all()] == ["before"]
 
 
 async def test_a_resume_that_can_not_begin_leaves_the_run_as_it_was(journal: Journal):

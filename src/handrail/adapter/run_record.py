@@ -446,6 +446,9 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
                 f"the session {session.id!r} that was passed is not empty or has another id",
                 f"Pass a new one: Session(id={record.session_id!r}, ...), or none.",
             )
+        if base is not None:
+            for kind, contents in load_imported(base, session.rules).state.items():
+                session.load_slice(kind, contents.all())
         for fact in () if base is None else said_in(base, MessageAdded):
             session.keep(fact)  # the history that the session began with
         bring_in(session, () if base is None else decisions_in(base))

@@ -22,7 +22,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds that closing one resource may take, if it is async. A call that has been cancelled waits for this too."""
+"""Maximum seconds for closing one resource, if closing it is async. A cancelled call waits for this too, before it ends."""
 
 
 class Kept:

@@ -1,4 +1,4 @@
-"""`Cassette`: records what models and their providers say over HTTP, and replays it without a network or a key."""
+"""`Cassette`: records the HTTP requests to models and their answers, and replays the answers without a network or a key."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Requests and answers are plain JSON.

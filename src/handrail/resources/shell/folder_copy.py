@@ -352,7 +352,8 @@ def remove_long(path: str) -> None:
 def changes(upper: Path) -> Iterator[tuple[str, str]]:
     """Yield the kind and the path of each entry in an upper layer, sorted within each folder.
 
-    Links to folders and reserved names are omitted. The kinds are `written`, `folder`, `replaced` (a folder that hides the layers below) and `deleted`.
+    Links to folders and reserved names are omitted. The kinds are `written`, `folder`, `replaced` (a folder that hides the
+    layers below) and `deleted`.
     """
     for folder, folders, files in os.walk(upper):
         folders[:] = sorted(name for name in folders if not is_reserved(name))

@@ -33,7 +33,7 @@ class Happening(NamedTuple):
 
     what: str
     process: int
-    """The number of the process: 0 for the first one, which crashes, and one more for each restart."""
+    """The number of the process: 0 for the first one, 1 for the next, and so on."""
     details: dict[str, Any]
 
 
@@ -90,7 +90,7 @@ class Stage:
     journal: AnyJournal
     clock: Clock
     process: int
-    """The number of the process: 0 for the one that crashes, 1 for the next, and so on."""
+    """The number of this process: 0 for the first one, 1 for the next, and so on."""
     _ids: count[int] = field(default_factory=count)
 
     def new_id(self) -> str:
