@@ -1,4 +1,4 @@
-"""Callbacks that an application passes in, each of which may be async."""
+"""Callbacks that an application passes in. They may be async."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ def begin_isolated(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
     """Run work that calls user code, until it first waits. Await the returned value for the rest; None if the work is done.
 
     The work runs in the current task, but in a copy of its context: context variables that it sets stay in it. A
-    task of its own would do the same, at ten times the cost.
+    separate task would do the same, at ten times the cost.
 
     Before Python 3.13, a task group whose member fails while the group waits at its end cancels the task
     and never takes that back. The task then looks as if it had been cancelled from outside. So every cancellation
-    is delivered through here, and taken back if its traceback shows that such a group caught it.
+    is delivered by this module, and taken back if its traceback shows that such a group caught it.
     """
     context, steps = copy_context(), work.__await__()
     waiting = context.run(next, steps, _ENDED)

@@ -95,10 +95,8 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     cost: Decimal | None = None
     error: str = ""
     phase: str = ""
-    messages: list[Message] = []
-    """The messages that the run added to its session's conversation."""
-    opened: list[str] = []
-    """The sections that the run's model opened. Later runs show them in full."""
+    messages: list[Message] = []  # the messages that the run added to its session's conversation
+    opened: list[str] = []  # the sections that the run's model opened; later runs show them in full
 
 
 def decode_begin(record: RunRecord) -> RunBegin:
@@ -439,23 +437,22 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
     """Return the session as it was before its first run, restored into `session` if given. Raises `RunError` if that does not fit."""
     base = base_of(runs)
-    if session is not None:
-        if session.id != record.session_id or session.state or session.logs():
-            raise RunError(
-                record.id,
-                f"the session {session.id!r} that was passed is not empty or has another id",
-                f"Pass a new one: Session(id={record.session_id!r}, ...), or none.",
-            )
-        if base is not None:
-            for kind, contents in load_imported(base, session.rules).state.items():
-                session.load_slice(kind, contents.all())
-        for fact in () if base is None else said_in(base, MessageAdded):
-            session.keep(fact)  # the history that the session began with
-        bring_in(session, () if base is None else decisions_in(base))
-    else:
-        session = (
-            Session(id=record.session_id, principal=record.principal) if base is None else load_imported(base)
+    if session is None and base is not None:
+        session = load_imported(base)
+    elif session is None:
+        session = Session(id=record.session_id, principal=record.principal)
+    elif session.id != record.session_id or session.state or session.logs():
+        raise RunError(
+            record.id,
+            f"the session {session.id!r} that was passed is not empty or has another id",
+            f"Pass a new one: Session(id={record.session_id!r}, ...), or none.",
         )
+    elif base is not None:
+        for kind, contents in load_imported(base, session.rules).state.items():
+            session.load_slice(kind, contents.all())
+        for fact in said_in(base, MessageAdded):
+            session.keep(fact)  # the history that the session began with
+        bring_in(session, decisions_in(base))
     first = next(iter(runs), None)
     if first is not None and first.record.begin:
         begin = decode_begin(first.record)

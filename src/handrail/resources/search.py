@@ -33,7 +33,7 @@ _BRACES = re.compile(r"\{[^{}/]*,[^{}/]*\}")
 Look = Callable[[str], bool | None]
 """A function that returns True if a path is a folder, False if it is a file, and None if nothing is there."""
 Members = Callable[[str], Mapping[str, bool]]
-"""A function that maps each name in a folder to whether it is a folder. The root is the empty string."""
+"""A function that maps the names in a folder to True for folders and False for files. The root is the empty string."""
 _Segment = str | Callable[[str], object] | None
 """One segment of a glob: a literal name, a function that tests names, or None for any number of folders."""
 

@@ -44,7 +44,7 @@ _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 class Keeper:
     """The keeper's main loop.
 
-    It accepts requests, kills abandoned commands and reports ended ones. It never blocks on a command.
+    It accepts requests, kills abandoned commands and reports ended ones. It waits for a command only in `close`.
     """
 
     def __init__(self, parent: int) -> None:

@@ -123,7 +123,7 @@ class Workspace:
 
 
 async def bring(cache: WorkspaceCache, workspaces: Workspaces, row: WorkspaceRow) -> None:
-    """Make this host's copy equal to the recorded version, except for ignored paths. Only content that the copy lacks is fetched."""
+    """Make this host's copy equal to the recorded version, except for ignored and reserved paths. Only content that the copy lacks is fetched."""
     await run_in_thread(lambda: cache.load(row.id))
     if cache.version > row.version:
         cache.version, cache.entries = 0, {}
