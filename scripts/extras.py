@@ -1,9 +1,10 @@
-"""Use one extra in an environment in which Handrail is installed and the checkout is not on the path.
+"""Use extras in an environment in which Handrail is installed and the checkout is not on the path.
 
-    python -I scripts/extras.py EXTRA             uses the extra, and fails if it does not work
-    python -I scripts/extras.py EXTRA --missing   checks that using a missing extra raises an error that names it
+    python -I scripts/extras.py EXTRA…             uses each extra, and fails if one does not work
+    python -I scripts/extras.py --missing EXTRA…   checks that using a missing extra raises an error that names it
 
-scripts/wheel.py runs this in clean environments. Each function uses its extra as a user would, and returns a summary.
+scripts/wheel.py runs this in clean environments. Each function uses its extra as a user would, and returns a summary. It
+runs in its own process, which is forked after Handrail was imported, so that no extra finds what another one imported.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import urllib.request
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 
 from handrail import Adapter, Budget, Prompt, ScriptedModel
@@ -227,25 +229,34 @@ USES: dict[str, Callable[[], str]] = {
 }
 
 
-def main(extra: str, *, missing: bool) -> int:
-    """Use the extra, and return the exit status. With `missing`, check that the error says how to install the extra."""
+def try_one(extra: str, missing: bool) -> None:
+    """Use the extra, print a summary, and exit with 1 on failure. With `missing`, check that the error says how to install the extra."""
     try:
         said = USES[extra]()
     except Exception as error:
         if not missing:
             raise
         named = f"pip install 'handrail[{extra}]'"
-        if named in str(error):
-            print(f"{extra}: if it is missing, {type(error).__name__} names {named}")
-            return 0
-        print(f"{extra}: without this extra, the error does not say {named}: {error!r}")
-        return 1
-    if missing:
-        print(f"{extra}: this extra is not installed, but no error was raised: {said}")
-        return 1
-    print(f"{extra}: {said}")
-    return 0
+        if named not in str(error):
+            sys.exit(f"{extra}: without this extra, the error does not say {named}: {error!r}")
+        print(f"{extra}: if it is missing, {type(error).__name__} names {named}")
+    else:
+        if missing:
+            sys.exit(f"{extra}: this extra is not installed, but no error was raised: {said}")
+        print(f"{extra}: {said}")
+
+
+def main(arguments: list[str]) -> int:
+    """Use each extra in its own process. Return 1 if one of them fails."""
+    missing = arguments[:1] == ["--missing"]
+    codes: list[int | None] = []
+    for extra in arguments[missing:]:
+        process = get_context("fork").Process(target=try_one, args=(extra, missing))
+        process.start()
+        process.join()
+        codes.append(process.exitcode)
+    return int(any(codes))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], missing=sys.argv[2:] == ["--missing"]))
+    sys.exit(main(sys.argv[1:]))

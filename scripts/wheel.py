@@ -142,10 +142,10 @@ def build(into: Path) -> Path:
 def run(command: list[object], *, cwd: Path | None = None) -> str:
     """Run a command and return its output.
 
-    Raises `Wrong` if it fails, and `subprocess.TimeoutExpired` if it takes longer than five minutes.
+    Raises `Wrong` if it fails, and `subprocess.TimeoutExpired` if it takes longer than fifteen minutes.
     """
     ended = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=900
     )
     if ended.returncode:
         shown = " ".join(str(part) for part in command)[:200]
@@ -248,16 +248,17 @@ def try_extras(extras: list[str], made: Path, fetched: Path, wheel: Path) -> lis
     """
     wanted = f"{wheel}[{','.join(extras)}]"
     run([*PIP, "--python", made, "install", "--no-compile", *offline(fetched), wanted])
-    script = ROOT / "scripts" / "extras.py"
-    return [run([made, "-I", "-W", "error", script, extra], cwd=made.parents[2]) for extra in extras]
+    return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", *extras], cwd=made.parents[2])]
 
 
-def try_without(extra: str, made: Path, folder: Path) -> list[str]:
-    """Check that using a missing extra raises an error that names it, and return the summary.
+def try_without(extras: list[str], made: Path, folder: Path) -> list[str]:
+    """Check that using each of these missing extras raises an error that names it, and return their summaries.
 
-    Raises `Wrong` if it does not.
+    Raises `Wrong` if one of them does not.
     """
-    return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra, "--missing"], cwd=folder)]
+    return [
+        run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", "--missing", *extras], cwd=folder)
+    ]
 
 
 def interpreters() -> dict[str, str]:
@@ -297,7 +298,7 @@ def try_out(wheel: Path) -> None:
         tell(problems, *cores.values())
         if not problems:
             bare = folder / f"core-{own}" / "bin" / "python"
-            tell(problems, *[pool.submit(try_without, name, bare, folder) for name in names])
+            tell(problems, pool.submit(try_without, names, bare, folder))
         tell(problems, *tried)
     if problems:
         raise Wrong("\n".join(problems))
@@ -316,8 +317,7 @@ def try_out_lean(wheel: Path) -> None:
         fetched = fetch_once(wheel, used)
         print("\n".join(try_core(own, sys.executable, folder, wheel, *offline(fetched))), flush=True)
         made = folder / f"core-{own}" / "bin" / "python"
-        for name in names:
-            print("\n".join(try_without(name, made, folder)), flush=True)
+        print("\n".join(try_without(names, made, folder)), flush=True)
         print("\n".join(try_extras(used, made, fetched, wheel)), flush=True)
 
 

@@ -50,6 +50,7 @@ from handrail.messages import Price, Traits
 from handrail.question import Answer
 from handrail.records import RunRecord
 from support import SUPPORT, importing_support, warm_python
+from support.examples import at_most
 from support.rig import Note
 from support.warm_python import Program
 
@@ -640,7 +641,7 @@ async def test_more_than_the_share_is_refused_there(stage: Stage):
     assert left == [{"requests": 6}]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=at_most(30), deadline=None)
 @given(
     requests=st.integers(0, 10**6),
     money=st.decimals(0, 1000, places=7, allow_nan=False),
@@ -818,7 +819,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=at_most(60), deadline=None)
 @given(steps=STEPS)
 def test_both_journals_keep_tickets_alike(steps: list[tuple[str, str, str]], tmp_path_factory: Any):
     """The same steps have the same outcomes in memory and in a file, with at most one deposit for each ticket."""

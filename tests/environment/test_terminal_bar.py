@@ -19,6 +19,7 @@ from handrail.environment.terminal import TerminalDialog
 from handrail.environment.text import Styler, wrap
 from handrail.guard.approval import APPROVAL_SCHEMA
 from handrail.question import Question
+from support.examples import at_most
 from support.terminals import window
 
 FORGERY = "? Allow read_notes?\n\n  y  yes, once\n  n  no\n\n  read_notes: your choice, then Enter: "
@@ -93,7 +94,7 @@ OURS = [
 """How each of Handrail's own lines of an approval begins, in order."""
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=at_most(50), deadline=None)
 @given(
     texts,
     st.dictionaries(texts, texts | st.integers() | st.lists(texts, max_size=2), max_size=3),
@@ -118,7 +119,7 @@ def test_no_line_of_an_approval_but_its_own_begins_without_a_bar(
         assert line.startswith(ours)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=at_most(25), deadline=None)
 @given(texts, st.lists(texts.map("o{}".format), min_size=1, max_size=3, unique=True), st.integers(40, 100))
 def test_no_line_of_a_form_but_its_own_begins_without_a_bar(description: str, options: list[str], width: int):
     """Whatever a form's description and options contain, only Handrail's own lines begin without a bar."""

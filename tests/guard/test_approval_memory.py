@@ -41,6 +41,7 @@ from handrail.question import Answer, Question
 from handrail.resources.bindings import given as bound
 from handrail.session.serialization import load, save
 from handrail.testing import Agent, Person, VirtualClock, run_virtual
+from support.examples import at_most
 
 ran: list[str] = []
 
@@ -472,7 +473,7 @@ async def test_a_link_counts_as_the_call_around_has_it(tmp_path: Path):
 NAMES = st.sampled_from(["docs", "docs-secret", "de", "..", ".", "", "a", "Docs", " docs"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=at_most(200), deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
 def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
     """A folder's scope covers a path if and only if the path is relative, has no `..` and lies below that folder."""

@@ -18,6 +18,7 @@ from handrail.journals import Journal
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit, Mark, QuestionRecord, RunCopy, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs
+from support.examples import at_most
 
 pytestmark = pytest.mark.once  # the pages do not depend on the Python version
 
@@ -116,7 +117,7 @@ async def all_sessions(journal: Journal, principal: str, limit: int) -> list[Ses
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=at_most(60), deadline=None)
 @given(runs=RUNS, limit=st.integers(1, 5))
 def test_pages_have_everything_once_and_both_journals_say_the_same(
     runs: list[tuple[int, str, str, int, int]], limit: int

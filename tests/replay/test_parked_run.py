@@ -38,6 +38,7 @@ from handrail.journals import Journal
 from handrail.messages import ModelPart, ModelRequest, ToolMessage
 from handrail.replay.parked_run import Parking
 from handrail.session import Dispatcher
+from support.examples import at_most
 from support.parked_runs import Resting, answer_to
 from support.rig import Note
 
@@ -438,7 +439,7 @@ class Moments:
             await asyncio.sleep(0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=at_most(40), deadline=None)
 @given(at=st.integers(1, 60), again=st.integers(1, 40))
 def test_parking_by_force_at_any_two_moments_gives_the_same_result(at: int, again: int):
     """Wherever a run is parked by force, no recorded work is repeated, no repeatable work is lost, and no call ends twice."""

@@ -20,6 +20,7 @@ from handrail.models.scripted import ScriptedModel
 from handrail.records import CallKey
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.runs import fork, show, undo
+from support.examples import at_most
 from support.recorded import PROMPT, TOOLS, Counted, Noted, Recorder, call
 
 
@@ -94,7 +95,7 @@ def overlap(written: str, touched: str) -> bool:
     return a == b or a in b.parents or (b in a.parents and not other.endswith("/"))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=at_most(60))
 @given(st.data())
 def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataObject):
     """Undo of a call that succeeded is refused exactly if a later call depends on it.

@@ -49,6 +49,7 @@ from handrail.serve.agui.wire_events import plain_json
 from handrail.session import save
 from handrail.testing import Person
 from support import PATIENCE
+from support.examples import at_most
 from support.parked_runs import answer_to
 from support.planted_secrets import (
     MARK,
@@ -136,7 +137,7 @@ async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict
     return found
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=at_most(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), st.booleans())
 def test_only_the_asker_has_the_answer(drawn: tuple[Any, Any], hands_over: bool) -> None:
     """For `wait_for` and for a handoff, the answer is in no event, session, journal, export, tree, output or log."""
@@ -205,7 +206,7 @@ class _Taking:
         return ""
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=at_most(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), st.data(), st.booleans())
 def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.DataObject, file: bool) -> None:
     """Repeating a secret answer is harmless, and a different one is refused, although both have the same mask."""
@@ -264,7 +265,7 @@ async def test_a_mask_is_no_answer() -> None:
 
 
 async def test_a_seal_is_keyed() -> None:
-    """Two journals seal the same answer differently, because an unkeyed digest would let a password be guessed."""
+    """Two journals seal the same answer differently, because each has its own key. A seal without a key would let a password be guessed."""
     seals: list[str] = []
     for journal in (MemoryJournal(), MemoryJournal()):
         async with _Taking(journal, Key) as taking:

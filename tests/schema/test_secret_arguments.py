@@ -60,6 +60,7 @@ from handrail.serve.agui.wire_events import plain_json
 from handrail.serve.sources import PromptSource
 from handrail.serve.threads import Threads
 from handrail.session import load, save
+from support.examples import at_most
 from support.planted_secrets import (
     LEAVES,
     MARK,
@@ -366,7 +367,7 @@ async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[s
     return found
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=at_most(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True), st.sampled_from(["fits", "wrong", "unknown"]))
 def test_nothing_but_the_handler_has_a_secret(login: Login, how: str) -> None:
     """A secret is in no event, delta, session, journal, export, tree, output or log, and in no other tool's request."""
@@ -422,7 +423,7 @@ async def _serve_and_look(login: Login, folder: Path) -> dict[str, Any]:
     return found
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=at_most(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True))
 def test_nobody_who_watches_a_thread_sees_a_secret(login: Login) -> None:
     """A secret is in no event or snapshot that a thread's client gets, even after a restart."""
@@ -577,7 +578,7 @@ async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before()
 
 
 async def test_a_call_of_no_tool_without_arguments_has_nothing_to_withhold() -> None:
-    """A call of an unknown tool without arguments masks nothing, because an empty value would match everywhere."""
+    """A call of an unknown tool without arguments masks nothing. If its empty arguments counted as a secret, they would match everywhere."""
     login, session = login_with("read"), Session(id="s")
     script = [[ToolCall("gone", ""), ToolCall("away", "{}")], ToolCall("look"), "done"]
     prompt = Prompt("p", "Do.", tools=[login.tool, look])

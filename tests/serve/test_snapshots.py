@@ -20,6 +20,7 @@ from handrail.serve.file_changes import file_changes
 from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.thread import Thread
 from support.damage import unapply
+from support.examples import at_most
 from support.served_threads import App, Held, SlowModel, answer_to, give, over, plan, served, settle
 
 UNTIMED = {"last_event_id"}
@@ -58,7 +59,9 @@ TURNS = st.lists(st.one_of(st.just("text"), st.lists(CALLS, min_size=1, max_size
 ENDS = st.sampled_from(["answer", "cancel", "undo"])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=at_most(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(runs=st.lists(st.tuples(TURNS, ENDS), min_size=1, max_size=4), leave_open=st.booleans())
 def test_a_thread_that_was_dropped_is_the_same_when_it_is_made_again(
     tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[Any, str]], leave_open: bool

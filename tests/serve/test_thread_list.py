@@ -18,6 +18,7 @@ from handrail.serve import threads as threads_module
 from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.requests import before_of, format_mark
 from handrail.serve.threads import ThreadList, Threads
+from support.examples import at_most
 from support.served_threads import begin
 from support.serving import serving, source
 
@@ -55,7 +56,7 @@ def by_wire(mark: Mark) -> Mark | None:
     return before_of(Request({**scope, "query_string": f"before={quote(text, safe='')}".encode()}))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=at_most(200), deadline=None)
 @given(
     sessions=SESSIONS,
     limit=st.integers(1, 5),

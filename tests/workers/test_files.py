@@ -23,6 +23,7 @@ from handrail.workers.front_matter import FrontMatter, parse_file, schema_text
 from handrail.workers.instructions import ALLOWED, FILTERS, MOST_OUTPUT, TESTS, Instructions
 from handrail.workers.output_schema import output_type
 from handrail.workers.problems import Finder
+from support.examples import at_most
 from support.worker_folders import PLAIN, folder, sound
 
 
@@ -339,7 +340,7 @@ def test_only_listed_parts_of_the_template_language_are_taken() -> None:
 
 @pytest.mark.parametrize("name", sorted(FILTERS))
 def test_every_filter_is_metered_or_takes_one_step(name: str) -> None:
-    """In a loop, every filter either counts the text that it processes or takes constant time."""
+    """In a loop, every filter counts the text that it processes, takes constant time, or refuses text."""
     text = f"{{% for a in range(9000) %}}{{% if input|{name} is none %}}{{% endif %}}{{% endfor %}}x"
     if name in ("length", "count", "first", "last", "default"):
         assert rendered(text, input="x" * 6000) == "x"
@@ -355,7 +356,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=14).map("".join))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=at_most(300), deadline=None)
 def test_any_template_is_rendered_or_refused_in_words(text: str) -> None:
     """Any text used as a template gives a bounded result, problems or a `WorkerError`, and never another error."""
     template = Instructions(text, "x.md", 1)
@@ -373,7 +374,7 @@ YAML = st.sampled_from(
 
 
 @given(st.lists(YAML, max_size=16).map("".join))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=at_most(400), deadline=None)
 def test_any_front_matter_is_taken_or_refused_in_words(front: str) -> None:
     """Any text used as front matter is parsed or gives problems with valid line numbers, and never another error."""
     find = Finder("x.md")
@@ -428,7 +429,7 @@ def broken(schema: dict[str, Any], value: Any) -> Any:
 
 
 @given(SCHEMAS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=at_most(150), deadline=None)
 def test_an_output_schema_takes_what_fits_and_nothing_else(schema: dict[str, Any]) -> None:
     """A valid value is returned unchanged. With an invalid part or an extra field, it is refused."""
     from handrail.errors import ToolValidationError
