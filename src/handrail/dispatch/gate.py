@@ -179,7 +179,8 @@ class Gate:
                 call.resolve(tool)
             if call.parent is not None:
                 check_nesting(call, call.parent)
-                attempt.transaction = new_transaction(attempt, tool)  # a call at the root gets its own on first use
+                # A call at the root gets its transaction on first use.
+                attempt.transaction = new_transaction(attempt, tool)
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # a copy: what is checked is what runs
