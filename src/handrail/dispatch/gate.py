@@ -179,8 +179,7 @@ class Gate:
                 call.resolve(tool)
             if call.parent is not None:
                 check_nesting(call, call.parent)
-                # A call at the root gets its transaction on first use.
-                attempt.transaction = new_transaction(attempt, tool)
+                attempt.transaction = new_transaction(attempt, tool)  # at the root, on first use
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # a copy: what is checked is what runs
