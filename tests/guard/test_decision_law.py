@@ -44,7 +44,7 @@ async def put(path: Annotated[str, PathArg("write")], context: ToolContext) -> s
 
 @tool(effect="idempotent", capabilities={"fs.write"})
 async def build(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-    """Build something at a path. The handler waits for two events and requests a permission between them."""
+    """Build something at a path. The handler asks two questions and requests a permission between them."""
     assert context.wait_for
     await context.wait_for("begin", {"path": path}, bool)
     allowed = await context.request_permission("net")
@@ -279,5 +279,5 @@ PUT_A, PUT_B, PUT_C, BUILD_A, BUILD_B, *_, UNLOCK, _ = CALLS
 def test_a_session_that_is_restarted_at_every_step_remembers_what_one_does_that_never_was(
     turns: list[Turn],
 ) -> None:
-    """Restarting a session's process between steps does not change its open questions, remembered decisions and results."""
+    """Restarting a session's process between steps does not change its open questions, remembered decisions or results."""
     assert played(Restarted, turns) == played(Lasting, turns)

@@ -167,7 +167,7 @@ def test_whatever_policies_and_handler_do_to_params_each_sees_those_that_came(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_policy_that_spoils_params_in_on_result_does_not_change_what_the_next_is_told(kind: Any):
-    """Each policy's `on_result` gets the original params, even if the `on_result` of an earlier policy changed them."""
+    """Each policy's `on_result` gets the original params, even if the `on_result` of an earlier policy changed its own copy."""
     policies = [told_only("first"), told_only("second", waits=True), told_only("third")]
 
     async def main() -> ToolResult[Any]:

@@ -42,7 +42,7 @@ def working(work: Work, name: str = "work", effect: Any = "staged") -> Tool[Any,
 
 @pytest.fixture
 def files(folders: Folders) -> Any:
-    """Fixture: a folder in which `docs` contains links to paths outside it, and the link `self`, which stays inside."""
+    """Provide a folder in which `docs` contains links to paths outside it, and the link `self`, which stays inside."""
     made = folders(START)
     root = Path(made.root)
     (root / "docs" / "src").symlink_to("../src")

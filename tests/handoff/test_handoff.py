@@ -226,7 +226,7 @@ async def test_one_call_is_approved_once_and_counted_once() -> None:
 
 
 async def test_a_staged_handoff_is_approved_before_anybody_is_asked() -> None:
-    """Approval of a staged handoff is requested before it runs, because a preview would already hand off to the person."""
+    """A staged handoff is approved before it runs. It has no preview, because it would have to run and ask the person first."""
     asked: list[str] = []
 
     def approve(question: Question) -> tuple[bool, str]:

@@ -68,7 +68,7 @@ def prompt_of(log: Log) -> Prompt[Any]:
 
 
 class Restarts:
-    """A server whose process can end, with the client's connection to it."""
+    """A server whose process can end and start again, with a client."""
 
     def __init__(
         self, log: Log, journal: SqliteJournal, prompt: Prompt[Any] | None = None, **options: Any

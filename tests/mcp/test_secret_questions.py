@@ -1,6 +1,6 @@
 """A question that asks for a secret is never asked in the client's form, but on a page of the server.
 
-If the server has no page, or the client can't open it, the call fails.
+If the server has no page, or the client can't open addresses, the call fails.
 """
 
 import asyncio

@@ -212,7 +212,7 @@ async def test_a_piece_that_fits_nowhere(paths: list[str]) -> None:
 
 
 def test_texts_are_joined_only_without_signatures() -> None:
-    """The pieces of a streamed text are joined to one part, but a signed piece stays separate."""
+    """The pieces of a streamed text are joined into one part, but a signed piece stays separate."""
     from handrail.models.gemini import _Pieces
 
     model = model_at("http://test")

@@ -307,7 +307,7 @@ def test_settings_beside_a_whole_prompt() -> None:
 
 
 async def test_settings_of_a_worker(tmp_path: Path) -> None:
-    """The settings in a worker's file apply when it is run by itself and when another worker calls it.
+    """The settings in a worker's file apply when the worker is run by itself and when another worker calls it.
 
     A run's settings fill in what the file leaves out. In a call, the file's settings take precedence over the caller's.
     """

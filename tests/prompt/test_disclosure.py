@@ -100,7 +100,7 @@ def test_opening_gives_the_section_in_full_and_the_tools_that_came_with_it():
 
 
 def test_opening_never_changes_what_was_rendered():
-    """Opening a section does not change the earlier rendering, which was already sent."""
+    """Opening a section does not change the earlier rendering, which may already have been sent."""
     before = (CLOSED.text, CLOSED.tools, CLOSED.closed, CLOSED.opened)
     CLOSED.open(["guidance.search"]).rendered.open(["guidance.search.rank"])
     assert (CLOSED.text, CLOSED.tools, CLOSED.closed, CLOSED.opened) == before

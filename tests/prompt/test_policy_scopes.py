@@ -1,4 +1,7 @@
-"""A policy that names a tool which it does not cover is refused, because it would guard nothing."""
+"""A section's policy that names a tool outside the section is refused, because it would not guard that tool.
+
+A policy that misspells the name of a tool is refused too.
+"""
 
 from __future__ import annotations
 

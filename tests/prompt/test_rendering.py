@@ -133,7 +133,7 @@ def test_a_section_can_be_of_another_kind():
 
 
 def test_examples_are_written_as_the_model_would_send_them():
-    """An example's input is written as the model would send it, and no input is written as {}."""
+    """An example's input is written as the model would send it. If there is no input, it is written as {}."""
 
     @dataclass
     class Query:
@@ -366,7 +366,7 @@ def test_a_disabled_subtree_never_appears(tree: list[Drawn]):
 
 @given(trees)
 def test_rendering_is_deterministic_and_shows_what_it_must(tree: list[Drawn]):
-    """Equal prompts always render the same text, with exactly the sections that are enabled and open."""
+    """Equal prompts always render the same text, with the bodies and tools of exactly the sections that are enabled and open."""
     first, second = made(tree), made(tree)
     rendered = first.render()
     assert (rendered.text, rendered.closed) == (second.render().text, second.render().closed)

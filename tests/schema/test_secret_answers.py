@@ -265,7 +265,7 @@ async def test_a_mask_is_no_answer() -> None:
 
 
 async def test_a_seal_is_keyed() -> None:
-    """Two journals seal the same answer differently, because an unkeyed digest would let a password be guessed."""
+    """Two journals seal the same answer differently, because each has its own key. A seal without a key would let a password be guessed."""
     seals: list[str] = []
     for journal in (MemoryJournal(), MemoryJournal()):
         async with _Taking(journal, Key) as taking:

@@ -578,7 +578,7 @@ async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before()
 
 
 async def test_a_call_of_no_tool_without_arguments_has_nothing_to_withhold() -> None:
-    """A call of an unknown tool without arguments masks nothing, because an empty value would match everywhere."""
+    """A call of an unknown tool without arguments masks nothing. If its empty arguments counted as a secret, they would match everywhere."""
     login, session = login_with("read"), Session(id="s")
     script = [[ToolCall("gone", ""), ToolCall("away", "{}")], ToolCall("look"), "done"]
     prompt = Prompt("p", "Do.", tools=[login.tool, look])

@@ -145,7 +145,7 @@ def test_the_options_of_a_prompt_are_taken():
 
 
 def test_approvals_are_denied_unless_told_otherwise():
-    """Approvals and permissions are denied unless the test approves them. A text denies them with that reason."""
+    """Approvals and permissions are denied unless the test approves them. If `approve` is a text, it is the reason for the denial."""
     assert not headless_context().request_approval("delete it").wait()
     assert headless_context(approve=True).request_approval("delete it").wait()
     assert headless_context(approve=True).request_permission("fs.write").wait()

@@ -38,7 +38,7 @@ DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 ALL = DEEP or os.environ.get("HANDRAIL_POINTS") == "all"
 """Whether to crash at every write, which scripts/mutants.py needs even in an ordinary run."""
 FEWER = 1 if ALL else 2
-"""The factor by which an ordinary run leaves more steps and writes between two crash points."""
+"""The factor by which an ordinary run tries fewer crash points."""
 
 
 @pytest.fixture(autouse=True)

@@ -95,7 +95,7 @@ def test_a_secret_beside_a_reference_is_masked() -> None:
 
 
 async def test_a_policy_and_the_handler_share_nothing() -> None:
-    """`copy_params`, which makes the arguments for a policy, copies at every depth, so a policy can't change the handler's."""
+    """`copy_params` copies the arguments for a policy at every depth, so that the policy can't change those of the handler."""
     made = contact()
     sent = made.parse({"email": "a", "home": {"city": "Bonn"}})
     copied = made.copy_params(sent, "{}")

@@ -322,7 +322,7 @@ async def test_undoing_the_worker_undoes_each_of_its_calls(tmp_path: Path, fails
 
 
 async def test_an_undo_that_stops_half_way_says_what_it_has_undone(tmp_path: Path) -> None:
-    """If an inner call's file was changed since, only the calls after it are undone. The error names them, and the model is told."""
+    """If somebody has changed the file of an inner call, only later inner calls are undone. The error names them, and the model is told."""
     (tmp_path / "files").mkdir()
     files, journal, session = DirectoryFilesystem(tmp_path / "files"), MemoryJournal(), Session(id="s")
     registry = team(tmp_path)
@@ -396,7 +396,7 @@ async def test_the_scope_of_an_outer_policy_holds_for_each_commit(tmp_path: Path
 
 
 async def test_a_worker_that_a_call_has_created_can_be_called_at_once(tmp_path: Path) -> None:
-    """A created worker is state, which the worker that made it sees as soon as the creating call has committed."""
+    """A worker with `commit: each` can call a worker that it has created as soon as the creating call has committed."""
     registry = team(tmp_path, steps="create: true")
     made = ToolCall("create_worker", {"name": "helper", "description": "Helps.", "instructions": "Help."})
     said = models(main=[to("steps")], steps=[to("helper"), made, to("helper"), "Helped."])

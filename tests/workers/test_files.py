@@ -340,7 +340,7 @@ def test_only_listed_parts_of_the_template_language_are_taken() -> None:
 
 @pytest.mark.parametrize("name", sorted(FILTERS))
 def test_every_filter_is_metered_or_takes_one_step(name: str) -> None:
-    """In a loop, every filter either counts the text that it processes or takes constant time."""
+    """In a loop, every filter counts the text that it processes, takes constant time, or refuses text."""
     text = f"{{% for a in range(9000) %}}{{% if input|{name} is none %}}{{% endif %}}{{% endfor %}}x"
     if name in ("length", "count", "first", "last", "default"):
         assert rendered(text, input="x" * 6000) == "x"

@@ -310,7 +310,7 @@ async def test_a_worker_is_a_tool_of_any_prompt(tmp_path: Path) -> None:
 
 
 async def test_calling_a_worker_does_not_ask_but_its_capability_decides(tmp_path: Path) -> None:
-    """Calling a worker needs no approval, whatever the worker may do, unless a policy has a verdict on `worker`."""
+    """A call of a worker is allowed without approval, whatever the worker may do, unless a policy has a verdict on `worker`."""
     tools = '@__import__("handrail").tool\ndef burn() -> str:\n    """Burn."""\n    return "burnt"\n'
     helper = "---\ntools: [burn]\n---\nHelp."
     for line, wanted in (
