@@ -415,7 +415,7 @@ class Traits(msgspec.Struct, frozen=True):
     """The model's price; None to look it up in the price table."""
 
     native_output: bool = False
-    """Whether the provider can enforce a JSON Schema. Otherwise the answer is requested as a tool call."""
+    """Whether the provider can enforce a JSON Schema. If not, an answer that needs a schema is requested as a tool call."""
 
     takes: Takes = Takes()
     """The attachments that the model takes, as far as that is known."""

@@ -84,9 +84,9 @@ class SessionView(Protocol):
 class Fork(Protocol):
     """One call's own version of a resource, until it is committed or dropped.
 
-    A commit has two steps, so that several forks commit together or not at all: first every fork is
-    prepared, which may fail, and only then is every fork applied, which must not fail unless it is a `DurableFork`. Once
-    prepared or dropped, a fork refuses reads and writes from every thread with `ContextExpired`.
+    A commit has two steps, so that several forks commit together or not at all. First every fork is prepared, which may
+    fail. Then every fork is applied. Only a `DurableFork` may fail in this second step. Once prepared or dropped, a fork
+    refuses reads and writes from every thread with `ContextExpired`.
 
     Subclass it. The members below `drop` have defaults, for a fork whose changes can't be described.
     """

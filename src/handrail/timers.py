@@ -244,7 +244,7 @@ class WorkClock(msgspec.Struct, eq=False):
         return self._timers.time() - self.lost_on_threads()
 
     def lost_on_threads(self) -> float:
-        """Return the seconds that listeners have taken on threads so far, without those in which one also blocked the loop."""
+        """Return the seconds that listeners have taken on threads so far. Time in which one also blocked the loop does not count."""
         with _threads:
             if not self._entered and not self._lost.spans:
                 return 0.0

@@ -261,7 +261,7 @@ class Area:
         """Finish an unrecorded commit if a *put* or *take* step was done, and discard it otherwise.
 
         A commit that can't be finished is reverted. An undo that was not begun, or can't be finished, is moved back into
-        the history. Returns the paths whose steps failed, which are left as they are.
+        the history. Returns the paths whose steps failed. They are left as they are.
         """
         is_undo = commit.folder.name.startswith(_UNDO)
         begun = commit.is_begun()
@@ -312,7 +312,7 @@ class Area:
         return folder
 
     def _reused_folder(self, kind: str) -> Path:
-        """Return an empty folder, as `new_folder` does. It may be one that an old commit has left.
+        """Return an empty folder, as `new_folder` does. It may be the emptied folder of an old commit.
 
         After a power cut, files that were removed from a reused folder may be back, so a synced commit that a journal
         records gets a new one.

@@ -237,7 +237,7 @@ class Commit:
             self.is_stuck = bool(self._take_back(folders))
 
     def finish(self, *, synced: bool = False, atomic: bool = False) -> tuple[str, ...]:
-        """Do the remaining steps. Returns the paths whose steps failed, which are left as they are.
+        """Do the remaining steps. Returns the paths whose steps failed. They are left as they are.
 
         A step fails if someone else has changed its path, or if the disk reports an error. With `atomic`, all other
         steps are then reverted. Otherwise they stay done. With `synced`, the result survives a power cut.

@@ -168,7 +168,7 @@ _UNSEEN_VERSIONS = frozenset(node.version for node in UNSEEN.values())
 
 
 def is_unseen(node: Node) -> bool:
-    """Return whether a node is a placeholder from a listing, whose version says only which kind it is."""
+    """Return whether a node is a placeholder from a listing, one of the nodes in `UNSEEN`."""
     return node.version in _UNSEEN_VERSIONS
 
 

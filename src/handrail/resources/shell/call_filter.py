@@ -42,7 +42,7 @@ def call_filter(*, unix: bool) -> bytes | None:
     The filter allows only IP, netlink and unix sockets. Other kinds can reach past a network namespace, for example to
     hardware or to the host of a virtual machine. Without `unix`, a command can use unix sockets only as connected pairs, and
     not for datagrams. The filter also refuses `io_uring`, which can open any socket without the filtered calls, and calls for
-    keys, tracing and kernel programs, which affect the whole machine. Programs for a different architecture can make no
+    keys, tracing and kernel programs, which no namespace isolates. Programs for a different architecture can make no
     system calls.
     """
     known = _MACHINES.get(os.uname().machine)

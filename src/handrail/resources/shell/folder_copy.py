@@ -37,8 +37,8 @@ _Folder = tuple[Sequence[str], str, str]
 class Copy:
     """A copy of several layers merged into one folder.
 
-    With `closed`, no link in the copy leads out of it. So a command without a sandbox that writes through such a link writes
-    to the copy.
+    With `closed`, no link in the copy leads out of it, so a command without a sandbox can't change other files through these
+    links.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ class Trial(NamedTuple):
         """Return the ids of the calls whose results may differ from the uncrashed run.
 
         These are the interrupted calls, the calls whose start was recorded but whose handler was not entered yet, and
-        the calls whose request contained a secret, which is not recorded.
+        the calls whose request was recorded without the secret in it.
         """
         found = list(self.seen.cut)
         for _, began in self.seen.restarts():
