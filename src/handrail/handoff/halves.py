@@ -157,7 +157,7 @@ def _half(acts: Acts, handler: Callable[..., Any], act: Tool[Any, Any]) -> Tool[
     for field in ("result", "result_class", "_result_schema"):
         fill(half, field, getattr(act, field))
     fill(half, "handler", handler)
-    fill(half, "needs", frozenset())  # nobody is asked in either half
+    fill(half, "needs", frozenset())  # the needs are those of `client`, which neither half runs
     return half
 
 

@@ -79,7 +79,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
       answer's type. `client` and `after` may take `params` too.
     - Without a `before`, the params are the public data. Without an `after`, the answer is the result. So a handoff
       with only a `client` is one function.
-    - The acts are inner calls of one call: if one fails, all are rolled back.
+    - The acts are inner calls of one call: if one fails, the changes of all acts to files and state are undone.
     - A handoff is a tool. Once its acts are defined, use it wherever a tool is accepted.
     """
 
@@ -193,7 +193,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
 
         A handoff is finished once. A second `finish` raises `AnswerRefused`, in every process that uses the same journal.
         Without a journal, only the same process knows, and only for the last 10,000 handoffs that it finished. If `after`
-        fails or is cancelled, it is rolled back and the handoff can be finished again.
+        fails or is cancelled, its changes to files and state are undone, and the handoff can be finished again.
         If a process with a journal ends during `after`, the next `finish` raises `OutcomeUnknown`, unless it belongs to a resumed
         run, which decides by the handoff's effect. If a call around `finish` fails later, the handoff stays finished.
         """
@@ -312,7 +312,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return acts
 
     def _check_alone(self, before: Act | None, client: Act | None, after: Act | None) -> None:
-        """Raise `ToolDefinitionError` if an act expects data from a `before`, and there is none."""
+        """Raise `ToolDefinitionError` if there is no `before`, and `client` does not take the params or `after` expects private data."""
         if before is not None:
             return
         if client is not None:

@@ -49,7 +49,7 @@ _HOMES = {
 
 
 def missing_extra(name: str) -> DefinitionError:
-    """Return the error to raise when `name`, a package that the `mcp` extra installs, is missing."""
+    """Return the error to raise when the module `name`, which the `mcp` extra installs, is missing."""
     return DefinitionError(
         f"MCP needs {name}, which is not installed. Install it with: pip install 'handrail[mcp]'"
     )

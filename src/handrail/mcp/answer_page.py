@@ -2,7 +2,8 @@
 
 The client sends the person to the page's address. A secret then goes from the browser to the server, and neither the
 client nor its model sees it. The page asks for the client's token, so that only the principal who made a call can answer
-its questions: otherwise somebody could send the address of their own question to a different person.
+its questions. Otherwise somebody could send the address of their own question to a different person, and their call would
+get that person's secret.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`Calls`: the calls of a server's clients, each of which is a run.
+"""`Calls`: the calls of a server's clients.
 
-A call that asks a question stays in memory for a while, because the answer may come soon. A recorded call is then parked,
-and the answer resumes it from the journal, as it does after a restart of the server.
+With a journal, each call is a recorded run. A call that asks a question stays in memory for a while, because the answer may
+come soon. A recorded call is then parked, and the answer resumes it from the journal, even after a restart of the server.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Calls:
     ) -> LiveCall | ToolResult[Any]:
         """Continue a recorded call, with the options of `begin`. Returns its result if it is over, or else the live call.
 
-        Raises `CallUnknown` if this principal has no such call, and `RunBusy` if a different process executes it.
+        Raises `CallUnknown` if this principal has no such call, `RunBusy` if a different process executes it, and what `ServedTools.load` raises.
         """
         row, message = await self.row(run_id, principal)
         if row.status in OVER:
@@ -353,7 +353,7 @@ class LiveCall:
     def leave(self) -> None:
         """Remove the call from memory: park its run, by force if necessary.
 
-        A run that is not recorded, has not started yet, or has no environment because the client can't ask is cancelled.
+        Cancels a run that is not recorded, has not started yet, or has no environment because the client can't ask.
         """
         if self.parking is None:
             self.task.cancel()
@@ -365,8 +365,8 @@ class LiveCall:
     def answer(self, responses: Mapping[str, Any], digests: Mapping[str, str] | None = None) -> bool:
         """Answer open questions. Returns whether any answer was accepted.
 
-        A question without a usable response stays open. `digests` are those of the questions as the client was shown
-        them; an answer to a question that has changed since is refused.
+        A question without a usable response stays open. `digests` are the digests of the questions that the client was shown,
+        by id. An answer is refused if its question is not among them or has changed.
         """
         taken = False
         for id, question in list(self.questions.items()):
@@ -386,7 +386,7 @@ class LiveCall:
         return taken
 
     def give(self, answer: Answer) -> None:
-        """Answer an open question. Raises `AnswerRefused` if it is not open or, with a journal, if the answer is invalid."""
+        """Answer a question. Raises `AnswerRefused` if the question is not open or, with a journal, if the answer is invalid."""
         self._accept(answer)
         self.problems.pop(answer.question_id, None)
         self.questions.pop(answer.question_id, None)

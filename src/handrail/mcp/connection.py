@@ -69,7 +69,7 @@ class ServerLost(HandrailError, ConnectionError):
 
 
 class Owner(Protocol):
-    """The interface of a section that its connection uses."""
+    """The attributes and methods of a section that its connection uses."""
 
     name: str
     extensions: Sequence[ClientExtension]

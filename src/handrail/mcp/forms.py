@@ -92,7 +92,7 @@ def _indented(text: str) -> str:
 def answer_of(question: Question, response: Any) -> Answer | None:
     """Convert a client's response to an answer. Returns None if the response is invalid.
 
-    If the answer should be JSON text and is not, its value is null. For a question that asks for a secret, a response
+    If the answer should be JSON text and is not, its value is None. For a question that asks for a secret, a response
     that accepts means only that the person has opened the address, so this returns None.
     """
     if isinstance(response, Mapping):

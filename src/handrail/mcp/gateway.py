@@ -58,7 +58,7 @@ def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
     if parsed is None:
         raise refuse(find.problems)
     front = parsed.front
-    # If other settings are invalid, `front` has values besides those in the file.
+    # If a setting is invalid, `front` has `locked` set even if the file does not have it.
     for name in sorted((front.model_fields_set & parsed.lines.keys()) - _ALLOWED):
         find.add(
             parsed.line_of(name), f"`{name}` has no meaning for a gateway", "Leave only policies and limits."
@@ -86,7 +86,7 @@ def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
 
 
 class _Shifted(Finder):
-    """Collects problems by the line numbers of the file. The text that is parsed has one more line in front, a fence."""
+    """Collects problems with the line numbers of the file. The parsed text has an additional first line, a fence."""
 
     def add(self, line: int, problem: str, hint: str, column: int | None = None) -> None:
         hint = hint.replace("worker.schema.json defines", "the policies of a worker's file define")
@@ -99,7 +99,7 @@ def _entries(front: FrontMatter) -> Sequence[Any]:
         each == "capability" or (isinstance(each, PolicyEntry) and each.capability is not None)
         for each in given
     )
-    # Without a capability policy everything would be allowed.
+    # Without a capability policy, no tool would be denied or need approval.
     return (*(given or ()),) if has_rule else (*(given or ()), "capability")
 
 

@@ -193,7 +193,7 @@ class Issuer:
 
 
 def _is_safe(address: str) -> bool:
-    """Return whether an address is https, or http on loopback. Nobody can alter a response on its way from there."""
+    """Return whether an address is https, or http on loopback, so that nobody on the network can alter its responses."""
     where = urlsplit(address)
     return where.scheme == "https" or (where.scheme == "http" and where.hostname in _LOOPBACK)
 

@@ -133,7 +133,7 @@ def _narrowed(section: Section[Any]) -> Section[Any]:
     """Return a section whose params have only the fields that its text and summary use. Clients need not send the others.
 
     All sections of a prompt share one params type. A section keeps all fields if it has children, if its params are a pydantic
-    dataclass, or if code may read its params: a condition, a validator, or a class of its own.
+    dataclass, or if code may read its params: a condition, a validator, or a different section class.
     """
     kind = section.params_type
     made_of: Any = type(section)
@@ -188,7 +188,7 @@ def _definitions(kind: type[Any]) -> dict[str, Any] | None:
 
 
 def _form(prompt: Prompt[Any], missing: Sequence[str]) -> wire.ElicitRequestFormParams:
-    """Return a form that asks for these arguments of a prompt. As everywhere in MCP, a prompt's arguments are strings."""
+    """Return a form that asks for these arguments of a prompt. In MCP, all arguments of prompts are strings."""
     fields: dict[str, Any] = {}
     for name in missing:
         values = _values(prompt.params_type, name)

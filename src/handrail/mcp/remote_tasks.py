@@ -100,7 +100,7 @@ class RemoteTask:
         self._answered: dict[str, Any] = {}
         """The requests for input that were answered, by key. A request that has changed is answered again."""
         self._unsent: dict[str, Any] = {}
-        """The answers that the server has not taken yet, by key."""
+        """The answers that the server has not confirmed yet, by key."""
         self._asked = 0
         self._said = ""
 
@@ -157,10 +157,10 @@ class RemoteTask:
             await context.report_progress(self._secrets.hide(message))
 
     async def _answer_all(self, asked: Mapping[str, Any], context: ToolContext) -> bool:
-        """Answer the requests for input that are new. Returns whether the server has taken new answers.
+        """Answer the requests for input that are new. Returns whether the server confirmed new answers.
 
-        Answers that did not reach the server are sent again the next time, if the task still asks for them; the person is not
-        asked again. Raises `MCPError` if the task asks too often, if a request is invalid or can't be answered, or if the
+        Answers that the server did not confirm are sent again the next time, if the task still asks for them; the person is
+        not asked again. Raises `MCPError` if the task asks too often, if a request is invalid or can't be answered, or if the
         server refuses the answers.
         """
         for key, each in asked.items():

@@ -62,7 +62,7 @@ class Secrets:
         return text
 
     def hide_in_bytes(self, content: bytes) -> bytes:
-        """Return content with `[secret]` in place of each secret, encoded as UTF-8."""
+        """Return content with `[secret]` in place of the UTF-8 bytes of each secret."""
         for value in self.values:
             content = content.replace(value.encode(errors="surrogatepass"), HIDDEN.encode())
         return content

@@ -382,5 +382,5 @@ def _result_of(answer: CallToolResult, secrets: Secrets) -> ToolResult[Any]:
     if answer.is_error:
         return ToolResult.error(text or "The tool failed and gave no reason.", attachments=files)
     value = secrets.hide_in(answer.structured_content)
-    # A server should repeat its structured value as text, for clients that read only text.
+    # A server should repeat its structured value as text, so the model gets the value only if there is no text.
     return ToolResult.ok(value, text, exclude_value_from_context=bool(text), attachments=files)

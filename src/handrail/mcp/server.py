@@ -48,7 +48,7 @@ Answered = wire.CallToolResult | wire.InputRequiredResult | dict[str, Any]
 
 
 class _State(msgspec.Struct, frozen=True):
-    """The state that a client sends back with its answers: the call, and the questions that it was shown, with their digests."""
+    """The state that a client sends back with its answers: the call's id, and the digests of the questions that the client was shown, by id."""
 
     call: str
     asked: dict[str, str]

@@ -217,7 +217,7 @@ def _content(said: UserMessage | CallAnswered, takes: Takes) -> list[dict[str, A
 def _encoder(takes: Takes, wire: str) -> Encode:
     """Return the function that encodes messages for a model that takes these attachments.
 
-    The same function is returned each time, because encoded messages are cached by it.
+    Equal arguments give the same function, because encoded messages are cached under it.
     """
     return partial(_message, takes, wire)
 

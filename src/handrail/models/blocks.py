@@ -21,7 +21,7 @@ from handrail.messages import Kept
 _GROWING = frozenset({"text", "thinking", "summary", "data", "signature", "content", "encrypted_content"})
 """Fields of streamed items whose pieces are joined.
 
-In any other field, a new piece replaces the earlier ones, unless it is an object: objects are merged.
+In any other field, a new piece replaces the earlier ones, except that objects are merged and null is ignored.
 """
 
 

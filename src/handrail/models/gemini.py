@@ -53,7 +53,7 @@ _EMPTY = "(nothing)"
 _BEGINNING = b'{"role":"user","parts":[{"text":"(nothing)"}]}'
 """The message sent before a conversation that does not begin with a user's message. The API requires one."""
 _FOREIGN = "skip_thought_signature_validator"
-"""The signature that Google documents for calls without one, which another provider's model or an older Gemini model made."""
+"""The signature that Google documents for calls of other providers' models and older Gemini models, which have none."""
 _OLDER = re.compile(r"(?:models/)?gemini-(?:1|2)\b")
 """Matches the names of the models before Gemini 3. These refuse a JSON Schema for the answer while they have tools."""
 _STOPS: dict[str, StopReason] = {
@@ -249,7 +249,7 @@ def _role(message: Message) -> str:
 def _encoder(takes: Takes) -> Encode:
     """Return the function that encodes the parts of messages for a model that takes these attachments.
 
-    The same function is returned each time, because encoded messages are cached by it.
+    Equal arguments give the same function, because encoded messages are cached under it.
     """
     return partial(_encode_parts, takes)
 

@@ -91,7 +91,10 @@ def is_object(arguments: str) -> bool:
 
 
 def object_text(arguments: str) -> str:
-    """Return a call's arguments as the JSON text of an object; `{}` if there are none. Text that `is_object` refuses is wrapped in one."""
+    """Return a call's arguments as the JSON text of an object; `{}` if there are none.
+
+    Text that `is_object` refuses becomes the value of the key `unreadable`, cut to `_MOST_UNREADABLE` characters.
+    """
     if not arguments:
         return "{}"
     if is_object(arguments):

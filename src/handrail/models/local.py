@@ -214,7 +214,8 @@ def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
 def _turns(request: ModelRequest) -> list[Turn]:
     """Build the prompt for an answer in text.
 
-    Results of calls follow the user's message. The calls are omitted, because the model would copy them.
+    Results of calls are added to the user's message before them, if there is one. Messages with calls are omitted, because the
+    model would copy the calls.
     """
     turns: list[Turn] = [("system", request.system or _SYSTEM)]
     for message in request.messages:

@@ -206,7 +206,7 @@ def _encode(quirks: Quirks, wire: str, message: Message) -> bytes:
 def _encoder(quirks: Quirks, wire: str) -> Encode:
     """Return the function that encodes messages for servers with these quirks.
 
-    The same function is returned each time, because encoded messages are cached by it.
+    Equal arguments give the same function, because encoded messages are cached under it.
     """
     return partial(_encode, quirks, wire)
 

@@ -102,7 +102,7 @@ def _tool(offered: Offered) -> bytes:
 def _encoder(takes: Takes, wire: str) -> Encode:
     """Return the function that encodes messages for a model that takes these attachments.
 
-    The same function is returned each time, because encoded messages are cached by it.
+    Equal arguments give the same function, because encoded messages are cached under it.
     """
     return partial(_items, takes, wire)
 

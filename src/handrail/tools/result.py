@@ -30,7 +30,7 @@ class Renders(Protocol):
 
 
 class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
-    """The outcome of one call. A result with `success=False` undoes the call, as an exception does.
+    """The outcome of one call. With `success=False`, the call's changes to files and state are undone, as after an exception.
 
     The model sees the message and the rendered value. With `exclude_value_from_context` it sees only the
     message, which keeps a large value out of the conversation. That flag is not a security boundary.
@@ -75,7 +75,7 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
     def error(
         message: str, value: Any = None, *, attachments: Iterable[AttachmentSource] = ()
     ) -> ToolResult[Any]:
-        """Create the result of a call that failed and is undone.
+        """Create the result of a call that failed. The call's changes to files and state are undone.
 
         Write the message so that the model can act on it.
         """
