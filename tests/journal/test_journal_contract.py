@@ -658,6 +658,20 @@ async def test_a_lost_run_that_was_to_be_stopped_is_stopped_by_its_next_worker(
     assert await kept(second, "run") is True
 
 
+async def test_a_run_that_is_to_be_stopped_does_not_wait_for_its_time(
+    processes: tuple[Journal, Journal], clock: Hands
+):
+    """A run parks until tomorrow after somebody has asked it to stop. A worker gets it within a second, to end it."""
+    worker, door = processes
+    await worker.queue.submit(request())
+    await worker.queue.claim([QUEUE])
+    await begin(worker, request())
+    await door.runs.stop("run")
+    await worker.runs.leave("run", "parked", b"", due_at=NOW.timestamp() + 86_400)
+    clock.seconds = 1
+    assert await claimed(worker) == "run"
+
+
 async def test_waiting_ends_when_another_process_submits(processes: tuple[Journal, Journal]):
     worker, door = processes
     waiting = asyncio.ensure_future(worker.queue.wait(PATIENCE))

@@ -381,13 +381,15 @@ def release(
     """Leave a run without an owner, with this status and outcome. If it is over, its open questions are withdrawn.
 
     Otherwise it is due at `due_at`, or earlier if it was due earlier. Without either time, a queued run is due now, and so is
-    a submitted run that somebody has asked to stop, because a worker has to end it.
+    a submitted run that somebody has asked to stop, because a worker has to end it. Such a run is due within a second.
     """
     stops = bool(row.stopping and row.queue) and status not in OVER
     left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": int(stops)}
     due = None if status in OVER else earliest(row.due_at, due_at)
-    if due is None and (status == "queued" or stops):
-        due = now
+    if stops or (due is None and status == "queued"):
+        due = (
+            now if due is None else min(due, now + 1)
+        )  # a second later, so that a leg that fails is not repeated at once
     update_run(connection, chains, row, changed_at=now, due_at=due, **left)
     if end_of(status, outcome) != end_of(row.status, row.outcome):
         end, body = end_of(status, outcome)
