@@ -182,8 +182,8 @@ def on_stop_signal(stop: Callable[[], object]) -> Generator[None]:
 
     Without this, server and app would wait for each other: the server shuts the app down only when all connections are
     closed, and a stream's connection closes only when the app ends the stream. A signal without a handler, or with
-    Python's own, keeps its effect. Outside the main thread this does nothing, because only the main thread receives
-    signals.
+    Python's own, keeps its effect. Outside the main thread this does nothing, because only the main thread can install
+    signal handlers.
     """
     loop = asyncio.get_running_loop()
     handlers: dict[int, Callable[[int, Any], Any]] = {}

@@ -1,7 +1,7 @@
 """Attachments over HTTP: receiving them with a message, describing them to clients, and serving them.
 
-Nothing that a browser could run as code is served inline. Pictures, sounds and PDFs that are recognised by their first
-bytes are served inline and sandboxed, and everything else is a download.
+Pictures, sounds and PDFs of the types in `SHOWN`, recognised by their first bytes, are served inline and sandboxed.
+Everything else is a download, because a browser could run it as code.
 """
 
 from __future__ import annotations

@@ -56,10 +56,10 @@ class Feed:
     """The most recent events of a thread, oldest first.
 
     Each reader has its own position, and nothing waits for a reader. A reader whose next event is no longer kept
-    gets `FellBehind`. While a reader waits, every event that arrives is kept until the reader wakes. The first
-    event after a pause is delivered at once, and events that closely follow it are delivered in batches. `boot` is
-    part of every event id, and distinguishes the ids of this feed from those of any other feed, in this process or
-    an earlier one.
+    gets `FellBehind`. While a reader waits, every event that arrives is kept until the reader wakes or `forget` is
+    called. The first event after a pause is delivered at once, and events that closely follow it are delivered in
+    batches. `boot` is part of every event id, and distinguishes the ids of this feed from those of any other feed, in
+    this process or an earlier one.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Feed:
 
     @property
     def last(self) -> int:
-        """The position after the newest event: the event's number, or one more if `forget` dropped the event."""
+        """The position after the newest event: the event's number, plus one for each later call of `forget`."""
         return self._last
 
     @property
@@ -339,7 +339,7 @@ class Streams:
 
 
 class Slot:
-    """One stream's slot in its principal's quota. Giving it back twice has no further effect."""
+    """One stream's slot in its principal's quota. Giving it back again has no effect."""
 
     def __init__(self, quota: Quota, principal: str) -> None:
         self._quota: Quota | None = quota
@@ -354,8 +354,8 @@ class Slot:
 class EventStream:
     """A response that streams events until they end, the reader disconnects, or `end` is called.
 
-    If the server cancels the response, the stream ends without raising an error, because no event is lost. Before each
-    chunk, `is_allowed` says whether the reader may still read. Once it returns False, the stream ends without that chunk.
+    If the server cancels the response, the stream ends without raising an error. Before each chunk, `is_allowed` says
+    whether the reader may still read. Once it returns False, the stream ends without that chunk.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ log = logging.getLogger("handrail.serve")
 GATEWAY = "mcp-gateway"
 """The prompt name in the records of an MCP gateway's runs.
 
-Such a run is not a thread of an app, but the same people answer its questions.
+Such a run belongs to no app's thread, but the same people answer its questions.
 """
 
 
@@ -32,7 +32,7 @@ class Waiting(NamedTuple):
 
 
 class _Elsewhere:
-    """The run of an MCP gateway, which a different process executes. It gets its answer through the journal."""
+    """Stands in for the thread of an MCP gateway's run. Another process executes the run and reads the answer in the journal."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -130,7 +130,7 @@ class Inbox:
         return await self._journal.votes.on(question.run_id, question.id, question.digest)
 
     async def _thread_for(self, question: Question, person: Person) -> Thread | _Elsewhere | None:
-        """Return the thread of a question, or a stand-in, if this person may vote on it; otherwise None."""
+        """Return what `_thread_of` returns for a question, or None if this person may not vote on it."""
         if not person.may("vote") or not question.may_vote(person.name, person.roles):
             return None
         return await self._thread_of(question)

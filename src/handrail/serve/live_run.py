@@ -218,7 +218,7 @@ class LiveRun:
         return self.leg
 
     def rest(self) -> None:
-        """End the leg because everything in the run waits for an answer. Does nothing without an open leg and question."""
+        """End the leg because everything in the run waits for an answer. Does nothing if no leg or no question is open."""
         if self.leg and self.questions:
             self._feed.append(self._translator.interrupt(list(self.questions.values()), self._state()))
             self._notify()

@@ -37,7 +37,7 @@ CALL = "handrail.call"
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call in progress."""
+    """A call and its state, as clients are told about it."""
 
     id: str
     tool: str
@@ -241,8 +241,8 @@ def usage_json(usage: Usage) -> dict[str, int]:
 class Subagents:
     """The runs nested in one run, as clients see them in the current leg.
 
-    In each leg, a nested run is started before its first event, and after the run that contains it. Before an interrupt,
-    it is closed as suspended. A later leg can start it again under the same id.
+    In a leg, a nested run is started before its first event, and after the run that contains it. Before an interrupt,
+    the open nested runs are closed as suspended. A later leg can start them again under the same ids.
     """
 
     def __init__(self, root: str, call_at: CallAt) -> None:
@@ -264,7 +264,7 @@ class Subagents:
         return iter(tuple(self._runs.values()))
 
     def enter(self, run: OpenRun) -> list[Event]:
-        """Return the events that start a nested run and the runs that contain it, except those that this leg has started."""
+        """Return the events that start a nested run and the nested runs around it, leaving out runs that this leg has started."""
         if run.tag is None or run.id in self._open or run.id in self._closed:
             return []
         outer = self._outer(run.id)
@@ -311,7 +311,7 @@ class Subagents:
         return wire_event(error, run_id)
 
     def suspend(self, questions: Sequence[Question]) -> list[Event]:
-        """Return the events that close every open run as suspended, innermost first."""
+        """Return the events that close every open nested run as suspended, innermost first."""
         asked: dict[str, list[str]] = {}
         for question in questions:
             found = holder(place_of_question(question), self._root, self._call_at)
@@ -324,7 +324,7 @@ class Subagents:
         return events
 
     def abandon(self, reason: str) -> list[Event]:
-        """Return the events that close every open run with an error, innermost first, because the whole run ends."""
+        """Return the events that close every open nested run with an error, innermost first, because the outermost run ends."""
         return [self._error(run_id, reason) for run_id in reversed(self._open)]
 
     def so_far(self) -> list[Event]:

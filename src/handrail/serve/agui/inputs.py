@@ -78,7 +78,7 @@ class RunInput(NamedTuple):
     """The id and the text of each user message. The client chooses the ids. Messages with very long ids are left out."""
     answers: tuple[InterruptAnswer, ...]
     outcomes: Mapping[str, Outcome]
-    """The results in the tool messages, by call id. Calls that the server itself executed are included."""
+    """The results in tool messages that contain only text, by call id. Calls that the server itself executed are included."""
     tools: tuple[FrontendTool, ...]
     history: tuple[OurMessage, ...]
     """The text messages before the new ones. A thread that has no runs yet starts with them."""
@@ -277,8 +277,8 @@ async def submit(
 ) -> Submitted:
     """Start a run, or continue one with answers. `recorded` holds the questions of the thread's newest run.
 
-    Raises `RequestRefused` if the input contains nothing new, or if `start` does. Any other `HandrailError` becomes
-    events that report it.
+    Raises `RequestRefused` if the input contains nothing new and no question is open, or if `start` raises it. Any
+    other `HandrailError` becomes events that report it.
     """
     try:
         return Submitted(await _submit(thread, input, recorded, start), [])
@@ -385,7 +385,7 @@ def _tool_answers(principal: str, input: RunInput, open: Sequence[Question]) -> 
 def _check_all_answered(thread_id: str, open: Sequence[Question], answers: Sequence[Answer]) -> None:
     """Raise `AnswerRefused` if some open interrupts are answered and others are not.
 
-    Pending calls of the client's own tools may be answered one at a time.
+    Pending calls to the client's own tools may be answered one at a time.
     """
     given = {answer.question_id for answer in answers}
     left = [each for each in open if each.id not in given and not is_pending_call(each)]

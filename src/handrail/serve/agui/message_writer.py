@@ -32,7 +32,8 @@ _NOT_MADE = "This call was not made, because the model's answer that contained i
 class Known:
     """The calls and results that have been sent to clients, so that none is sent twice.
 
-    An outermost run and the runs nested in it share one. For a resumed run, it is built from the messages that were sent.
+    An outermost run and the runs nested in it share one `Known`. For a resumed run, `of` builds it from the messages that
+    were sent.
     """
 
     calls: set[str] = field(default_factory=set[str])

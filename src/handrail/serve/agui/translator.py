@@ -6,7 +6,7 @@ or when everything in the run waits for answers. The next leg continues the same
 These rules hold whatever happens in the run:
 
 - everything that a leg starts (messages, reasoning, calls, nested runs) ends in the same leg;
-- a call that a model made is sent in only one leg, and so is its result, perhaps in a later leg;
+- a call that a model made is sent in one leg only, and its result is sent once, in that leg or a later one;
 - if a request to a model fails, its partial answer is withdrawn: the messages are sent again without it.
 """
 
@@ -213,7 +213,8 @@ class Translator:
     def _end_writing(self) -> list[Event]:
         """Return the events that end unfinished answers, and a snapshot of the messages without them.
 
-        Returns no events if there are no such answers. An answer is unfinished only if its run ended or failed first.
+        Returns no events if there are no unfinished answers. When a leg ends, an answer is unfinished only if its run
+        ended or failed while the model was writing.
         """
         cut = [run for run in self._nested if run.is_writing]
         events = [event for run in cut for event in self._writer.drop(run)]
@@ -350,9 +351,9 @@ class Translator:
         return [*events, *self._result(event.call_id, shown_text(event.result), run)]
 
     def _close_inside(self, call_id: str) -> list[Event]:
-        """Return the events that close the unfinished calls of nested runs inside a call.
+        """Return the events that close the unfinished calls in runs nested in a call, and then close these runs.
 
-        The call is over, so these runs are never resumed.
+        The outer call is over, so these runs are never resumed.
         """
         events: list[Event] = []
         cut: dict[str, OpenRun] = {}

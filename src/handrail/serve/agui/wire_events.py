@@ -1,7 +1,7 @@
 """`Event`: an AG-UI event as it is sent, for clients of protocol 1.0 and for older ones.
 
-Most events are built with the models of the `ag_ui` package, which check their fields. Deltas are built by hand, because
-there is one for each token, and building one with a model takes fifty times as long.
+Most events are built with the classes of the `ag_ui` package, which check their fields. Deltas are built as plain dicts,
+because there is one for each token, and building one with `ag_ui` takes fifty times as long.
 """
 
 from __future__ import annotations
