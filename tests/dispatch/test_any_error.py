@@ -145,7 +145,7 @@ RECIPES = st.tuples(
     st.lists(st.integers(0, len(LEAVES) + len(EXITS) - 1), min_size=1, max_size=3),
     st.sampled_from([0, 0, 1, 3, 2000]),
 )
-"""Errors are drawn as recipes, because Hypothesis prints what it draws, and some of these can't be printed."""
+"""Errors are drawn as recipes, because Hypothesis prints what it draws, and some of these errors can't be printed."""
 
 
 def made(recipe: Recipe | None) -> BaseException | None:

@@ -92,7 +92,7 @@ def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
 
 @pytest.mark.parametrize("how", ["cancels itself", "run cancelled"])
 def test_every_compensation_gets_its_turn(how: str) -> None:
-    """If one compensation is cancelled, or the run is, the other compensations still run, and the call has its end."""
+    """If one compensation cancels itself, the others still run. If the run is cancelled, all run. The call ends once in both cases."""
 
     async def main() -> None:
         undone: list[str] = []

@@ -46,7 +46,7 @@ async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
 
 
 def test_a_compensation_commits_beside_the_call_that_failed() -> None:
-    """A compensation's changes are kept, although the failed call's are rolled back."""
+    """A compensation's changes are kept, although its outer call has failed."""
 
     async def main() -> None:
         rig = Rig(tools_of_a_trip(unbook))

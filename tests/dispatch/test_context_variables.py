@@ -336,7 +336,7 @@ async def test_an_http_client_works_in_a_call() -> None:
 
 
 async def test_isolated_returns_the_value_or_the_error() -> None:
-    """`isolated` returns the value or raises the error of any awaitable, and keeps the variables that it sets inside."""
+    """`isolated` returns the value or raises the error of any awaitable. Variables that the awaitable sets stay inside it."""
 
     async def work(error: Exception | None) -> str:
         who.set("inside")

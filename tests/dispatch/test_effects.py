@@ -381,7 +381,7 @@ def test_compensation_is_shielded_from_cancellation() -> None:
 
 
 def trip_that_fails(undone: list[str]) -> list[Any]:
-    """Return a trip that books a seat and fails after a second. Compensating the booking takes four seconds."""
+    """Return `book` and `trip`, which books a seat and fails after a second. Compensating the booking takes four seconds."""
 
     async def unbook(params: Any, value: str, *, context: ToolContext) -> None:
         await asyncio.sleep(4)

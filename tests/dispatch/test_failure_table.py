@@ -122,7 +122,7 @@ def test_failed_result_and_rollback(body: Body, options: dict[str, Any], status:
 
 
 def test_failed_sync_handler_is_rolled_back() -> None:
-    """A sync handler, which runs on a thread, is rolled back if it fails."""
+    """A call whose sync handler fails on its thread is rolled back."""
 
     @tool(effect="staged")
     def work(text: str, context: ToolContext) -> None:

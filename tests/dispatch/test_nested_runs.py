@@ -54,7 +54,7 @@ class Database:
 
 
 class Denies:
-    """A policy that denies one tool."""
+    """A policy that denies the tool `probe`."""
 
     name = "denies"
 
@@ -375,7 +375,7 @@ async def test_what_is_never_replaced(way: str, name: str, tmp_path: Path) -> No
 
 
 async def test_own_model_settings(tmp_path: Path) -> None:
-    """A nested run's own model settings replace those of the run around it. It inherits the others."""
+    """A nested run inherits the model settings of the run around it, except those that it sets itself."""
 
     async def nothing(context: ToolContext) -> None: ...
 
@@ -440,7 +440,7 @@ async def test_a_run_by_hand_is_refused_what_is_always_the_calls(tmp_path: Path)
 
 
 async def test_what_a_handler_left_running_can_start_nothing() -> None:
-    """A task that outlives its call can't start a run, since neither limits nor denials would apply to it."""
+    """A task that outlives its call can't start a run, since neither limits nor denials would apply to that run."""
     over, left = asyncio.Event(), list[asyncio.Task[Any]]()
 
     async def later() -> None:

@@ -1,7 +1,7 @@
 """A checker of AG-UI streams that is stricter than the protocol's own clients.
 
-Those clients accept a stream that does not end, results of unknown calls, and changes to activities that were never
-shown. `Checker` refuses all of these. It also validates every event with the protocol's models, and refuses unknown
+Those clients accept results of unknown calls, and changes to activities that were never shown. `Checker` refuses both.
+It also validates every event with the protocol's models, and refuses unknown
 fields.
 """
 

@@ -6,7 +6,7 @@ It starts a PostgreSQL server and worker processes. As root, each worker is on i
 For at most `--seconds`, it disturbs a worker every second: it kills or freezes the worker or, if the worker is on its own
 host, cuts its network or sets its clock 30 seconds ahead or behind. A freeze, a cut and a wrong clock last for three leases.
 Once, it kills and restarts PostgreSQL instead. Meanwhile it answers the questions of the runs. Then it lets all runs
-finish, and checks the laws of `support.chaos_laws`. It prints one line of JSON and, after that, the violations. It ends
+finish, and checks the laws of `support.chaos_laws`. It prints one line of JSON and, after that, at most 50 violations. It ends
 only processes that it started.
 """
 
@@ -156,7 +156,7 @@ class Chaos:
         return [self.kill, self.freeze, *hosts]
 
     def _victim(self) -> WorkerProcess | None:
-        """Return a random undisturbed worker, or None if at most one is left."""
+        """Return a random worker that is neither frozen nor cut off, or None if at most one such worker is left."""
         well = [each for each in self._workers if each.is_well]
         return self.random.choice(well) if len(well) > 1 else None
 

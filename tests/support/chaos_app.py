@@ -1,7 +1,7 @@
 """An app for workers that are killed while they execute it. Its tools write to a ledger and to the files of their run.
 
 `CHAOS_LEDGER` names the ledger's file. The ledger's lines are `begin WHAT ORDER KEY`, `end WHAT ORDER KEY` and `undone WHAT ORDER KEY`.
-If the process's clock is wrong, each of these lines is followed by `clock WHAT ORDER SECONDS`. The file `log` in the run's
+If the process's clock is more than 20 seconds wrong, each of these lines is followed by `clock WHAT ORDER SECONDS`. The file `log` in the run's
 workspace has a line for each committed call of `pay`, `ship`, `book` and `charge`.
 The calls of a run take a moment, so that they can be interrupted.
 """

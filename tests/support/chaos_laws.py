@@ -46,7 +46,7 @@ def workspace_of(number: int) -> str:
 
 
 class Ledger:
-    """The lines that the tools wrote to the ledger, counted by what they did and for which order."""
+    """How often each action began and ended for each order, according to the ledger, and with which keys."""
 
     def __init__(self, path: Path) -> None:
         lines = chaos_app.read_ledger(path)
@@ -86,8 +86,7 @@ async def check(
 ) -> AsyncGenerator[Broken]:
     """Check all runs, and yield each violation.
 
-    `settled` has the name of the step for each record that says that a step is settled. `count` is called with figures about
-    what happened.
+    `settled` has one name for each record of a settled step. `count` is called with figures about what happened.
     """
     count("steps settled", len(settled))
     for step, times in collections.Counter(settled).items():

@@ -71,7 +71,7 @@ def change(files: Any, seed: int) -> None:
 
 
 class Points:
-    """Counts the points that the process passes, and kills the process at one of them."""
+    """Counts the points that the process passes, and kills the process at point number `at` (0 means never)."""
 
     def __init__(self, at: int) -> None:
         self._at = at

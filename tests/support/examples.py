@@ -1,4 +1,4 @@
-"""The number of examples of a property test that needs another number than its profile's (see conftest.py)."""
+"""The number of examples for a property test that limits the number of its profile (see conftest.py)."""
 
 from __future__ import annotations
 

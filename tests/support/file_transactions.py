@@ -194,7 +194,7 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 4), nested=st.booleans(), some=several, then=thens)
     def act(self, at: int, nested: bool, some: list[tuple[str, ...]], then: str) -> None:
-        """Act in a call, which may then end. In one of five cases, act on the root directly."""
+        """Act in a call, which may then end. If `at` is 4, act on the root directly."""
         call = self.pick(at, nested) if at < 4 else None
         for deed in map(self.filled, some):
             try:

@@ -78,7 +78,7 @@ class Ballast:
 
 
 class Imagined:
-    """Stands in for a `Ballast` where no small disk can be mounted. Each operation fails as if the disk were full."""
+    """Stands in for a `Ballast` where no small disk can be mounted. Its `fill` raises the error of a full disk."""
 
     def fill(self) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

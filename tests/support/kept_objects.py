@@ -35,7 +35,7 @@ class Draft:
 
 
 class Body:
-    """An object in a local variable of a handler. If it outlives its call, the call was leaked. It contains the document that was read."""
+    """An object that a handler creates. It contains the document that was read, and must not outlive its call."""
 
     def __init__(self, context: ToolContext) -> None:
         self.text = context.filesystem.read("document.txt") + "."
@@ -211,7 +211,7 @@ async def _many(gate: Gate, ending: Ending, count: int) -> None:
     while threads._running or len(threads._idle) < _handler_threads():
         await asyncio.sleep(0.001)  # a thread that has delivered its outcome may still hold its job
     for _ in range(3):
-        await asyncio.sleep(0)  # what threads have given to the loop holds their jobs too
+        await asyncio.sleep(0)  # callbacks that threads have scheduled on the loop hold their jobs too
 
 
 def _handler_threads() -> int:

@@ -1,4 +1,4 @@
-"""MCP servers from npm, installed by scripts/components, and the events of a server's section that tests wait for."""
+"""MCP servers from npm, installed by scripts/components, and an event that is set when a server lists a tool."""
 
 import asyncio
 import os

@@ -85,7 +85,7 @@ def give_back(url: str) -> None:
 
 
 def schemas(url: str) -> list[str]:
-    """Return the names of the schemas on the shared server whose names extend that of a URL's schema."""
+    """Return the names of the other schemas on the shared server that begin with the name of the URL's schema."""
     import psycopg
 
     from handrail.journal.postgres.address import parse_url
@@ -127,7 +127,7 @@ def server_folder() -> Path:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process, because a later process may get the same pid."""
+    """Return the start time of a process, which distinguishes it from a later process with the same pid."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 

@@ -32,7 +32,7 @@ _KIND = st.sampled_from(["x_new", "x_audit"])
 
 
 def compact(value: Any) -> bytes:
-    """Return the JSON of a value as providers write it: without spaces, and with all characters as they are."""
+    """Return the JSON of a value as providers write it: without spaces, and with non-ASCII characters unescaped."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 

@@ -76,7 +76,7 @@ def whole(answer: Any, status: int = 200) -> bytes:
 
 
 def streamed(*events: Any, end: bytes = b"data: [DONE]\n\n") -> bytes:
-    """Return the bytes of an event stream, in which each event, and the end, is a separate chunk."""
+    """Return an event stream for `raw_server`. Each event, and the end, is a separate chunk with a pause after it."""
     chunks = [
         b"data: " + (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n\n"
         for each in events

@@ -240,7 +240,7 @@ PLAYS: Mapping[str, Sequence[Scripted]] = {
 
 
 class PlayedModel:
-    """A model that plays the part that the user's newest message selects, with an optional pause between words."""
+    """A model that plays the part that the user's newest message selects, with an optional pause after each piece of text."""
 
     def __init__(self, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, pace: float = 0.0) -> None:
         self.name = "scripted:played"

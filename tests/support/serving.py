@@ -193,7 +193,7 @@ class Client:
     ) -> Any:
         """Poll the thread's snapshot until the condition holds for it, and return the snapshot.
 
-        Raises `AssertionError` if it never holds.
+        Raises `AssertionError` if the condition holds for none of 6,000 snapshots.
         """
         said = Said(0, {}, b"")
         for _ in range(6000):
@@ -276,7 +276,7 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 def patient(limits: Limits | None) -> Limits:
-    """Return the limits with `PATIENCE` in place of each time limit that has its default, since a busy machine may exceed that."""
+    """Return the limits with `PATIENCE` in place of each time limit that has its default, since a busy machine may exceed the default."""
     limits, usual = limits or Limits(), Limits()
     names = ("body_seconds", "header_seconds", "idle_seconds", "write_seconds")
     return replace(

@@ -25,7 +25,7 @@ LONGEST = 64
 """Maximum number of messages in a conversation that is checked on all wires. Longer ones are skipped."""
 
 refused: list[str] = []
-"""The requests that the grammars have refused since the last `take_refused()`, each with its problems."""
+"""The problems that the grammars have found in requests since the last `take_refused()`."""
 every = False
 """Whether requests to any model are checked on all wires."""
 asked = 0
@@ -33,7 +33,7 @@ asked = 0
 
 
 def take_refused() -> list[str]:
-    """Return and clear the requests that the grammars have refused since the last call."""
+    """Return and clear the problems that the grammars have found since the last call."""
     taken = refused[:]
     refused.clear()
     return taken

@@ -1,7 +1,7 @@
 """Attachments in requests: which of them each provider's API takes, and in which form.
 
 A text file is included as text. Any other attachment becomes a part of the message if the model takes it. Otherwise it is
-described in words, so that a model always knows what it was not shown.
+described in words, so that the model knows what it was not shown.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def _reason(answer: Any, items: list[Any]) -> StopReason:
 def _kept(wire: str, items: list[Any]) -> Kept | None:
     """Return the items of a response to be sent back; None if they are at most one text followed by calls, without further fields.
 
-    Reasoning can be sent back only if it is encrypted, because the provider stores nothing. If some reasoning can't be
+    Reasoning is sent back only if it is encrypted, because by default the provider stores nothing. If some reasoning can't be
     sent back, the other items are sent without their ids.
     """
     if all(map(_is_plain, items)) and all(item["type"] != "message" for item in items[1:]):
