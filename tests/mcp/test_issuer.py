@@ -244,9 +244,9 @@ async def test_required_scopes(claim: dict[str, Any]) -> None:
 
 
 async def test_keys_are_not_read_without_tls() -> None:
-    """Metadata is refused if its keys are at an http address, because they could be replaced on the way.
+    """The address of the keys needs TLS, unless its host is a known loopback name. Keys could be replaced on the way.
 
-    Only addresses with a known loopback name may be http.
+    Without TLS, requests get status 503, and the keys are not read.
     """
     provider = Provider()
     async with listening(provider.answer) as elsewhere:

@@ -507,7 +507,7 @@ async def test_500_for_good(stage: Stage) -> None:
 
 @case("truncated stream")
 async def test_truncated_stream(stage: Stage) -> None:
-    """A truncated stream is an error and is retried. It is never taken for an answer."""
+    """A truncated stream is an error, and the request is retried. The stream is never taken for an answer."""
     await _broken_then_fine(stage, Fault("truncated"))
 
 
@@ -519,13 +519,13 @@ async def test_connection_cut(stage: Stage) -> None:
 
 @case("malformed JSON in the stream")
 async def test_malformed_event(stage: Stage) -> None:
-    """A stream with an unreadable event is an error and is retried. It is never taken for an answer."""
+    """A stream with an unreadable event is an error, and the request is retried. The stream is never taken for an answer."""
     await _broken_then_fine(stage, Fault("malformed"))
 
 
 @case("malformed JSON as the body")
 async def test_malformed_body(stage: Stage) -> None:
-    """An unreadable body is an error and is retried, streamed or not. It is never taken for an answer."""
+    """An unreadable body is an error, and the request is retried, streamed or not. The body is never taken for an answer."""
     await _broken_then_fine(stage, Fault("malformed"))
     model = stage.play(Fault("malformed"), Say("Fine."))
     response = await adapter(model).evaluate(PROMPT, MESSAGE)

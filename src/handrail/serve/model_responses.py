@@ -16,9 +16,9 @@ from handrail.messages import CallPart, Model, ModelRequest, StopPart, TextPart,
 
 
 def chat_body(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a request of the responses API as one of chat completions.
+    """Convert the body of a responses API request to the body of a chat completions request.
 
-    Raises `LookupError`, `TypeError` or `AttributeError` if it is malformed.
+    Raises `LookupError`, `TypeError` or `AttributeError` if the body is malformed.
     """
     given: Any = body.get("input")
     said: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given

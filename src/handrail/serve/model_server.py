@@ -2,7 +2,8 @@
 
 Arguments of calls and structured answers are constrained by their JSON Schema. The model can't choose among tools:
 
-- A tool that `tool_choice` names is always called. With `required`, so is the only tool, and several tools are refused.
+- A tool that `tool_choice` names is always called.
+- With `required`, the only tool is called, and a request with several tools is refused.
 - With `auto`, which is the default, the only tool is called once for each message of the user. With several tools, the
   answer is text.
 - With `none`, the answer is text.
@@ -212,9 +213,10 @@ def _is_local(host: str) -> bool:
 def request_of(
     body: dict[str, Any], convert: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
 ) -> ModelRequest:
-    """Return the model request for a request's body, which `convert` first brings into the form of chat completions.
+    """Return the model request for an HTTP request's body. `convert` first converts the body to chat completions.
 
-    Raises `BadRequest` if the body has an unexpected form, and `DefinitionError` if a schema in it can't be used.
+    Raises `BadRequest` if the body is malformed or asks for something unsupported, and `DefinitionError` if a schema in
+    it can't be used.
     """
     try:
         return _request_of(convert(body))

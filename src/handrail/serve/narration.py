@@ -145,7 +145,7 @@ class Narrator:
 
     async def _look(self, *session_ids: str) -> None:
         if session_ids:
-            async with self._lock:  # so that the newest list of watchers is noted last
+            async with self._lock:  # so that an older list of watchers can't replace a newer one
                 watchers = await self._broadcasts.watchers(session_ids)
                 for each in session_ids:
                     if each in self._legs:

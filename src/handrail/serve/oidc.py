@@ -52,8 +52,9 @@ class OidcProvider:
     """Signs people in with the authorization code flow, with PKCE, a state bound to the browser, and a nonce.
 
     A user's name is the value of `claim` in the ID token: `email`, which the provider must have verified, or another
-    claim such as `sub`. Pass `address` if browsers see the server at a different address, for example behind
-    a proxy. Raises `DefinitionError` if a package is missing, or if the issuer is neither an https URL nor local.
+    claim such as `sub`. Pass `address` if browsers use another scheme or host than the requests that reach the server,
+    for example behind a proxy. Raises `DefinitionError` if a package is missing, or if the issuer is neither an https
+    URL nor local.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def is_built(folder: Path = PAGE) -> bool:
 
 
 class Pages:
-    """Serves the page's files. `page` and `asset` serve nothing outside one folder, and `file` serves any path."""
+    """Serves the page's files. `asset` serves nothing outside one folder. `file` serves any path with a known suffix."""
 
     def __init__(self, folder: Path = PAGE) -> None:
         self._folder = folder.resolve()

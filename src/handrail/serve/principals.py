@@ -237,7 +237,8 @@ class Principals:
     def _person(self, name: str, session: str = "") -> Person:
         """Return a principal with their current roles.
 
-        On a server without users and without a hook, everyone is an admin. A principal that only the hook knows is a user.
+        On a server without users and without a hook, everyone has the role *admin*. A principal that only the hook knows
+        has the role *user*.
         """
         if self.has_links:
             return Person(name, frozenset({"admin"}), session)
@@ -331,7 +332,7 @@ class Principals:
     def _wrong_secret(self, request: Request, kind: str, message: str, name: str = "") -> RequestRefused:
         """Count and log a failed sign-in, and return the refusal.
 
-        A name is logged only if a user has it, because other names may be passwords typed into the wrong field.
+        The audit log gets the name only if a user has it, because other names may be passwords typed into the wrong field.
         """
         address = address_of(request)
         self._wrong.take(network_of(address))

@@ -172,7 +172,7 @@ def exception_handlers(
 
 
 def error_body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
-    """Return the JSON body of a refusal: `{"error": {"kind", "message", "fields"}}`. `fields` is optional."""
+    """Return the JSON body of a refusal: `{"error": {"kind", "message", "fields"}}`. `fields` is left out if it is empty."""
     error: dict[str, Any] = {"kind": kind, "message": message}
     if fields:
         error["fields"] = [{"path": path, "message": what} for path, what in fields]

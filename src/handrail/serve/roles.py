@@ -1,4 +1,4 @@
-"""`may`: decides whether a role allows an action. Only the table `ALLOWED` defines this."""
+"""`may`: decides whether a role allows an action, by the table `ALLOWED`."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
         return "idle"
     if newest.questions:
         return "waiting"
-    # A run without an owner could not be resumed, unless it waits for a worker.
+    # A run without an owner waits for a worker if it has a queue. Otherwise it could not be resumed.
     return "running" if newest.owner or newest.queue else "failed"
 
 

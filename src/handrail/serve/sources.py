@@ -87,8 +87,9 @@ def serves(source: Source, record: RunRecord) -> bool:
     """Return whether the thread whose newest run is `record` is one of the source's threads.
 
     The thread belongs to the source if the run has the same app, even if the app's prompt had a different name then. It
-    also does if the run's worker was moved: the recorded file no longer exists, and the source is a worker whose prompt
-    has the same name. If neither the run nor the source has an app, the names of the prompts must be the same.
+    also belongs to the source if the run's worker was moved: the recorded file no longer exists, and the source is a
+    worker whose prompt has the same name. If neither the run nor the source has an app, the names of the prompts must be
+    the same.
     """
     if record.app == source.app:
         return bool(record.app) or record.prompt == source.prompt_name

@@ -37,9 +37,9 @@ _MOST_KEPT = 256
 _MOST_RESUMED = 100_000
 """Maximum number of unfinished runs to resume or wait for at startup. If there are more, only the newest are taken."""
 _MOST_SEARCHED = 500
-"""Number of threads after which a search ends the page, because first messages are not indexed.
+"""Number of threads after which a page ends even if it is not full, because each thread must be read to see if it matches.
 
-Clients continue the search by requesting the next page.
+Clients continue by requesting the next page.
 """
 _SEARCH_BATCH = 200
 """Minimum number of threads that a search reads at a time. It is large because each query sorts all of a principal's threads."""

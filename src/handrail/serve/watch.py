@@ -69,7 +69,7 @@ class Watch:
         self._is_blind = False
         """Whether the last reader who joined got no opening, so that it may not know what is in progress."""
         self._open = ""
-        """The id that its worker gave to the open leg; "" if no leg is open."""
+        """The id that the worker gave to the open leg; "" if no leg is open."""
         self._left: list[tuple[str, int]] = []
         """Legs that were replaced by later ones. What their workers still broadcast is out of date."""
         self._expected = ""

@@ -281,12 +281,12 @@ US = """
 import asyncio, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background programs of a shell ignore it
 from pathlib import Path
-from handrail.resources.shell import Allow, Layers, Shell, Support, shell as module
+from handrail.resources.shell import Allow, Layers, Shell, Support, execution
 base = Path(sys.argv[1])
 layers = Layers((base / "root",), base / "upper", base / "work")
 shell = Shell([Allow(...)], network=True, contained=False)
 if sys.argv[5] == "no walls":
-    module.probe = lambda folder: Support("none", False, ("walls",))
+    execution.probe = lambda folder: Support("none", False, ("walls",))
 def work():
     asyncio.run(shell.run([sys.argv[2], "-c", sys.argv[3], sys.argv[4], "stubborn"], layers))
 first = threading.Thread(target=lambda: asyncio.run(shell.run(["true"], layers)))

@@ -81,11 +81,14 @@ class Keeper:
                             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
     def close(self) -> None:
-        """End all commands and remove their cgroups."""
+        """End all commands in sandboxes, and remove their cgroups.
+
+        The first process of any other command notices that the keeper ends, and kills the processes of its command.
+        """
         for process, watched, _ in set(self.commands.values()):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(watched, signal.SIGKILL)
             if process in self.cgroups:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(watched, signal.SIGKILL)
                 os.waitpid(process, 0)
                 self.cgroups[process].close()
 
