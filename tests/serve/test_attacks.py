@@ -45,7 +45,10 @@ ATTACKS: list[Attack] = []
 def attack(
     name: str, *, files: bool = False, alone: bool = False, **options: Any
 ) -> Callable[[Callable[[Client], Any]], None]:
-    """Add a row to the table. The decorated function makes the attack and returns a description of the response."""
+    """Return a decorator that adds a row to the table.
+
+    The decorated function makes the attack and returns a description of the response.
+    """
 
     def add(do: Callable[[Client], Any]) -> None:
         ATTACKS.append(Attack(name, do, options, files, alone))
@@ -294,7 +297,7 @@ async def _(client: Client) -> str:
 
 
 def hook_with_defects(request: Any) -> Any:
-    """Return nobody, an invalid principal or `zoe`, depending on the header. Raises `KeyError` if there is no header."""
+    """Return None, an invalid principal or `zoe`, depending on the header. Raises `KeyError` if there is no header."""
     return {"nobody": None, "number": 7, "line": "a\nb", "long": "x" * 300}.get(
         request.headers["x-who"], "zoe"
     )
@@ -356,7 +359,7 @@ async def _(client: Client) -> str:
     async with asyncio.timeout(PATIENCE):
         said = await answer(reader)
         assert dripped < 100, "the server waited for all headers before it answered"
-        with contextlib.suppress(ConnectionError):  # it is reset if a header arrives after its end
+        with contextlib.suppress(ConnectionError):  # a header after the response resets the connection
             assert await reader.read() == b""
     dripping.cancel()
     writer.close()

@@ -159,7 +159,7 @@ print(json.dumps({"found": found, "answer": answer}))
 
 @contextmanager
 def real_server(folder: Path, *given: str, **env: str) -> Generator[tuple[Client, str]]:
-    """Run `handrail serve` in a new process, and yield a client and the line that the server prints."""
+    """Run `handrail serve` in a new process, and yield a client and the first line that the server prints."""
     kept = {name: value for name, value in os.environ.items() if name != "HANDRAIL_TOKEN"}
     program = [
         sys.executable,

@@ -131,7 +131,7 @@ def test_the_first_event_is_told_at_once_and_the_next_together() -> None:
 
 
 def test_many_readers_are_woken_a_batch_and_not_a_token() -> None:
-    """Each of 200 readers is woken once per batch, however many tokens the batch contains."""
+    """Each of 200 readers is woken at most once per batch, however many tokens the batch contains."""
 
     async def main() -> None:
         feed = Feed("boot", pause=0.02)

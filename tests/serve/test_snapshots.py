@@ -38,7 +38,7 @@ def drop(app: App) -> None:
 
 
 def unstarted(shown: dict[str, Any]) -> dict[str, Any]:
-    """Return a snapshot without what only memory has: the start times of calls and the status of runs."""
+    """Return a snapshot without what parking changes: the start times of calls and the status of runs."""
     calls = {id: {**facts, "began_at": None} for id, facts in shown["calls"].items()}
     return {**shown, "calls": calls, "runs": [{**run, "status": ""} for run in shown["runs"]]}
 
@@ -149,7 +149,7 @@ async def test_a_parked_thread_shows_what_was_said_and_what_waits(tmp_path: Path
 
 
 async def test_what_is_seen_and_what_follows_make_one_whole(tmp_path: Path) -> None:
-    """At any time, a snapshot and the events after it add up to the same view of the thread."""
+    """Whenever a snapshot is taken, it and the events after it add up to the same texts and calls."""
     async with served(tmp_path, model_type=SlowModel) as app:
         thread = app.thread()
         joined: list[dict[str, Any]] = []

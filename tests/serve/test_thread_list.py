@@ -90,7 +90,7 @@ def test_pages_have_every_thread_once_in_order(
 
 
 async def test_one_request_does_not_look_through_everything(monkeypatch: pytest.MonkeyPatch):
-    """One search request looks at a limited number of threads, and the next request continues from there."""
+    """One search request looks at a limited number of threads, and returns the mark from which to continue."""
     monkeypatch.setattr(threads_module, "_MOST_SEARCHED", 4)
     made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(10)])
     page, next = await made.page("local", limit=2, words="red")

@@ -243,7 +243,7 @@ async def test_a_question_is_answered_by_a_viewer_and_the_next_leg_is_shown_too(
         reader = await Reader(threads, thread).join()
         async with fleet.worker() as runner:
             await reader.until(lambda reader: "RUN_FINISHED" in reader.types())
-            await reader.until(lambda reader: not runner.running)  # it is parked
+            await reader.until(lambda reader: not runner.running)  # until the run is parked
             [question] = await thread.questions()
             given = Answer(question_id=question.id, digest=question.digest, by="ann", value="green")
             with pytest.raises(AnswerRefused, match="Decline the question, or cancel the run"):

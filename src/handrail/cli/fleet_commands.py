@@ -154,7 +154,7 @@ def submit(
 
 
 def _address(files: Path) -> str:
-    """Return the name of the files in a `Submission`: the folder's absolute path, or `workspace:NAME`."""
+    """Return the `folder` for a `Submission`: the absolute path of the folder `files`, or `workspace:NAME`."""
     return str(files) if str(files).startswith(WORKSPACE) else str(files.resolve())
 
 

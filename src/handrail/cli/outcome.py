@@ -116,7 +116,7 @@ def journal_path(given: str | None) -> Path:
 def journal_url(given: str | None) -> str | None:
     """Return the URL of the journal to use, or None if it is in a file.
 
-    Raises `UsageError` for a URL of another kind, which as the path of a file would create a folder such as `http:`.
+    Raises `UsageError` for a URL of another kind. If it were taken for a path, it would create a folder such as `http:`.
     """
     named = _journal_name(given)
     if is_url(named):

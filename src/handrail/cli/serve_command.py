@@ -77,7 +77,7 @@ def serve(options: ServeOptions) -> int:
 def _submit(options: ServeOptions, loaded: Loaded, journal: Journal) -> Submit:
     """Return a function that submits a message as a run for workers.
 
-    Raises `UsageError` for `--files` and for an `--approve` other than `ask`, because only the workers could follow them.
+    Raises `UsageError` for `--files` and for an `--approve` other than `ask`, because workers take these options themselves.
     """
     from handrail.adapter.apps import code_of
     from handrail.fleet import FleetApp, Submission, submit

@@ -1,6 +1,6 @@
 """Environments, which handle a run's questions. To define another one, subclass `handrail.Environment`.
 
-The environments without a person are defined here. The terminal is imported on first use.
+The environments that need no terminal are defined here. `TerminalEnvironment` is imported on first use.
 """
 
 from __future__ import annotations

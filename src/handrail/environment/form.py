@@ -410,8 +410,8 @@ async def fill_in_approval(
 ) -> dict[str, Any]:
     """Show what needs approval, and return the chosen answer. Raises `Declined` on Ctrl-D, except while a reason is typed.
 
-    Except for the tool's name, text from models, tools and files is wrapped behind a bar, so that it can't imitate the
-    form.
+    Except for the tool's name and the offered scopes, text from models, tools and files is wrapped behind a bar, so that
+    it can't imitate the form.
     """
     width = size.columns
     first, *lines = describe(question, "? Allow {name}?", width)

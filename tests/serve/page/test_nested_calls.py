@@ -92,7 +92,7 @@ async def ask(visit: Visit, *, context: ToolContext) -> str:
 
 
 def desk(topic: str) -> Tool[Any, Any]:
-    """Return an agent as a tool, which searches for its topic."""
+    """Return a tool whose agent searches for this topic."""
     plays = {"go": [said("", ToolCall("search", {"topic": topic})), said("Found.")]}
     return Agent(
         PlayedModel(plays), "Search.", name=f"{topic}_desk", description=f"Knows {topic}.", tools=[search]
