@@ -539,7 +539,7 @@ def test_eight_children_can_not_pass_a_limit_of_four() -> None:
 
 
 def test_a_share_for_a_child() -> None:
-    """If a nested run spends its own share of the budget, its call fails, and the outer run continues."""
+    """If a nested run uses up its share of the budget, its call fails, and the outer run continues."""
 
     @tool
     async def ask(context: ToolContext) -> str:

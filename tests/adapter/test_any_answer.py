@@ -188,7 +188,7 @@ def answers(draw: st.DrawFn) -> list[ModelPart]:
 def test_any_answer_leaves_a_conversation_that_every_wire_accepts(
     said: list[list[ModelPart]], stream: bool
 ) -> None:
-    """After any answers, in any order, all wires accept the next request, and messages sent before are sent again unchanged.
+    """After any answers, all wires accept the next request. On all wires but Gemini's, earlier messages are sent again unchanged.
 
     Marks for the provider's cache are not part of a message: they may be added to a message that was sent without one.
     """
@@ -288,7 +288,7 @@ class Pick(BaseModel):
 
 
 async def test_a_call_that_was_cut_off_is_still_cut_off_in_a_resumed_run(tmp_path: Path) -> None:
-    """When a run that was parked in a turn that was cut off is resumed, it still refuses the turn's incomplete and last calls."""
+    """A run that is resumed in a turn that was cut off still refuses the turn's incomplete calls and its last call."""
     ran.clear()
 
     @tool(effect="staged")

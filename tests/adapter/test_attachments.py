@@ -173,7 +173,7 @@ async def test_a_nested_run_gets_attachments() -> None:
 
 
 async def test_a_prompt_to_the_model_has_attachments(tmp_path: Path) -> None:
-    """`prompt_model` sends attachments with its prompt, made from paths and addresses where needed."""
+    """`prompt_model` sends attachments with its prompt. It also accepts paths and addresses."""
     file = tmp_path / "a.png"
     file.write_bytes(PNG)
 

@@ -153,7 +153,7 @@ async def test_a_short_rate_limit_is_waited_for() -> None:
 
 
 async def test_a_wrong_request_is_not_sent_to_others() -> None:
-    """A request that a provider refuses as wrong fails at once, because other providers would refuse it too."""
+    """If a provider refuses a request as wrong, the run fails at once, and no other model is asked."""
     wrong = ModelRequestRefused("a:1", "the prompt is too long", status=400)
     error, lines, _ = await told(first_that_works(one("a:1", wrong), one("b:1", said("B."))))
     assert lines == ["1 a:1 failed, end"]

@@ -161,7 +161,7 @@ async def test_a_rate_limit_counts_the_requests_that_offer_it() -> None:
 
 
 async def test_a_policy_that_asks_ends_the_run_before_anything_is_sent() -> None:
-    """If a policy asks about a provider's tool, the run fails and says what to write instead, because nobody can be asked in time."""
+    """If a policy asks about a provider's tool, the run fails before a request is sent, and the error says what to write instead."""
     model = ScriptedModel(["Done."])
     policy = CapabilityPolicy({"provider.*": "ask"})
     with pytest.raises(PromptEvaluationError) as raised:
@@ -246,7 +246,7 @@ async def test_a_nested_run_can_only_tighten(outer: Any, left: list[list[str]]) 
 
 
 async def test_a_pure_call_offers_nothing() -> None:
-    """A nested run in a `pure` call may not read the world, so it offers no provider's tools."""
+    """A nested run in a `pure` call may not read the world, so it offers none of the provider's tools."""
     assert await nested([], effect="pure") == [[]]
     assert await nested([], effect="read") == [["web_search"]]
 

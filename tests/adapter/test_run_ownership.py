@@ -130,7 +130,7 @@ class Noted:
 
 @pytest.mark.parametrize("is_passed", [False, True])
 async def test_the_state_from_before_the_first_run_is_restored(journal: Journal, is_passed: bool):
-    """It makes no difference whether an empty session is passed to `resume`."""
+    """A resumed run has the state from before the first run, whether or not an empty session is passed to `resume`."""
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel([ToolCall("ask"), "done"])
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())

@@ -68,7 +68,7 @@ async def ask(context: ToolContext) -> str:
 async def test_a_gate_for_a_prompt_has_its_tools_policies_and_resources() -> None:
     """Calls through a gate for a prompt behave as in a run of the prompt.
 
-    The gate has the prompt's text, tools, policies, closed sections and resources, and closes the resources at the end.
+    The gate has the prompt's text, tools, policies, closed sections and resources, and closes the resources when it is closed.
     """
     seen: list[Any] = []
 
@@ -132,7 +132,7 @@ async def delegate(name: str, context: ToolContext) -> str:
 
 
 async def test_a_gate_opens_the_workers_of_its_adapter(tmp_path: Path) -> None:
-    """The adapter's workers can be called through the gate and by handlers. Inside a call, they replace the call's workers."""
+    """The adapter's workers can be called through the gate and by handlers. If a gate inside a call has an adapter with workers, these replace the call's workers."""
     outer = sound(tmp_path / "outer", clerk=PLAIN)
     inner = sound(tmp_path / "inner", guide=PLAIN)
     adapter = Adapter(ScriptedModel(lambda request: "at your service"), workers=outer)

@@ -1,4 +1,4 @@
-"""Previews: a staged call first runs in its fork, and is approved by its diff."""
+"""Previews: a staged call first runs in its fork, and a person then decides on its diff."""
 
 from __future__ import annotations
 

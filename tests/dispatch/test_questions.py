@@ -198,7 +198,7 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
-    """A forged, late, invalid or conflicting answer is refused with a reason. A question that is still open and in time accepts the right one."""
+    """A forged, late, invalid or conflicting answer is refused with a reason. A question that is still open and in time accepts a valid answer."""
     attack, problem, hint = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:

@@ -453,7 +453,7 @@ async def test_questions_are_verified_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_vote_needs_the_question_that_was_recorded(tmp_path: Path):
-    """A vote is refused unless the run asked the vote's question with the vote's digest, and if the question was altered."""
+    """A vote is refused if the run did not ask its question, if its digest does not match, or if the question was altered."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     put(journal, asked_in("tea"))
     put(journal, asked_in("cake"))

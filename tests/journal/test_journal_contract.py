@@ -467,7 +467,7 @@ async def test_a_key_submits_a_run_once(journal: Journal):
 
 
 async def test_runs_of_a_session_take_turns(journal: Journal, clock: Hands):
-    """Only the oldest queued run of a session is due, and only while no other is being begun, running or parked."""
+    """Only the oldest queued run of a session is due, and only while no other run of the session is being begun, running or parked."""
     first, second = request("first", "s", at=1.0), request("second", "s", at=2.0)
     for each in (second, first):
         await journal.queue.submit(each)
@@ -540,7 +540,7 @@ async def test_a_parked_run_is_due_when_its_question_expires_or_somebody_wakes_i
 async def test_a_run_whose_worker_is_gone_is_claimed_by_another(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """A run whose worker's lease has ended is claimed by another, whether or not it had begun, and the death is counted."""
+    """A run whose worker's lease has ended is claimed by another worker, whether or not the run had begun, and the death is counted."""
     first, second = processes
     await first.queue.submit(request())
     await first.queue.claim([QUEUE])

@@ -406,7 +406,7 @@ def test_a_secret_that_could_be_guessed_is_refused(tmp_path: Path, monkeypatch: 
 
 
 async def test_a_mark_that_was_rolled_back_is_made_again(tmp_path: Path):
-    """The first call of a session is marked in its chain. If its transaction is rolled back, the next call is marked instead.
+    """A session's first call in a chain is marked. If its transaction is rolled back, the session's next call is marked instead.
 
     `verify` finds a mark that was changed.
     """

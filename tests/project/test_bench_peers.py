@@ -1,4 +1,4 @@
-"""Tests for the benchmark against other frameworks, which rejects peers that do different work."""
+"""Tests for the benchmark against other frameworks. It rejects peers that do different work."""
 
 import asyncio
 import importlib.util

@@ -1,4 +1,4 @@
-"""Tests for the documentation, built as by `make docs`. Every link within the site works, and nothing is loaded from other sites."""
+"""Tests for the documentation, built as `make docs` builds it. Every link within the site works, and nothing is loaded from other sites."""
 
 from __future__ import annotations
 

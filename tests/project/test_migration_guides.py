@@ -1,7 +1,7 @@
 """Tests that run the other libraries' code in the migration guides (`docs/moving`) on those libraries.
 
 pydantic-ai is installed for the bridge. The other libraries need separate environments, which `make test-deep` creates
-(`scripts/peers`). Without an environment, its test is skipped with a reason, or fails in a deep run.
+(`scripts/peers`). Without its environment, a library's test is skipped with a reason, or fails in a deep run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests that find time limits in the tests that a busy machine may exceed."""
+"""Tests that look for time limits which a busy machine may exceed."""
 
 from __future__ import annotations
 

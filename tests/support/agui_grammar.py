@@ -1,8 +1,7 @@
 """A checker of AG-UI streams that is stricter than the protocol's own clients.
 
 Those clients accept results of unknown calls, and changes to activities that were never shown. `Checker` refuses both.
-It also validates every event with the protocol's models, and refuses unknown
-fields.
+It also validates every event with the protocol's models, and refuses unknown fields.
 """
 
 from __future__ import annotations

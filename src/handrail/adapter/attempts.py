@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _QUICK_ATTEMPTS = 2
 """Maximum number of times that a model is asked before the next candidate is."""
 _LONGEST_QUICK_WAIT = 2.0
-"""The `longest_wait` between attempts if there is a next candidate, in seconds."""
+"""Maximum wait between two attempts, in seconds, if there is a next candidate."""
 
 
 async def ask(run: Run) -> Answer:
@@ -90,7 +90,7 @@ class Attempts:
         self._failed: list[FailedRequest] = []
 
     async def answer(self) -> Answer:
-        """Ask the run's model, or the candidates of a choice in order, and return the answer. A candidate's refusal may be passed over."""
+        """Ask the run's model, or the candidates of a choice in order, and return the answer. If a candidate refuses, the next one may be asked."""
         run = self._run
         if run.judges_offers:
             await run.judge_offers()

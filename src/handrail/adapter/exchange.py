@@ -162,8 +162,8 @@ def charge(
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
     """Reserve an upper bound for the request's tokens and cost. If little of the budget remains, request a shorter answer.
 
-    Returns the request and the reservation. Raises `BudgetExceededError` if too little is left. A text counts as many
-    tokens as it has bytes, because no tokenizer produces more than that. Messages that the provider counted in an earlier
+    Returns the request and the reservation. Raises `BudgetExceededError` if too little is left. Each byte of
+    a text counts as a token, because no tokenizer produces more tokens than that. Messages that the provider counted in an earlier
     turn are not estimated again.
     """
     left = budget.remaining()

@@ -346,7 +346,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
             temperature=begin.temperature,
             max_tokens=begin.max_tokens,
             model_settings=begin.model_settings,
-            # Time that people have taken since then does not count if the deadline pauses for them.
+            # If the deadline pauses for people, the time that they took to answer does not count.
             deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock),
             budget=None if limits is None else Budget(**limits),
             run_id=row.record.id,

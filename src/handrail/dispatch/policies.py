@@ -84,7 +84,7 @@ class PolicyCall(msgspec.Struct, eq=False):
     def check(self) -> None:
         """Raise `ContextExpired` once the call is over.
 
-        The handler's context expires earlier, since policies see the result.
+        This is later than for the handler's context, because policies also see the call's result.
         """
         if self._attempt.policy_context is None:
             raise ContextExpired(self._attempt.id)

@@ -189,8 +189,8 @@ class CallAsker:
     async def ask(self, question: Question, /) -> Answer:
         """Return the environment's answer.
 
-        If the environment leaves the question open, this waits until it is cancelled, because the question or the run is
-        over. Raises `QuestionCancelled` if the call can't wait for a later answer: its run can't be parked, or the call or
+        If the environment leaves the question open, this does not return. It is cancelled when the question is settled or
+        the run stops. Raises `QuestionCancelled` if the call can't wait for a later answer: its run can't be parked, or the call or
         an outer one was given a secret and the environment does not keep secrets.
         """
         answer = await self._environment.ask(question)

@@ -1,4 +1,4 @@
-"""Rollback: discards what one attempt at a call did, and compensates its effects on the world."""
+"""Rollback: discards what one attempt at a call did, and compensates its external effects."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Transaction(msgspec.Struct, eq=False):
     kept: tuple[str, ...] = ()
     """The names of the calls that have committed past this transaction and changed something."""
     passed: tuple[Any, ...] = ()
-    """The recorded changes of these calls, if an outer call may need them after a crash."""
+    """The recorded changes of calls that have committed past this transaction, if an outer call may need them after a crash."""
     _session: SessionFork | None = None
     _forks: dict[int, Any] | None = None
 
@@ -217,7 +217,7 @@ class Transaction(msgspec.Struct, eq=False):
         return [manifest for manifest in staged if manifest is not None]
 
     def recorded_forks(self) -> list[RecordedFork]:
-        """Return the staged forks whose commits the journal makes, because their files are recorded there."""
+        """Return the staged forks that have changes and are committed by recording these in the journal."""
         forks = [fork for fork in self.durable or () if isinstance(fork, RecordedFork)]
         return [fork for fork in forks if fork.delta() is not None]
 

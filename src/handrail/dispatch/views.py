@@ -125,7 +125,7 @@ class _CallListener:
         self.stop = attempt.stop
 
     def is_cancelled_from_outside(self) -> bool:
-        # Timers and tasks run in a copy of the context in which they were started.
+        # Timers and tasks run in a copy of the context in which they were started, so `entered` shows whether this call started them.
         running = None if (found := entered.get()) is None else found()
         inside = running is not None and any(each is self.work for each in running.with_outer())
         return not inside and not self.work.stopped

@@ -88,7 +88,7 @@ class Runner:
 
     - `dispatcher`: an engine that starts legs, such as `DbosDispatcher`. Without one, the runner claims runs from the journal.
     - `host`: the name by which runs are pinned to this host.
-    - `report`: called with a line of text whenever a leg begins or ends.
+    - `report`: called with a line of text about a leg, for example when the leg begins or ends.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class Runner:
     async def _cut_off(self) -> None:
         """Interrupt the legs that are still executing, and make their runs due for other workers.
 
-        The runs are due before they are parked. So they keep their workspaces, and other workers continue them even if
+        The runs are made due before they are parked. So they keep their workspaces, and other workers continue them even if
         this process is killed meanwhile.
         """
         with contextlib.suppress(JournalError):

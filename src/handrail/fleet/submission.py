@@ -41,8 +41,8 @@ class Submission:
     - `key`: submitting again with the same key, as the same principal, returns the first run.
     - `folder`: the folder that the run works in, or `workspace:NAME`.
     - `startup_files`: patterns of the startup files in the folder that the run's calls may change without a separate approval.
-    - `host`: the only host whose workers take the run. Default: this host if there is a `folder`, otherwise any host. A
-      workspace moves with its run, so it pins the run to no host.
+    - `host`: the only host whose workers take the run. Default: this host if `folder` is a path, otherwise any host. A
+      workspace can be used on any host.
     - `attachments`: files for the model, given as attachments, paths on this host, or http addresses. The bytes of files are
       recorded with the run. Addresses are recorded as they are.
     - `deadline`: how many seconds the run has once it begins.

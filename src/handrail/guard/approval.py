@@ -1,4 +1,4 @@
-"""The approval broker, which decides all approval requests of a run and of the runs nested in it."""
+"""The approval broker, which decides requests for approval."""
 
 from __future__ import annotations
 

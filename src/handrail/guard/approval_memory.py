@@ -43,7 +43,7 @@ _PLAIN = re.compile(r"[\w.@+-]+(/[\w.@+-]+)*", re.ASCII)
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """A set of calls that one remembered answer can cover, with its description and its key."""
+    """A set of requests that one remembered answer can cover, with its description and its key."""
 
     words: str
     key: str

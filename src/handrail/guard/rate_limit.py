@@ -93,7 +93,7 @@ class RateWindow:
         return oldest is not None and _within(seconds, oldest, now)
 
     def has(self, call: str, seconds: float, now: float) -> bool:
-        """Return whether this call was admitted within this many seconds."""
+        """Return whether this call was admitted within this many seconds of `now`."""
         found = (self._call(index) for index in self._bucket(call).numbers)
         return any(each.call == call and _within(seconds, each.at, now) for each in found)
 
@@ -139,7 +139,7 @@ class RateWindow:
 def _within(seconds: float, at: float, now: float) -> bool:
     """Return whether `at` is less than this many seconds away from `now`.
 
-    A time in the future counts as well. If it is further away than that, it comes from another machine's clock.
+    `at` may be in the future. A time that is further in the future comes from another machine's clock, and does not count.
     """
     return abs(now - at) < seconds
 

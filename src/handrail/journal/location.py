@@ -177,7 +177,7 @@ def _files_exposure(path: str, parts: Sequence[str]) -> Exposure | None:
 def _exposure(path: str, *, by_root: bool = False) -> Exposure | None:
     """Return how other users can access a private file or folder; None if they can't, or if there is no such file or folder.
 
-    With `by_root`, the file may belong to root, and its group may read it then.
+    With `by_root`, the file may also belong to root, and then its group may read it.
     """
     try:
         facts = os.lstat(path)

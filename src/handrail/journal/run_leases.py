@@ -23,8 +23,8 @@ def acquire(
 ) -> StoredRun:
     """Take the lease of a run that is free, and return its new row. Raises `JournalAltered` if its session was altered.
 
-    `changes` are made only if this process did not own the run before. So a request to stop the run is not lost between
-    a worker's claim and the `take` that follows it. With `claims`, a new leg begins even if this process owned the run.
+    `changes` are made only if this process did not own the run before. So `take`, which clears a request to stop
+    the run, does not clear one that was made after a worker's claim. With `claims`, a new leg begins even if this process owned the run.
     """
     progress = verify_session(connection, database.chains, row.id).progress
     is_mine = row.owner == database.owner

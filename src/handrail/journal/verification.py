@@ -350,7 +350,7 @@ def _check_tickets(connection: Connection, chains: Chains, run_id: str, records:
 def verify_session(connection: Connection, chains: Chains, run_id: str) -> RunRecords:
     """Verify a run, the other runs of its session, and its principal's decisions there, and return the run's records.
 
-    If the run is not recorded, only these records are verified. Raises the first `JournalAltered`.
+    If the run is not recorded, only the records under its id are verified. Raises the first `JournalAltered`.
     """
     records = verified(connection, chains, run_id)
     try:

@@ -250,7 +250,7 @@ def workspace_alterations(connection: Connection, chains: Chains) -> Iterator[Jo
 
 
 def _line(connection: Connection, database: Database, name: str) -> WorkspaceLine:
-    """Return a workspace as it is listed. This reads the rows of its files, to count them, but keeps none of them in memory."""
+    """Return a workspace as it is listed. If it was altered, the line has only its name and the problem."""
     try:
         row = _find(connection, database.chains, name)
         states = _read_files(connection, database.chains, name, row).values()

@@ -26,8 +26,8 @@ async def load(
 ) -> None:
     """Load the bytes of attachments that are only references. Equal bytes are kept in memory once.
 
-    Attachments with an address are skipped. Raises `RunError` if the bytes of any other one are not in the journal, because
-    the process ended before it had stored them. With `some`, such an attachment stays a reference instead. Raises
+    Attachments with an address are skipped. Raises `RunError` if the bytes of any other one are not in the journal, for example
+    because the process ended before it had stored them. With `some`, such an attachment stays a reference instead. Raises
     `JournalAltered` if the bytes were altered.
     """
     found: dict[str, bytes] = {}

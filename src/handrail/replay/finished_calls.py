@@ -51,7 +51,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
     - the effects conflict with later changes and the call may not run again (a call that was given a secret in an answer
       raises `Conflict` instead, even if it may run again),
     - the call was being undone and that can't be finished, or
-    - its answer with a secret was lost after its handoff had begun to use it.
+    - the call's answer contained a secret and is lost, and `after` of its handoff may have had a lasting effect.
     """
     log = attempt.frame.log
     if attempt.kind.undoes:
@@ -94,7 +94,7 @@ async def _with_bytes(result: ToolResult[Any], log: RunLog) -> ToolResult[Any]:
 
 
 def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
-    """Replay a call that was committed into the session, which already has its changes."""
+    """Replay a call that has a unit of its own. The session already has its changes."""
     frame = attempt.frame
     attempt.call.restore(frame.tools.get(attempt.name, attempt.tool))
     if attempt.parent is not None:
@@ -142,7 +142,7 @@ def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
 
 
 def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """End the call with its recorded result, and return that result. The event is logged in the session but not published."""
+    """End the call with its recorded result, and return that result. Its `ToolInvoked` is logged in the session but not published."""
     result = read_result(attempt.tool, written)
     attempt.close()
     frame = attempt.frame

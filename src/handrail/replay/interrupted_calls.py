@@ -50,8 +50,9 @@ async def decide_interrupted(attempt: Attempt) -> bool:
     calls, so it only has to commit. Otherwise raises `Unsuccessful`, which carries the call's result, or `OutcomeUnknown`.
 
     Once a call with a secret has begun, it runs again only if its probe says that it never took effect, or if it continues
-    work that goes on elsewhere. In arguments from a model, the record has a mask, which parsing rejects. A secret from a person would have to
-    be requested again, although the call may have used the first answer already.
+    work that goes on elsewhere. The record has a mask in place of a secret
+    argument from a model, and parsing rejects the mask. A secret from a person would have to be requested again, although the
+    call may have used the first answer already.
     """
     if attempt.kind.is_auxiliary:
         return False

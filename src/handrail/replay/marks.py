@@ -57,7 +57,7 @@ async def mark_begun(attempt: Attempt) -> None:
 
     A call that must not run twice is marked. An inner call of such a call is marked if it was charged: after a crash, the
     outer call does not make the inner call again, so the charge would otherwise be forgotten. A compensation is marked
-    although it may run twice, because a call that was being undone is not replayed.
+    although it may run twice, so that a resumed run does not replay the call that was being undone.
     """
     if attempt.call.place.kind == "compensation" or not can_reenter(attempt) or _is_charged_once(attempt):
         await _mark(attempt, attempt.name)

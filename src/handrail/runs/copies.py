@@ -163,7 +163,7 @@ def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
 
 
 def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[CommitUnit]) -> Iterator[Entry]:
-    """Yield the entries of the first `calls` calls, and those that the run itself recorded before the next answer."""
+    """Yield the entries of the first `calls` calls, and those that the run itself recorded before its answer `step + 1`."""
     places = {unit.call_id: unit.place for unit in units}
     after = ("model answer", str(RUN.answer(step + 1)))
     until = next((at for at, entry in enumerate(entries) if (entry.kind, entry.key) == after), len(entries))

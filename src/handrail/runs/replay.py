@@ -109,7 +109,8 @@ async def replay(
 
     - asked somebody, were given a secret, ran a nested prompt or used another recorded verb,
     - ended with a status other than `ok` and `error`,
-    - need a person, a model or a worker, or a tool that only the original caller provided, or
+    - need a person, a model or a worker,
+    - used a tool that only the original caller provided, or
     - worked on files that have changed since.
 
     `filesystem` must contain the files as they were when the run began; without it, calls that used files are not run.

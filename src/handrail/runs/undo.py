@@ -103,8 +103,8 @@ async def _undo_one(
 ) -> Undoing:
     """Undo one commit, and record that it is undone.
 
-    `inner` are its inner calls, which the same undo has undone before it. If this commit is such an inner call, `outer` is
-    the id of the call that contains it.
+    `inner` has the outcomes for its inner calls, which were undone first. If this commit is an inner call that is undone
+    with its outer call, `outer` is the id of that outer call.
     """
     now, call_id, run_id = clock.now().timestamp(), unit.call_id, unit.run_id
     paths: Sequence[str] = ()

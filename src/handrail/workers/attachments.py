@@ -46,7 +46,7 @@ Input = Annotated[str, Field(description="The worker's task. It sees nothing els
 
 @dataclass(frozen=True)
 class WorkerCall:
-    # For a worker that takes no attachments. A call's attachments are parsed, so that the error can say that it takes none.
+    # For a worker that takes no attachments. A call's attachments are parsed, so that the error can say that the worker takes none.
     input: Input
     attachments: SkipJsonSchema[list[FileOrPath]] = field(default_factory=list["str | FileArgument"])
 

@@ -198,7 +198,7 @@ async def _attachments(
 ) -> tuple[Attachment, ...]:
     """Return the files that a call gives to a worker. Raises `ToolValidationError` if one is not allowed.
 
-    Files that are named by path may change later. A recorded run therefore records their bytes, and a call that is run
+    Files that are named by path may change later. So a run with a journal records their bytes, and a call that is run
     again after a restart uses the recorded bytes.
     """
     log, place = call.frame.log, call.place

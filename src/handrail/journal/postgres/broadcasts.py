@@ -20,7 +20,7 @@ log = logging.getLogger("handrail.journal")
 _KEPT_SECONDS = 30.0
 """Seconds after which `sweep` deletes a batch, or a watcher whose time is over.
 
-A reader needs milliseconds, or seconds after it has lost its connection.
+A reader usually reads a batch within milliseconds, or within seconds if it has lost its connection.
 """
 _WATCH = """INSERT INTO watchers VALUES (?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET joins = excluded.joins, until = excluded.until"""

@@ -16,7 +16,7 @@ _LONG_GONE = 3600.0
 
 
 class DatabaseLeases:
-    """The leases of the processes that share a database. When a lease ends depends on no host's clock and no process table.
+    """The leases of the processes that share a database. Only the database's clock decides when a lease ends.
 
     With `is_simulated`, the given clock stands in for the database's.
     """

@@ -250,8 +250,8 @@ class Sender:
 class _Reader:
     """Calls a function in a loop whenever something has arrived on a connection.
 
-    It watches a duplicate of the connection's descriptor, because a lost connection closes its own, whose number can be
-    given to another file before the loop hears of it.
+    It watches a duplicate of the connection's descriptor. The original is closed when the connection is lost, and its
+    number can be given to another file before the loop stops watching.
     """
 
     def __init__(
