@@ -116,7 +116,8 @@ def forget_undone(
 ) -> None:
     """Remove undone calls from a session in memory.
 
-    Only the slices that these calls wrote are rebuilt from the record, since no later commit has read or written them.
+    Only the slices that these calls wrote are rebuilt from the record. No later commit has read or written them, so the
+    other slices do not depend on them.
     """
     units = tuple(units)
     names = {

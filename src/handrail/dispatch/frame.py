@@ -150,7 +150,7 @@ _UNKNOWN_LOST = LostTime(-1.0)
 class Frame:
     """The state that all calls of one run share, including which of them are running."""
 
-    # The slots are not grouped into smaller values, because every call reads about twenty of them.
+    # The slots are not grouped into smaller values, because a call reads about twenty of them, and each would take two lookups.
     __slots__ = (
         "__weakref__",
         "began",

@@ -162,7 +162,7 @@ class Gate:
         attempt, kind, record = passage.attempt, call.kind, frame.log
         if record.resumed and await self._replay(passage):
             return
-        monotonic, publish = frame.monotonic, frame.publish  # read first, because calling a slot is slower
+        monotonic, publish = frame.monotonic, frame.publish  # a local name is faster to call than a slot
         attempt.started = started = monotonic() - frame.began
         if frame.lost.seconds:  # a listener has blocked the loop before, or the run begins
             attempt.lost = frame.note_lost(call.loop)

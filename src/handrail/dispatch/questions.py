@@ -210,7 +210,7 @@ class CallAsker:
             attempt.waiting -= 1
 
     def _is_held_by_secret(self) -> bool:
-        """Return whether the call can't be parked, because it or an outer call was given a secret."""
+        """Return whether the call or an outer call was given a secret, which keeps the run from being parked."""
         attempt: Attempt | None = self._attempt
         while attempt is not None and not was_given_secret(attempt):
             attempt = attempt.parent

@@ -83,7 +83,7 @@ class Transaction(msgspec.Struct, eq=False):
     touched: list[Fork] = NOTHING
     """The forks created so far, with everything that the call has read or changed. A rollback drops them."""
     durable: list[DurableFork] | None = None
-    """The forks whose changes outlive the process; None if there are none. They are applied first, because that may fail."""
+    """The forks whose changes outlive the process; None if there are none. They are applied first, because applying them may fail."""
     closed: bool = False
     commits_each: bool = False
     """Whether inner calls commit past this transaction, into its parent or the session, and stand even if this call fails."""

@@ -185,7 +185,7 @@ def _is_shown(given: Any, shown: Any) -> bool:
 
 
 def _respelled(value: Any, spelled: Mapping[str, str]) -> Any:
-    """Return the value with each path in `spelled` replaced by its normal form, because `./a` must not evade a denial of `a`."""
+    """Return the value with each path in `spelled` replaced by its normal form, so that `./a` does not evade a denial of `a`."""
     if isinstance(value, str):
         return spelled.get(value, value)
     if isinstance(value, Mapping):

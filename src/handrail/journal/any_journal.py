@@ -15,8 +15,8 @@ AnyJournal = SqliteJournal | PostgresJournal
 def open_by_name(name: str | PathLike[str], *, watches: bool = True) -> AnyJournal:
     """Open the journal in a file, or in a PostgreSQL database if the name is its URL.
 
-    Pass `watches=False` where nothing waits for an answer, as in a command that only reads. Then asking a question does not
-    start a search for answers from other processes.
+    Pass `watches=False` where nothing waits for an answer, as in a command that only reads. Then the journal does not
+    check regularly for answers from other processes.
     """
     if isinstance(name, str) and is_url(name):
         return PostgresJournal(name) if watches else PostgresJournal(name, watch=None)

@@ -344,7 +344,7 @@ class Chains:
         return find_damage(cast(sqlite3.Connection, connection))
 
     def row_mac(self, table: str, values: Sequence[object]) -> bytes:
-        """Return the MAC of a row that belongs to no chain, because it is replaced when it changes."""
+        """Return the MAC of a row that is replaced when it changes. Such a row belongs to no chain."""
         hashed = self._keyed.copy()
         hashed.update(_encode((self._journal, table, values)))
         return hashed.digest()[:MAC_BYTES]

@@ -405,7 +405,7 @@ class Job(Generic[T]):
         self.work = work
         self.synced = synced
         self.single = single
-        """Whether the work is at most one statement that writes, so that it needs no transaction around it."""
+        """Whether at most one statement of the work writes, so that the work needs no transaction around it."""
         self._report = report
         self.value: T | None = None
         self.error: BaseException | None = None

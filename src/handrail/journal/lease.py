@@ -54,7 +54,7 @@ def _host() -> str:
 
 @lru_cache(maxsize=1)
 def _started_here() -> str:
-    """Return when this process started. The value is cached, because it does not change."""
+    """Return when this process started. The value is cached, except that a forked child computes its own."""
     return _started(os.getpid())
 
 

@@ -84,7 +84,7 @@ class LocalSteps:
             if self._steps.get(key) is mine:
                 del self._steps[key]
             mine.set_exception(_Retry())
-            mine.exception()  # marks the error as retrieved, since nobody else may be waiting
+            mine.exception()  # marks the error as retrieved, in case nobody waits for it
             raise
         finally:
             with contextlib.suppress(

@@ -124,7 +124,7 @@ async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> Too
 
 
 def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
-    """Return whether a handoff must ask for a secret again, because it was not recorded.
+    """Return whether a handoff must ask for a secret again, because the first answer was not recorded.
 
     It does not ask again if `after` has finished, because that result is in the record. If `after` had begun with
     the secret and may have had a lasting effect, this raises `OutcomeUnknown`.
