@@ -127,7 +127,7 @@ class Activity:
         return []
 
     def _place(self, run_id: str, path: tuple[str, ...]) -> Place:
-        """Return the place of a new call, which is either inside another call of the same run or directly in the run."""
+        """Return the place of a new call: inside another call of the same run, or directly in the run."""
         parent = self._parent(path[:-1])
         if parent is not None and parent[1].run_id == run_id and parent[1].place is not None:
             parent[1].inner += 1

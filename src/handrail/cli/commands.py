@@ -258,7 +258,7 @@ class _ModelGroup(_RunsGroup):
 
 
 def _add_group(name: str, group: type[TyperGroup], help: str, epilog: str | None = None) -> None:
-    """Add a group of commands, which `group` loads."""
+    """Add a group whose commands `group` loads."""
     app.add_typer(
         typer.Typer(
             name=name,

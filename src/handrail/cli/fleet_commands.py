@@ -79,7 +79,7 @@ def _stop(stop: asyncio.Event, runner: object) -> None:
 
 
 def _engine(named: str | None, journal: Journal) -> Engine | None:
-    """Return the engine with this name, which uses the database at `HANDRAIL_DISPATCH_URL`; None without a name.
+    """Return the engine with this name, on the database that `HANDRAIL_DISPATCH_URL` names; None without a name.
 
     Raises `UsageError` if the name is unknown or the variable is not set.
     """

@@ -21,9 +21,10 @@ VARIABLE = "HANDRAIL_TOKEN"
 
 
 def read_token(file: Path | None) -> str | None:
-    """Return the token from the file or $HANDRAIL_TOKEN, which is removed from the environment; None if neither is given.
+    """Return the token from the file or $HANDRAIL_TOKEN, or None if neither is given.
 
-    Raises `UsageError` if both are given, or if the file can't be read or others may read it.
+    The variable is removed from the environment. Raises `UsageError` if both are given, or if the file can't be read or
+    others may read it.
     """
     from_environment = take_variable(VARIABLE)
     if file is None:

@@ -135,7 +135,7 @@ def _parse_string(schema: JsonSchema, typed: str) -> str:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Return whether a text matches a pattern. An unsupported pattern matches, because the tool checks the answer again."""
+    """Return whether a text matches a pattern. Any text matches an unsupported pattern, because the tool checks it again."""
     try:
         return compile_pattern(pattern).found_in(text)
     except ValueError:

@@ -203,7 +203,7 @@ class TerminalDialog:
             self._write(f"{self._style(line, *styles)}\n")
 
     def _lines(self, text: str) -> list[str]:
-        """Wrap text that is too long for a line. A bar marks each continuation, which then can't look like a new line.
+        """Wrap text that is too long for a line. A bar marks each continuation, so that it can't look like a new line.
 
         A line with styles inside is not wrapped, because the form has already laid it out.
         """

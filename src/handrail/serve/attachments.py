@@ -1,7 +1,7 @@
 """Attachments over HTTP: receiving them with a message, describing them to clients, and serving them.
 
 Pictures, sounds and PDFs of the types in `SHOWN`, recognised by their first bytes, are served inline and sandboxed.
-Everything else is a download, because a browser could run it as code.
+Everything else is a download, because it may contain code that a browser would run.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Inbox:
         return await self._count(thread, question, await self._journal.votes.cast(question.run_id, vote))
 
     async def count_all(self) -> None:
-        """Count the votes on every open question that needs votes, because an earlier process may not have counted the last.
+        """Count the votes on every open question that needs votes, because an earlier process may not have counted them all.
 
         If that fails for a question, the error is logged.
         """

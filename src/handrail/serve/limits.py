@@ -30,11 +30,11 @@ class Limits:
     """Seconds that a request body may take to arrive."""
     header_bytes: int = 16 * 1024
     header_seconds: float = 10.0
-    """Seconds that a request's headers may take to arrive. Not applied under another ASGI server."""
+    """Seconds that a request's headers may take to arrive. Only Handrail's own server applies this limit."""
     idle_seconds: float = 15.0
-    """Seconds that an idle connection is kept open for its next request. Not applied under another ASGI server."""
+    """Seconds that an idle connection is kept open for its next request. Only Handrail's own server applies this limit."""
     write_seconds: float = 30.0
-    """Seconds that a client may leave data unread before it is disconnected. Not applied under another ASGI server."""
+    """Seconds that a client may leave data unread before it is disconnected. Only Handrail's own server applies this limit."""
     connections: int = 1000
     """Maximum number of requests in progress, including open streams. `/health` is answered even beyond it."""
     streams: int = 256
@@ -50,7 +50,7 @@ class Limits:
     idle_per_address: int = 100
     """Maximum number of idle connections from one address. When there are more, the longest idle one is closed.
 
-    All addresses of an IPv6 /64 network count as one. Not applied under another ASGI server.
+    All addresses of an IPv6 /64 network count as one. Only Handrail's own server applies this limit.
     """
     runs: int = 1000
     """Maximum number of active runs in this process. Runs that wait for an answer are not counted."""
@@ -83,7 +83,10 @@ def network_of(address: str) -> str:
 
 
 class Rate:
-    """A rate limiter with a token bucket for each key. Beyond `most` buckets, the least recently used is dropped."""
+    """A rate limiter with a token bucket for each key.
+
+    Beyond `most` buckets, the one from which a token was taken longest ago is dropped.
+    """
 
     def __init__(
         self, per_second: float, burst: int, *, clock: Clock = SYSTEM_CLOCK, most: int = 10_000

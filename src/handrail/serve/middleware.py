@@ -278,8 +278,8 @@ class GuardMiddleware:
         """Send the refusal, unless a response has begun.
 
         For a method other than GET and HEAD, and for the statuses 400, 431 and 503, the connection is closed. Before
-        that, a limited part of the body, if any, is read for up to a second. Otherwise a client that is still sending
-        the body might not get the refusal.
+        that, a limited part of the body, if any, is read for up to a second. Without this, a client that is still
+        sending the body might not get the refusal.
         """
         if answer.started:
             return

@@ -364,7 +364,7 @@ class _Answer:
         return {**self._frame("chat.completion", [choice]), "usage": _usage(usage)}
 
     async def events(self, with_usage: bool) -> AsyncGenerator[bytes]:
-        """Yield the events of the stream. If the model fails, the last event says so, because the status has been sent."""
+        """Yield the events of the stream. If the model fails, the last event says so: the HTTP status has already been sent."""
         yield self._chunk({"role": "assistant", "content": ""})
         begun: set[int] = set()
         usage, reason = Usage(), "stop"

@@ -362,7 +362,7 @@ class Routes:
         return JSONResponse({}, 202)
 
     async def _thread(self, request: Request) -> Thread:
-        """Return the thread with the id in the URL, which always belongs to the principal who sent the request.
+        """Return the thread that has the id in the URL and belongs to the principal who sent the request.
 
         Raises `RequestRefused` if the id is invalid, and `ThreadElsewhere` if it is a thread of a different app.
         """

@@ -30,7 +30,7 @@ _SPARE_FILES = 256
 _LATE_SECONDS = 1.0
 """If a header timeout fires more than this many seconds late, the server itself was busy, and the timeout starts again.
 
-Otherwise the server would refuse requests that have arrived, but that it has not read yet.
+Without this, the server would refuse requests that have arrived but that it has not read yet.
 """
 _ABORT_SECONDS = 1.0
 """Seconds that clients have to read the rest of their responses after the server begins to shut down."""

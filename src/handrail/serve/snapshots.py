@@ -133,10 +133,7 @@ async def _question_json(journal: Journal, question: Question) -> dict[str, Any]
 
 
 def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the thread's nested runs, each with its current status and the call that started it.
-
-    The call is one that clients know, so it may be an outer call.
-    """
+    """Return the thread's nested runs, each with its current status and the nearest call around it that clients know."""
     asked: dict[str, list[str]] = {}
     for run_id, message in (*found.said, *found.nested):
         if isinstance(message, AssistantMessage):

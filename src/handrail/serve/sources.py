@@ -225,7 +225,7 @@ def _files_of(files: Any, principal: str) -> Any:
 
 
 def _files_for(files: Any, options: RunArguments | ResumeArguments) -> Any:
-    """Return the filesystem for a run, which depends on the principal of its session."""
+    """Return the filesystem for the principal of a run's session."""
     session = options.get("session")
     return _files_of(files, "" if session is None else session.principal)
 

@@ -375,7 +375,7 @@ class Thread(ThreadRecord):
         return row.held and row.owner != getattr(self._journal, "owner", "")
 
     async def begun(self, run_id: str) -> LiveRun:
-        """Return a new run of this thread, which `execute` starts."""
+        """Create a run of this thread. `execute` starts it."""
         session = await self.session()
         told = Translator(
             self.id,
@@ -386,7 +386,7 @@ class Thread(ThreadRecord):
         return self._live(run_id, session, told)
 
     async def resumed(self, tree: runs.RunTree) -> LiveRun:
-        """Return a recorded run of this thread, which `execute` continues."""
+        """Load a recorded run of this thread. `execute` continues it."""
         run_id = tree.row.record.id
         said = await self.run_messages()
         session = Session(id=self.session_id, principal=self.principal)

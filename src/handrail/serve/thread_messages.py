@@ -50,7 +50,7 @@ def nested_messages_in(session: Session) -> list[RunMessage]:
 
 
 def _with_open_results(session: Session, said: list[RunMessage]) -> list[RunMessage]:
-    """Add the results of finished calls in turns that still have unfinished calls, because clients already have them."""
+    """Add the results of finished calls in turns that still have unfinished calls. Clients already have these results."""
     asked = {call.id for _, each in said if isinstance(each, AssistantMessage) for call in each.calls}
     answered = {result.id for _, each in said if isinstance(each, ToolMessage) for result in each.results}
     if asked <= answered:

@@ -140,9 +140,9 @@ class MessageWriter:
     def call(self, run: OpenRun, piece: CallDelta) -> list[Event]:
         """Return the events for the next piece of a call, or none if the call is sent later.
 
-        Ids that a model repeats are replaced when its answer is complete. A call whose id may still be replaced is
-        therefore sent only then. Which of two concurrent nested runs keeps an id is not known earlier, so only the
-        outermost run's calls are sent while they are being written.
+        A call is sent while it is being written only if its id is final. When an answer is complete, ids that were used
+        before are replaced, so a call whose id clients already know is sent only then. All calls of nested runs are also
+        sent only then: if two concurrent nested runs use the same id, it is not known earlier which of them keeps it.
         """
         writing = run.writing.get(piece.index)
         if writing is None:

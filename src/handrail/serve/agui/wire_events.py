@@ -61,7 +61,7 @@ def delta(kind: str, key: str, id: str, text: str, subagent: str | None) -> Even
 
 
 def custom(name: str, value: Any, subagent: str | None = None) -> Event:
-    """Build a custom event, which the protocol itself does not define."""
+    """Build a custom event, whose name and value the protocol does not define."""
     return wire_event(CustomEvent(name=name, value=value), subagent)
 
 
