@@ -65,7 +65,7 @@ class SharedArguments(TypedDict, total=False):
     approvals: ApprovalMode | ApprovalBroker | None
     """The approval mode, or the broker that decides. Without either, the person in the environment is asked, if any."""
     extras: ExtraValues
-    """Values that tools find in `context.extras`, by their keys. Pass those of a run again when you resume it."""
+    """Values that tools find in `context.extras`, by their keys. To resume a run, pass its extras again."""
 
 
 class ResumeArguments(SharedArguments, total=False):
@@ -240,7 +240,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         levels: int | None = None,
         policies: Iterable[OuterPolicy] = (),
     ) -> RunOptions:
-        """Return the options of a run that is nested in one of this run's calls. Every nested run has these.
+        """Return the options of a run that is nested in one of this run's calls.
 
         `given` holds the nested run's own options:
 

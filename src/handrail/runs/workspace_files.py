@@ -40,7 +40,7 @@ _CALL = "put"
 
 
 async def list_workspaces(journal: Journal) -> Sequence[WorkspaceLine]:
-    """Return the workspaces in a journal, sorted by name. An altered workspace is listed too, with what was altered."""
+    """Return the workspaces in a journal, sorted by name. An altered workspace is listed too, with a description of the alteration."""
     return await journal.workspaces.list()
 
 

@@ -5,8 +5,8 @@ are still those that this process knows, and adds the record only if it replaced
 over changes the owner there, so whichever of the two statements comes first, the other one notices.
 
 Many processes add records at the same time, so no counter gives their order. A record's number is the database's time
-in microseconds. If needed, it is increased, so that it is higher than that of the record before it in its chain, and than
-those of the records that this process has added or read.
+in microseconds. If needed, it is increased: it must be higher than the numbers of the record before it in its chain, and
+of the records that this process has added or read.
 """
 
 from __future__ import annotations
