@@ -148,7 +148,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 async def snapshots(base: Path) -> None:
-    """Compare a git commit that changes one file and its reset with a call that changes the file and its undo."""
+    """Print the time of a git commit of one changed file and a reset, and of a call that changes the file and an undo."""
     for files in GIT:
         folder = folder_of(base / "git", files)
         git(folder, "init", "-q")

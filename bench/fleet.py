@@ -263,7 +263,7 @@ async def answer(url: str) -> None:
 
 
 async def parked(url: str) -> None:
-    """Print what many parked runs cost, and how long it takes to answer a tenth of them and until these are done."""
+    """Print what many parked runs cost, how long it takes to answer a tenth of them, and how long until these are done."""
     async with fleet(url, "parked") as made:
         ids = await made.submit("choose", PARKED)
         began = time.time()

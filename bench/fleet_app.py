@@ -55,7 +55,7 @@ async def choose(*, context: UserContext) -> str:
 
 
 def answer(request: ModelRequest) -> ToolCall | str:
-    """Return the model's answer to the message: `step N` makes it call `step` N times, and `wait` and `choose` once each."""
+    """Answer as the model. The message `step N` leads to N calls of `step`, and `wait` or `choose` to one call of that tool."""
     last = next(each for each in request.messages if isinstance(each, UserMessage))
     verb, _, rest = last.text.partition(" ")
     done = sum(isinstance(each, ToolMessage) for each in request.messages)

@@ -4,7 +4,7 @@
 
 STATEMENTS is how many fenced statements a second one database takes, and CONNECTIONS is how many it allows. Measure the
 first with `bench/fleet.py URL steps`. All steps of a session go to the same database, so the busiest sessions decide how
-even the load is. Their activity follows Zipf's law: the n-th session makes 1/n of the steps of the first.
+even the load is. The activity of sessions follows Zipf's law: the n-th session makes 1/n of the steps of the first.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ SCRIPT = ScriptedModel(
 
 
 def rule(folder: Path) -> Person:
-    """Return a person who denies a change that removes rows of an Anna and adds none, and approves all others.
+    """Return a person who denies a change that removes a row for Anna and adds none, and approves every other change.
 
     While the first question is open, a row is added to the file, as if somebody else had edited it.
     """

@@ -5,7 +5,7 @@
     python examples/research.py --model openai:gpt-5 --folder notes/ "Why did sales fall in May?"
 
 An editor splits the question. Each part goes to its own researcher with a share of the budget. A researcher that
-spends its share stops, and the others continue. Every answer names the files it was found in.
+has used up its share stops, and the others continue. Every answer names the files it was found in.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Script:
         return Turn([], self.answer)
 
     def turn(self, newest: object) -> Turn:
-        """Return the turn that follows the newest message, which may be any object. If its text contains no result, that is the first turn."""
+        """Return the turn that follows the newest message, which may be any object. If its text contains no result, return the first turn."""
         Script.made += 1
         found = _RESULT.search(newest if isinstance(newest, str) else str(newest))
         return self.turn_at(int(found.group(1)) + 1 if found else 0)
