@@ -127,7 +127,8 @@ class Conversation:
         """Return the prefix of generated ids.
 
         It differs between sessions, because several sessions may use one folder, whose history contains call ids. It also
-        differs between conversations: a replayed run skips finished ones and must generate the same ids without them.
+        differs between conversations: a replayed run skips finished conversations, and must generate the
+        same ids without them.
         """
         stem = f"call-{''.join(filter(str.isalnum, self._of().id))[:8]}"
         return stem if self.key == ROOT else f"{stem}-{hashlib.sha256(self.key.encode()).hexdigest()[:8]}"

@@ -52,7 +52,7 @@ def first_text(message: str | None, attachments: Sequence[Attachment]) -> str:
 def with_sections(
     rendered: RenderedPrompt[Any], conversation: Conversation, attachments: Sequence[Attachment]
 ) -> tuple[Attachment, ...]:
-    """Return the attachments of a run's first message: those of the prompt's sections that are not yet sent, then its own."""
+    """Return the attachments of a run's first message: those of the prompt's sections that were not sent before, then `attachments`."""
     if not rendered.attachments:
         return tuple(attachments)
     seen = {*attached_to(conversation.messages), *attachments}

@@ -145,7 +145,7 @@ class RefusedCall(Call, frozen=True, eq=False):
 
 
 def refuse_call(call: Call, reason: str) -> Call:
-    """Return a call in the same place that the gate refuses for this reason."""
+    """Return a call that takes the place of this one, and that the gate refuses for this reason."""
     fields: dict[str, Any] = {name: getattr(call, name) for name in call.__struct_fields__}
     fields["tool"] = NO_TOOL  # so that the gate resolves it
     return RefusedCall(**fields, reason=reason)

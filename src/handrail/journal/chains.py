@@ -260,8 +260,8 @@ class Chains:
     ) -> int:
         """Add a record after this head, and return its position in the chain.
 
-        Returns 0, and adds nothing, if the statement `replace` does not replace the head, because it is out of date or
-        the run has a different owner from the one in `fence`.
+        Returns 0, and adds nothing, if the statement `replace` does not replace the head, because `head` is out of date
+        or the run has a different owner from the one in `fence`.
         """
         if self._connection is not connection:
             self._connection = connection

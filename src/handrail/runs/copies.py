@@ -258,7 +258,7 @@ async def import_(
 ) -> RunRow:
     """Import an exported run, and return its row. It keeps its id unless `run_id` is passed.
 
-    Without `session_id`, it keeps the id of its session, or gets a new session of its own if the journal already has that
+    Without `session_id`, it keeps the id of its session, or gets a new session if the journal already has that
     one. Raises `RunError` if the file can't be read, is damaged or is not an exported run of a known format, if an id
     contains characters that can't be printed, or if the journal already has a run with this id.
     """

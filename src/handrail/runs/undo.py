@@ -57,7 +57,7 @@ async def undo(
     Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices, which the error
     names, or if the call
 
-    - failed, and no committed inner call of it is left to undo,
+    - failed, and has no committed inner call left to undo,
     - was undone or discarded before,
     - has changes that are not applied,
     - changed files in a folder, and no `filesystem` was passed, or
@@ -156,8 +156,8 @@ def _units_of(
 ) -> list[CommitUnit]:
     """Return the commits to undo: those of the inner calls that committed for themselves, then the call's own.
 
-    Raises `RunError` if there is no such call, and `UndoRefused` if it was undone or discarded before, or if it failed and no
-    committed inner call of it is left to undo.
+    Raises `RunError` if there is no such call, and `UndoRefused` if it was undone or discarded before, or if it failed and
+    has no committed inner call left to undo.
     """
     found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
     if found is None or found.call_id != call_id:

@@ -93,7 +93,7 @@ class SessionFork(msgspec.Struct, eq=False):
             root.dispatcher.publish(event)
 
     def fork(self, owner: str = "fork", /) -> SessionFork:
-        """Return a fork of this fork, which commits into this one. Raises `ContextExpired` if this one is closed."""
+        """Return a new fork, which commits into this one. Raises `ContextExpired` if this one is closed."""
         if self.closed:
             raise ContextExpired(self.owner)
         state = self.state

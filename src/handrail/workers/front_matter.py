@@ -334,7 +334,7 @@ def _validated(data: Any, places: dict[Place, int], find: Finder) -> FrontMatter
 def _valid_part(data: Any, invalid: set[str]) -> FrontMatter | None:
     """Return the settings without the invalid ones, so that the rest of the file can be checked.
 
-    The result is locked, so that no created worker can take the name meanwhile. Returns None if the front matter is not
+    The result is locked, so that no created worker can take the name. Returns None if the front matter is not
     a mapping, or if the rest is invalid too.
     """
     if not isinstance(data, dict) or "" in invalid:
