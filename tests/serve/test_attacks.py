@@ -439,7 +439,7 @@ async def _(client: Client) -> str:
             stream = await stack.enter_async_context(client.stream("GET", "/threads/a/events?follow=1"))
             assert stream.status == 200
         said = await client.ask("GET", "/threads/a/events?follow=1")
-    while client.app.streams.count:  # a stream's place is free as soon as its client disconnects
+    while client.app.streams.count:  # a stream's slot is free once its client has disconnected
         await asyncio.sleep(0.02)
     return refused(said, 429, "TooManyStreams")
 

@@ -264,7 +264,7 @@ async def test_wrong_passwords_are_slowed_by_address_and_by_name_and_logged():
     assert await refusal(principals, "2.2.2.2", "ann", SECRET) == "", "others are not locked out"
     clock.seconds += 6
     assert await refusal(principals, "1.1.1.1", "ann", SECRET) == ""
-    # more wrong attempts from other addresses slow down the name
+    # wrong attempts from other addresses slow down all attempts for the name
     for number in range(17):
         await refusal(principals, f"3.3.3.{number}", "ann", "x")
     assert await refusal(principals, "4.4.4.4", "ann", "x") == "SignInWrong"

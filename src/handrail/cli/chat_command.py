@@ -189,7 +189,7 @@ class Chat:
             try:
                 paths = files.undo(call_id, run_id=run_id, journal="" if journal is None else journal.id)
             except UndoRefused as refused:
-                if refused.places:  # someone else has changed the files since the call
+                if refused.places:  # the files have changed since the call
                     self._done.append((run_id, call_id))
                     self._view.note(escape(str(refused)), "yellow")
                     return

@@ -77,7 +77,7 @@ def pictures_in(attachments: Iterable[Attachment], protocol: Protocol | None) ->
 def _kitty(attachment: Attachment) -> str:
     data = base64.b64encode(attachment.content).decode()
     chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
-    keys = f"a=T,f=100,q=2,r={_ROWS},"  # transmit and show a PNG, and answer nothing
+    keys = f"a=T,f=100,q=2,r={_ROWS},"  # send and show a PNG, and ask the terminal for no reply
     sequences: list[str] = []
     for number, chunk in enumerate(chunks, 1):
         sequences.append(f"\x1b_G{keys}m={int(number < len(chunks))};{chunk}\x1b\\")

@@ -258,7 +258,7 @@ class Routes:
             if submitted.refused:
                 return send_all(submitted.refused, nested=nested)
             if submitted.leg == input.run_id:
-                # Skip the events of any run from another window that ended in the meantime.
+                # Skip the events of runs that other windows started and that have ended in the meantime.
                 number = thread.feed.before_leg(submitted.leg, number)
                 return follow(thread.feed, number, leg=submitted.leg, nested=nested)
             # The input opened no leg of its own, so send the current state, and follow the run if it is active.

@@ -407,7 +407,7 @@ def _subagents(
     """Yield the nested runs inside these calls. A run comes before the runs nested in it."""
     for call in calls:
         if not call_id and call.place.outer is not None:
-            continue  # the run is listed under the call that contains this one
+            continue  # the runs in this call are listed with the call that contains it
         known = call.id or call_id
         for run in call.runs:
             id = run.place.id(run_id)
