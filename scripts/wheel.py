@@ -99,7 +99,7 @@ def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
 
 
 def look_at_digests(found: dict[str, str]) -> Iterator[str]:
-    """Yield a problem for each file of the page's libraries, except `stamp`, whose digest is not the one in package.sha256."""
+    """Yield a problem for each file of the page's libraries whose digest is not the one in package.sha256. `stamp` is skipped."""
     lines = (ROOT / "package.sha256").read_text().splitlines()
     wanted = {f"{VENDOR}/{name}": digest for digest, name in (line.split() for line in lines)}
     for name, digest in sorted(found.items()):
@@ -170,7 +170,7 @@ def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
 
 
 def look_at_downloads(folder: Path, own: str) -> Iterator[str]:
-    """Yield a problem for each download, except Handrail's own wheel, whose digest is not in constraints.sha256."""
+    """Yield a problem for each download whose digest differs from constraints.sha256 or is missing there. Handrail's own wheel is skipped."""
     lines = (ROOT / "constraints.sha256").read_text().splitlines()
     wanted = {name: digest for digest, name in (line.split() for line in lines)}
     for path in sorted(folder.iterdir()):

@@ -410,7 +410,7 @@ def test_ctrl_c_fires_the_signal_once_and_a_second_one_ends_the_program(times: i
 def test_a_thread_that_begins_to_listen_while_its_call_ends_leaves_no_listener(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The loop ends the call at the moment at which the handler's thread adds its listener."""
+    """If the loop ends a call while the handler's thread adds its listener, no listener is left."""
 
     class Plain:
         work = "work"
