@@ -899,7 +899,7 @@ FUNCTIONS: dict[str, Row] = {
     "marked-but-missing": (
         marked_but_missing,
         ToolDefinitionError,
-        "`@tool_context` marks 'ctx', which it does not take",
+        "`@tool_context` marks 'ctx', but the function has no such parameter",
         "Add the parameter 'ctx'",
     ),
     "marked-above": (

@@ -79,7 +79,7 @@ class Claim:
 
         async def decide() -> str:
             if self._frame.outer is not None and self._frame.log.resumed:
-                return await finish()  # the gate decides by the effect what becomes of an interrupted call
+                return await finish()  # the gate treats an interrupted call according to its effect
             raise OutcomeUnknown(
                 self._name,
                 "A process began to finish this handoff, and did not record the end. Find out what its `after` changed, "

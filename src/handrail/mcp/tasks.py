@@ -72,10 +72,10 @@ class Tasks:
             require_client_extension(request, EXTENSION)
 
     async def consider(self, request: Any, call: LiveCall, tool: Tool[Any, Any]) -> dict[str, Any] | None:
-        """Return a call as a new task.
+        """Turn a call into a task, and return the task. Returns None if the client does not support tasks, or the call has ended.
 
-        Returns None if the client does not support tasks, or if the call ended first. Also returns None if the call asked a
-        question first, unless the tool has the capability `TASK` or `TASK_REQUIRED`.
+        If the tool has neither of the capabilities `TASK` and `TASK_REQUIRED`, this waits for `TASK_AFTER` seconds first. It then
+        returns None too if the call has asked a question meanwhile.
         """
         if not has_tasks(request):
             return None

@@ -65,7 +65,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     Content with parts that are not text counts as a field, and what the server adds to a call is always sent back.
     """
     thought_with_calls: str = ""
-    """The field for the model's thinking that the server requires in an answer with calls; "" if it requires none."""
+    """The field for the model's thinking, which the server requires in each answer with calls that is sent back to it; "" if there is none."""
     lacks: frozenset[str] = frozenset()
     """The settings in `ModelSettings` that the server does not have."""
     forced: re.Pattern[str] = re.compile("")

@@ -33,11 +33,11 @@ class Dispatcher:
     """Delivers events to subscribers immediately, on the publisher's thread, in the order of subscription.
 
     An error in a subscriber is logged and stops neither the others nor the run. A subscription to a
-    type also receives events of its subclasses. If the subscribers change while an event is being published, the change takes
+    type also receives events of its subclasses. If the subscribers change while an event is delivered, the change takes
     effect with the next event.
 
     An event that a tool emits is published inside an `Emitted`. Subscribers to `Emitted` or a base class of it, such as
-    `object`, receive the `Emitted`. After them, subscribers to the event's own type receive the event itself.
+    `object`, receive the `Emitted`. Then subscribers to the event's own type receive the event itself, as the next event.
 
     A subscriber that blocks is named in a warning, once for each type of event. The time for which it blocks the event
     loop is charged neither to the timeout nor to the duration of any call.

@@ -390,8 +390,8 @@ def _mark(function: Any, param: str) -> Any:
     if param not in inspect.signature(function).parameters:
         raise ToolDefinitionError(
             name,
-            f"`@tool_context` marks {param!r}, which it does not take",
-            f"Add the parameter {param!r}, or name another.",
+            f"`@tool_context` marks {param!r}, but the function has no such parameter",
+            f"Add the parameter {param!r}, or mark another one: `@tool_context(param=...)`.",
         )
     setattr(function, _MARK, param)
     return function
