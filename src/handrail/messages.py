@@ -433,7 +433,7 @@ class Model(Protocol):
 
     @property
     def name(self) -> str:
-        """The model's name in the form `provider:name`."""
+        """The model's name, usually `provider:name`. A choice between models lists or describes them."""
         ...
 
     @property

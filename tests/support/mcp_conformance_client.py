@@ -140,7 +140,7 @@ def planned_calls(
     for tool in tools:
         properties = tool.json_schema.get("properties", {})
         arguments = {name: argument(properties[name]) for name in tool.json_schema.get("required", ())}
-        if tool.name == "json_schema_echo":  # this tool expects the schema that the client received
+        if tool.name == "json_schema_echo":  # it expects the first tool's schema as the client received it
             arguments = {"schema": plain(tools[0].json_schema)}
         calls.append((tool.name, arguments))
     return calls

@@ -359,10 +359,10 @@ class Connection:
             page = await client.list_tools(cursor=cursor)
             found += page.tools
             cursor = page.next_cursor
-            if cursor is None:
+            if cursor is None or len(found) > MAX_TOOLS:
                 break
-            if len(found) > MAX_TOOLS or not page.tools:
-                raise ServerUnavailable(f"it lists more than {MAX_TOOLS} tools, or lists them without end")
+            if not page.tools:
+                raise ServerUnavailable("it sent an empty page of tools that is not the last page")
         if len(found) > MAX_TOOLS:
             raise ServerUnavailable(f"it lists more than {MAX_TOOLS} tools")
         self._of.listed(found)

@@ -148,7 +148,7 @@ def ancestors(path: str) -> Iterable[str]:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the existing name that was probably meant, or None if no name is similar.
 
-    If there are more than 500 names, only a name that differs just in upper and lower case is found.
+    If there are more than 500 names, only a name that differs in nothing but case is found.
     """
     names = sorted(names)
     for other in names:

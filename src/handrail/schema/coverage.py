@@ -106,7 +106,7 @@ def _fields(value: object) -> list[tuple[str, str, Any]] | None:
         return [
             (each.name, _alias(kinds.get(each.name), each.name), getattr(value, each.name))
             for each in dataclasses.fields(value)
-            if each.init  # the class itself sets the others, so a model can't
+            if each.init  # the class itself sets the others, so arguments can't
         ]
     return None
 

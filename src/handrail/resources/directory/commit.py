@@ -191,7 +191,7 @@ class Commit:
         """
         for step in self.manifest.steps[1:]:
             if step.do == "change" or step.tree == EMPTY or (step.folder and not step.before):
-                continue  # a *change* displaces nothing, and `_do` decides whether a folder may exist already or be kept
+                continue  # a *change* displaces nothing, and a folder may already exist or be kept because it is not empty
             folder, name = split(step.path)
             with contextlib.suppress(OSError):  # the folder may not exist until an earlier step creates it
                 if _identity_in(folders.open(folder), on_disk(name)) != step.before:

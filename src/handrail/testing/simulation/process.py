@@ -250,7 +250,7 @@ class Attempts:
     def __init__(self, world: World) -> None:
         self.world = world
         self.number = 0
-        """The number of earlier times that this process began or resumed the run."""
+        """0-based index of the attempt: how often this process has begun or resumed the run before."""
 
 
 def _watch_charges() -> list[BudgetTracker]:
