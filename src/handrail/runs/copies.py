@@ -101,10 +101,12 @@ async def fork(
 ) -> RunRow:
     """Create a run with the first `step` model answers of another run, and the results of their calls.
 
-    When resumed, it asks the model for the next answer. It has its own session, which starts like the original
-    run's. Files are not changed: the fork sees them as they are now, whatever the shared calls did to them.
-    Open questions of these calls are asked again. Raises `RunError` if the run has no such step, or has not begun, if an
-    earlier run of its session is not over, or if the journal already has a run with the id `new_id`.
+    When the fork is resumed, open questions of these calls are asked again, and then the model is asked for the next answer.
+    If the last of the answers ended the original run, it ends the fork too. The fork has its own session, which starts like
+    the original run's. Files are not changed: the fork sees them as they are now, whatever the shared calls did to them.
+
+    Raises `RunError` if the run has not begun or has no such step, if an earlier run of its session is not over, or if the
+    journal already has a run with the id `new_id`.
     """
     row = await journal.runs.get(run_id)
     check_begun(row)
