@@ -24,6 +24,8 @@ from handrail import (
     ToolContext,
     tool,
 )
+from handrail.adapter import attempts
+from handrail.cancellation import shielded
 from handrail.errors import DefinitionError, JournalError, PromptEvaluationError, RunBusy, RunError, RunParked
 from handrail.journal.sqlite import MemoryJournal
 from handrail.journals import Journal
@@ -318,3 +320,34 @@ async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(t
     journal.questions.answer(answer_to(of_both[0], {"number": 1}))
     assert (await adapter.resume("run", prompt)).text == "done"
     assert script.requests[-1].messages[-1].results[0].text == "[1, 2]"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("has_deadline", [False, True])
+async def test_a_cancellation_while_an_answer_is_recorded_is_not_lost(
+    journal: Journal, has_deadline: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """The run ends with the cancellation, and the call in the answer does not begin."""
+    entered: list[str] = []
+
+    @tool(effect="read")
+    async def look() -> str:
+        """Look."""
+        entered.append("look")
+        return "seen"
+
+    async def cancelled_meanwhile(work: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return await shielded(work)
+
+    monkeypatch.setattr(attempts, "shielded", cancelled_meanwhile)
+    deadline = Deadline(datetime.now(UTC) + timedelta(days=1)) if has_deadline else None
+    adapter = Adapter(ScriptedModel([ToolCall("look"), "done"]), journal=journal)
+    running = asyncio.ensure_future(
+        adapter.evaluate(Prompt("p", "Do.", tools=[look]), "go", run_id="run", deadline=deadline)
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert entered == []
+    assert (await journal.runs.get("run")).status == "cancelled"

@@ -165,7 +165,10 @@ class Attempts:
             run.answered_by = answer.model
             if run.frame.log.is_kept:
                 recorded = write_answer(answer, seconds, cost, run.masking, tuple(self._failed))
+                scope = open_scope()
                 await shielded(run.frame.log.note("model answer", run.place_of_answer, recorded))
+                if scope.close():
+                    raise asyncio.CancelledError  # it was requested while the answer was recorded
             return answer
 
     def _wait_after(self, retry: Retry, tries: int, error: ModelError, after: str | None) -> float | None:
