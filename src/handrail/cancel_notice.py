@@ -50,9 +50,9 @@ listeners: dict[asyncio.Task[Any], Listeners] = {}
 
 
 def listen(task: asyncio.Task[Any], listener: Listener) -> None:
-    """Tell `listener` before a cancellation from outside its work lands, until `forget` is called.
+    """Tell `listener` of each cancellation that comes from outside its work, before the cancellation lands. `forget` ends this.
 
-    If the task already waits, this applies from the next time that it waits.
+    If the task is already waiting, this takes effect the next time it waits.
     """
     listeners.setdefault(task, Listeners()).told.append(listener)
 

@@ -67,10 +67,10 @@ class Reservation:
         self._over = False
 
     def settle(self, **spent: Amount | None) -> Mapping[Unit, int | Decimal]:
-        """Replace the reserved amounts with the actual ones, and return the amounts that count as spent.
+        """Replace the reserved amounts with the actual ones, and return the resulting amounts.
 
-        A unit that is not given, or is None, counts with its reserved amount. If the reservation was settled or released
-        before, nothing more is counted.
+        A unit that is omitted or None is charged at its reserved amount. If the reservation was already settled or released,
+        nothing is charged, but the amounts are still returned.
         """
         real: Mapping[Unit, _Exact] = {**self._amounts, **_checked(spent)} if spent else self._amounts
         self._end(real)
