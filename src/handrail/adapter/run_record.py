@@ -45,7 +45,7 @@ from handrail.resources.paths import folder_of
 from handrail.resources.startup_files import allowed_in
 from handrail.schema import Schema, to_json
 from handrail.session import Session
-from handrail.session.serialization import decode_item, encode_item, load_imported, said_in, save
+from handrail.session.serialization import decode_item, encode_item, load_imported, save
 from handrail.tools import Tool
 from handrail.tools.result import clean_text
 
@@ -448,9 +448,9 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
             f"Pass a new one: Session(id={record.session_id!r}, ...), or none.",
         )
     elif base is not None:
-        for kind, contents in load_imported(base, session.rules).state.items():
+        for kind, contents in (before := load_imported(base, session.rules)).state.items():
             session.load_slice(kind, contents.all())
-        for fact in said_in(base, MessageAdded):
+        for fact in before[MessageAdded].all():
             session.keep(fact)  # the history that the session began with
         bring_in(session, decisions_in(base))
     first = next(iter(runs), None)
