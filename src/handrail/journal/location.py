@@ -110,7 +110,7 @@ def create_private_file(path: str) -> None:
 
 
 def check_surroundings(path: str) -> None:
-    """Raise `JournalExposed` if other users can replace a journal's files, or change what SQLite reads beside it.
+    """Raise `JournalExposed` if other users can replace a journal's files, or access the files that SQLite keeps beside it.
 
     Called before the journal is opened, because SQLite applies the files that it finds beside a database.
     """
@@ -250,7 +250,7 @@ def check_out_of_reach(journal: str, folder: str) -> None:
     if not folder or journal == ":memory:" or not journal:
         return
     root, real = os.path.realpath(folder), os.path.realpath(journal)
-    advice = "Choose a file outside it, or leave it out to use the default, which tools can't reach."
+    advice = "Choose a file outside that folder, or name no file to use the default, which tools can't reach."
     if _is_below(real, root):
         raise JournalExposed(journal, f"it is in {root!r}, which tools may change", advice)
     for part in _PARTS:

@@ -351,7 +351,7 @@ class Watch:
         return self._every is not None
 
     def look_now(self, question_id: str | None) -> None:
-        """Look for the answer to this question, or for all answers if it is None. This is thread-safe.
+        """Look for the answer to a question, or to all questions if `question_id` is None. This is thread-safe.
 
         Questions that no asker waits for are skipped.
         """
