@@ -95,7 +95,7 @@ class Run:
         self.judges_offers = False
         """Whether the run has had a provider's own tool, so that a decision on the offers is needed before each answer."""
         self._withheld: dict[str, str] = {}
-        """Why the provider's other tools are not offered, by their names."""
+        """Why tools of the provider are withheld from the next request, by name."""
         self._extra_tools = [
             *(tool for tool in added if not isinstance(tool, ProviderTool)),
             *extra_tools,

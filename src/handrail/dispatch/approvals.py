@@ -1,6 +1,6 @@
 """Approvals: the permission that a call needs before it takes effect.
 
-Most calls with the effect `staged` run first, in their forks, and the changes that they made there are approved.
+A call with the effect `staged` may run first, in its fork. The approval is then for the changes that it made there.
 `runs_first` has the conditions.
 """
 
@@ -263,7 +263,7 @@ def _decided_by(approval: Approval, mode: str | None) -> DecidedBy:
 
 
 def runs_first(attempt: Attempt) -> bool:
-    """Return whether a call runs before it is approved, so that a person can decide by its changes.
+    """Return whether a call runs before it is approved, so that a person can see its changes before deciding.
 
     This requires an effect that can be previewed, and a broker that shows previews. `Broker` does so if a person can be
     asked and the mode is *interactive* or not set. A call does not run first if its quorums can't be met, or if it asks

@@ -239,7 +239,10 @@ class Gate:
             raise ending
 
     async def _replay(self, passage: Passage) -> bool:
-        """Replay the call if its end is recorded, and return whether it is. If not, the call continues at its last attempt."""
+        """Replay the call if its end is recorded and still applies, and return whether it was replayed.
+
+        Otherwise the call continues at its last attempt.
+        """
         passage.left = resume_attempt(passage.attempt)
         passage.result = await replay_call(passage.attempt)
         return passage.result is not None

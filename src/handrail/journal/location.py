@@ -136,7 +136,8 @@ def check_private(journal: str, path: Path) -> None:
 def check_secret(journal: str, path: Path) -> None:
     """Raise `JournalExposed` if a file with a secret is neither private to this user nor given to this user by root.
 
-    A file of root's may be readable by its group. That is how systemd, Kubernetes and administrators give a secret to a service.
+    A file that belongs to root may be readable by its group. That is how systemd, Kubernetes and administrators give a secret
+    to a service.
     """
     found = _exposure(str(path), by_root=True)
     if found is not None:
