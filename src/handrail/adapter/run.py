@@ -203,7 +203,7 @@ class Run:
         return self.frame.place.answer(self.answers)
 
     def offered_size(self) -> int:
-        """Return an upper bound for the number of bytes that describe the tools and the answer."""
+        """Return an upper bound for the number of bytes that describe the tools and the schema of the answer."""
         schema = None if self.output is None or self.answers_by_call else self.output.schema.json_schema
         tools = sum(_size_of(offered.tool) for offered in self.tools) + _AROUND * len(self.provider_tools)
         return tools if schema is None else tools + len(msgspec.json.encode(schema)) + _AROUND

@@ -147,7 +147,7 @@ class Gate:
     async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
         """Take a call through the eleven steps and return its result. Raises the error that ends the run, if there is one.
 
-        A call whose end is recorded is replayed instead. `passage` receives the outcome, even if this raises. The call
+        A call whose recorded end still applies is replayed instead. `passage` receives the outcome, even if this raises. The call
         has its own copy of the context variables, so that what its policies and its handler set stays in it.
         """
         passage = passage or Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
