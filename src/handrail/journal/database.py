@@ -314,7 +314,7 @@ class Database:
                 if self.path != MEMORY:
                     distrust_schema(connection)
                 if self._is_blank:
-                    # before the first change that may stay in the log, so that the file is recognised
+                    # This precedes the first change that may stay in the log, so that the file itself is marked as a journal.
                     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute("PRAGMA journal_mode = WAL")
                 # With OFF, data survives the process, because the operating system has it; with FULL, it also survives a power cut.

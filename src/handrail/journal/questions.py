@@ -76,7 +76,7 @@ class SqliteQuestions:
                     database.transact_now(self._withdraw("id = ?", question.id))
                 raise
             finally:
-                self._local.forget(question.id)  # the answer is in the database
+                self._local.forget(question.id)  # whatever must last is in the database
         if answer.outcome in ("timed out", "cancelled"):
             await database.transact(self._withdraw("id = ?", question.id))
         return answer
