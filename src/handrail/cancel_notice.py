@@ -20,7 +20,7 @@ class Listener(Protocol):
     def is_cancelled_from_outside(self) -> bool:
         """Return whether the requested cancellation comes from outside the work, and the work has not been told of it yet.
 
-        A timeout or a task group inside the work may also cancel the task, and later takes that cancellation back.
+        A timeout or a task group inside the work may also cancel the task. The work is not told of such a cancellation.
         """
         ...
 
@@ -139,7 +139,10 @@ class Watched:
             self.is_pending = False
 
     def cancel_at_once(self, error: asyncio.CancelledError) -> None:
-        """Cancel the future, because of a cancellation that the listeners already know of."""
+        """Cancel the future because of a cancellation that the listeners already know of.
+
+        If the future is done, the cancellation stays pending.
+        """
         message = error.args[0] if error.args else None
         if not self._future.cancel(message):
             self.is_pending, self._message = True, message

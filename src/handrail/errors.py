@@ -55,7 +55,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │       ├── FileMissing (FileNotFoundError)
     │       ├── FileInTheWay (FileExistsError)       something else exists there
     │       ├── PathRefused (ValueError)             an invalid path, or one outside the root
-    │       ├── EditRefused (ValueError)             the text to replace is empty, unchanged, not there, or not unique
+    │       ├── EditRefused (ValueError)             the text to replace is empty, equals the new text, or is not there or not unique
     │       └── FileLimitReached                     too large, or too many, or the disk is full
     ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or invalid
     ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
@@ -426,7 +426,7 @@ class UndoRefused(StateError, RuntimeError):
         self.places = tuple(places)
         self.problem = problem
         self.undone = tuple(undone)
-        """The ids of the calls that had already been undone when this one was refused. All are inside the same outer call."""
+        """The ids of the inner calls that had been undone before this call was refused."""
 
 
 class JournalError(StateError, ValueError):
@@ -436,7 +436,7 @@ class JournalError(StateError, ValueError):
         super().__init__(f"journal {journal!r}: {problem}. {hint}")
         self.journal = journal
         self.is_lost = is_lost
-        """Whether only the connection to the journal was lost. If so, the operation may succeed later."""
+        """Whether the database could not be reached or could not do its work just then. If so, the operation may succeed later."""
 
 
 class JournalAltered(JournalError):
@@ -575,7 +575,7 @@ class PathRefused(FileError, ValueError):
 
 
 class EditRefused(FileError, ValueError):
-    """The text to replace is empty, unchanged or not in the file, or occurs there more than once."""
+    """The text to replace is empty, equals the new text, is not in the file, or occurs there more than once."""
 
 
 class FileLimitReached(FileError):
