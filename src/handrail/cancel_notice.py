@@ -63,7 +63,7 @@ def forget(task: asyncio.Task[Any], listener: Listener) -> None:
     if found is not None and listener in found.told:
         found.told.remove(listener)
         if listener in found.held_for:
-            found.held = None  # the work has ended, and its result tells the caller of the cancellation
+            found.held = None  # the work is over, and the code that closes its scope raises the cancellation
         if not found.told:
             del listeners[task]
 

@@ -11,7 +11,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │   │   └── PromptValidationError                .tool, .places: two tools with the same name
     │   ├── ExtraKeyError                          .key
     │   └── WorkerError                            .problems: everything wrong with a worker's file
-    ├── ToolError                                raised by a handler, or before it runs
+    ├── ToolError                                something is wrong with a call, its arguments or its result
     │   ├── ToolValidationError (ValueError)       .problems: what is wrong with a value, usually arguments
     │   ├── TransientError                         .retry_after: the same call may succeed later
     │   ├── CallFailed (RuntimeError)              .result: a call failed, so it has no value
@@ -62,7 +62,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
     ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is using it
     ├── PromptRenderError (ValueError)           .prompt, .problem, .hint: wrong params or session
     ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run can't continue
-    ├── RunError (RuntimeError)                  .run_id: an operation on a recorded run was refused
+    ├── RunError (RuntimeError)                  .run_id: a recorded run can't be used or continued now
     │   ├── RunUnknown (LookupError)               there is no such run
     │   ├── RunBusy                                .owner: a process is executing the run
     │   ├── RunParked                              .questions: it waits for answers; resume it afterwards
@@ -154,7 +154,7 @@ class WorkerError(DefinitionError):
 
 
 class ToolError(HandrailError):
-    """A call failed: its handler raised this, or it was stopped before its handler ran."""
+    """Something is wrong with a call, its arguments or its result."""
 
 
 class ToolValidationError(ToolError, ValueError):
@@ -642,7 +642,7 @@ class PromptEvaluationError(HandrailError, RuntimeError):
 
 
 class RunError(HandrailError, RuntimeError):
-    """An operation on a recorded run was refused."""
+    """A recorded run can't be used or continued now."""
 
     def __init__(self, run_id: str, problem: str, hint: str) -> None:
         super().__init__(f"run {run_id!r}: {problem}. {hint}")
