@@ -343,10 +343,7 @@ class ApprovalRecall(Protocol):
         ...
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
-        """Remember an answer for an offered scope, or for this request if `scope` is None.
-
-        Without a scope, an approval applies only to the request's current diff, and a denial to any diff.
-        """
+        """Remember an answer for an offered scope. Without one, an approval covers only this request and diff, and a denial any diff."""
         ...
 
     def when_covered(self, wake: Callable[[], object], /) -> Callable[[], None]:
