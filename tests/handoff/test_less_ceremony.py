@@ -134,7 +134,7 @@ async def test_before_and_after_may_each_be_left_out() -> None:
 
 
 def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
-    """Without a `before`, a client must take the params and an `after` None, and the answer's type must be declared."""
+    """Without a `before`, a `client` must take the params, an `after` must take None, and the answer's type must be declared."""
 
     async def wrong(offer: Offer, *, context: ToolContext) -> int: ...
 

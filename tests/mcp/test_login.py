@@ -24,7 +24,7 @@ from support.mcp_http import Reply, Request, listening, ordinary
 
 @pytest.fixture(autouse=True)
 def without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connect again without a pause."""
+    """Remove the pause after a failed attempt to connect."""
     monkeypatch.setattr(connection, "FIRST_WAIT", 0.0)
 
 
@@ -49,7 +49,7 @@ class Guarded:
     def __init__(self) -> None:
         self.url = ""
         self.elsewhere = ""
-        """The address of the authorization server. If it is empty, that server has the same address as the server itself."""
+        """The authorization server's address. If it is empty, the protected server's address is used."""
         self.token = "secret-token"
         self.grants: list[str] = []
         """The grants for which tokens were issued. A refresh token works once."""

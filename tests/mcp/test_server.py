@@ -91,7 +91,7 @@ ODD = Prompt("odd", "Send.", tools=[measure, send], policies=[CapabilityPolicy()
 
 
 def client(mode: Any, **options: Any) -> Client:
-    """Return the SDK's client for a server with these tools."""
+    """Return the SDK's client for a server with the tools of `PROMPT`."""
     return Client(ToolServer(PROMPT).server, mode=mode, **options)
 
 

@@ -78,7 +78,7 @@ def call(name: str, id: str | None = "c1", /, **arguments: Any) -> dict[str, Any
 
 
 def contents(model: GeminiModel, *messages: Message) -> list[Any]:
-    """Return the contents that a conversation is sent as, checked by the grammar."""
+    """Return the contents of a conversation's request, checked by the grammar."""
     body = model._body(ModelRequest("", Sent(messages), Sent()))
     assert problems("gemini", body) == []
     return json.loads(body)["contents"]
@@ -225,7 +225,7 @@ def test_texts_are_joined_only_without_signatures() -> None:
 
 
 def test_the_calls_of_a_different_provider_are_marked_as_such() -> None:
-    """The first call in an answer of another provider gets the documented signature. The other provider's thought is not sent."""
+    """The first call of another provider's answer gets the signature that Google documents for it. The other provider's thought is not sent."""
     asked = AssistantMessage(
         "",
         (CallAsked("toolu_1", "look", "{}"), CallAsked("toolu_2", "look", "{}")),
@@ -386,7 +386,7 @@ async def test_an_answer_that_the_model_could_not_finish_is_retried(reason: str)
 
 
 async def test_usage_counts_cache_and_thought() -> None:
-    """Thought tokens are output, cached ones are part of the input, and the price table knows the model."""
+    """Thought tokens count as output; cached and tool-use tokens count as input. The price table charges less for cached tokens."""
     usage = {
         "promptTokenCount": 100,
         "cachedContentTokenCount": 60,

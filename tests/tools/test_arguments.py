@@ -12,7 +12,7 @@ from handrail import Agent, Budget, Handoff, Prompt, ScriptedModel, Tool, tool
 from handrail.errors import DefinitionError
 
 NOT_WRITTEN_BY_USERS = {"Operation", "Parked", "Section", "Worker"}
-"""Classes that Handrail itself creates, and the abstract `Section`, whose subclasses are checked."""
+"""Classes that are not checked: two that only Handrail creates, the plain dataclass `Parked`, and the abstract `Section`."""
 
 REQUIRED: dict[str, tuple[Any, ...]] = {
     "Adapter": (ScriptedModel([]),),
