@@ -1,4 +1,7 @@
-"""Startup files are files that programs run automatically. Diffs mark them, and changing one on disk needs a person's approval."""
+"""Startup files are files that programs run automatically. Diffs mark them.
+
+Creating or changing one on disk needs a person's approval, unless `startup_files` allows it.
+"""
 
 from __future__ import annotations
 

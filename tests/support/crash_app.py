@@ -2,7 +2,7 @@
 
 Run as a script, it reads one JSON line per start (a folder, a tool, a mode), forks a child for each, and answers with a
 line of JSON. There are tools of every effect, and they record their effects on the outside world in the folder's file
-`world`. In `crash` mode the child begins a run, and ends in the middle of the tool, as if by `kill -9`. In every other
+`world`. In `crash` mode the child begins a run, and ends in the middle of the call, as if by `kill -9`. In every other
 mode it resumes that run. In some of them, such as `crash in probe`, it ends early again.
 """
 

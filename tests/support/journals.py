@@ -59,7 +59,7 @@ def of_kind(kind: str) -> Generator[None]:
 
 
 async def kept(journal: Journal, run_id: str) -> bool:
-    """Renew the lease of one run, and return whether the run should be cancelled. Raises the reason if this fails."""
+    """Renew the lease of one run, and return whether the run should be cancelled. Raises `HandrailError` if the renewal fails."""
     found = (await journal.runs.keep(run_id))[run_id]
     if isinstance(found, HandrailError):
         raise found

@@ -184,7 +184,7 @@ class Kept(NamedTuple):
     """How many more of our other objects are alive than before, by type."""
     kept_bytes: int
     after_session: Counter[str]
-    """How many of our objects from this measurement are still alive after the session was dropped, by type."""
+    """How many of our other objects from this measurement are still alive after the session was dropped, by type."""
     after_session_bytes: int
 
 

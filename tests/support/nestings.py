@@ -78,7 +78,7 @@ IN_A_FILE = ["call_worker", "worker as tool"]
 
 
 class Nesting:
-    """One way to nest, tried in a run with a model of its own, inside a root run.
+    """One way to nest, used by a run that has its own model and is nested in a root run.
 
     `body` is what `probe` does.
     """

@@ -416,7 +416,7 @@ def _media(where: str, url: Any, types: Sequence[str], *, address: bool = True) 
     if not comma or not head.startswith("data:") or not head.endswith(";base64"):
         yield f"{where}: {str(url)[:40]!r} is not a data URL"
     elif head[5:-7] not in types:
-        yield f"{where}: the media type {head[5:-7]!r} is not taken"
+        yield f"{where}: the media type {head[5:-7]!r} is not accepted"
     else:
         yield from _base64(where, data)
 
@@ -557,7 +557,7 @@ def _responses_file(where: str, part: Any) -> Iterator[str]:
         yield from _fields(where, part, "type filename file_data")
         head = str(part.get("file_data")).partition(";")[0].removeprefix("data:")
         if not head.startswith("application/"):
-            yield f"{where}: the media type {head!r} of a file is not taken"
+            yield f"{where}: the media type {head!r} of a file is not accepted"
         yield from _media(where, part.get("file_data"), (head,), address=False)
 
 
@@ -713,7 +713,7 @@ def _block(where: str, block: Any) -> Iterator[str]:
     else:
         yield from _fields(where, source, "type media_type data")
         if source.get("type") != "base64" or source.get("media_type") not in types:
-            yield f"{where}: a source of {source.get('media_type')!r} is not taken"
+            yield f"{where}: a source of {source.get('media_type')!r} is not accepted"
         yield from _base64(where, source.get("data"))
 
 

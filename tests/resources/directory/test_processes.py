@@ -107,7 +107,7 @@ def test_no_other_commit_comes_between_the_renames(folders: Folders):
 
 
 def test_a_call_that_read_between_the_renames_of_another_fails_before_its_own(folders: Folders):
-    """A call reads two files between the renames of another process's commit. It gets a conflict, and renames nothing."""
+    """A call reads two files between the renames of another filesystem's commit. It gets a conflict, and renames nothing."""
     late = Hooked()
     read: list[Any] = []
 
