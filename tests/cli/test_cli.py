@@ -391,7 +391,7 @@ def test_tracebacks_are_shown_on_request(folder: Path):
 
 
 def test_only_the_answer_goes_to_standard_output(folder: Path):
-    """Standard output contains only the answer. Everything else goes to standard error, or nowhere with `--quiet`."""
+    """Standard output contains only the answer. Everything else goes to standard error, where a successful run with `--quiet` writes nothing."""
     done = run(folder, "writer", "--approve", "all")
     assert done.stdout == "Written.\n"
     assert "I write." in done.stderr
