@@ -269,7 +269,7 @@ async def test_an_opened_section_offers_its_tools_from_then_on() -> None:
 
 
 class Live(LiveSection):
-    """A section that offers the next of these sets of tools each time `advance` is called."""
+    """A section that offers the first of these sets of tools. Each call of `advance` moves it to the next set."""
 
     def __init__(self, *states: tuple[ProviderTool, ...]) -> None:
         super().__init__("Live", "live", "Live.")

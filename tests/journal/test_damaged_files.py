@@ -121,7 +121,7 @@ def test_a_damaged_key_is_reported(clean: Path, tmp_path_factory: pytest.TempPat
 
 
 def flip_in(path: Path, text: bytes) -> None:
-    """Flip a bit in the only place in which a text occurs in a file."""
+    """Flip a bit in the only place where these bytes occur in a file."""
     data = bytearray(path.read_bytes())
     assert data.count(text) == 1
     data[data.index(text)] ^= 1

@@ -380,7 +380,7 @@ class Small(Environment):
 
 
 def said_in(session: Session) -> Callable[[str], list[Message]]:
-    """Return a function that returns the messages of a run that the session has recorded."""
+    """Return a function that returns the messages that the session has recorded for a run."""
 
     def said(run_id: str) -> list[Message]:
         facts = session[MessageAdded].all()
@@ -574,7 +574,7 @@ def test_a_valid_stream_passes_the_grammar() -> None:
     ],
 )
 def test_the_grammar_refuses_what_clients_let_pass(kind: str, fields: dict[str, Any]) -> None:
-    """The checker refuses malformed streams that most clients accept."""
+    """The checker refuses malformed streams, even those that a client would accept."""
     checker = Checker()
     checker.take({"type": "RUN_STARTED", "threadId": "t", "runId": "r"})
 

@@ -43,7 +43,7 @@ def file(page: Page, path: str) -> Locator:
 
 
 def rows(page: Page, path: str) -> list[str]:
-    """Return the text of each row in a file's table, as a screen reader reads it."""
+    """Return the text of each row in a file's table, with a space between its cells."""
     found = file(page, path).get_by_role("row").all()
     return [" ".join(cell.inner_text() for cell in row.get_by_role("cell").all()).strip() for row in found]
 

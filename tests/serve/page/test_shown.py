@@ -168,7 +168,7 @@ POST = """async ([path, body]) => {
 
 
 def interrupt_of(page: Page) -> dict[str, Any]:
-    """Make the same call as an AG-UI client, and return the interrupt that the client gets."""
+    """Send `transfer` as an AG-UI client does, and return the interrupt that the client gets."""
     message = {"id": "m", "role": "user", "content": "transfer"}
     body = {
         "threadId": "agui", "runId": "r", "messages": [message], "tools": [], "context": [], "state": {},
