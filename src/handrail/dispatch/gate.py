@@ -179,7 +179,7 @@ class Gate:
                 call.resolve(tool)
             if call.parent is not None:
                 check_nesting(call, call.parent)
-                attempt.transaction = new_transaction(attempt, tool)  # at the root, it is created on first use
+                attempt.transaction = new_transaction(attempt, tool)  # at the root, created on first use
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # a copy: what is checked is what runs
@@ -462,7 +462,7 @@ class Gate:
         monotonic, record = frame.monotonic, frame.record
         if error is not None and error is ending:
             error = without_frames(error)  # it collects frames while it propagates
-        if parking is None or not parking.parked or passage.recorded:  # otherwise the resumed run ends the call
+        if parking is None or not parking.parked or passage.recorded:  # else the resumed run ends the call
             seconds = monotonic() - frame.began - attempt.started
             if frame.lost.seconds or attempt.clock is not None:
                 seconds = max(0.0, seconds - attempt.excused())
