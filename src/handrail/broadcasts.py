@@ -16,7 +16,7 @@ class Watcher(msgspec.Struct, frozen=True):
 
     id: str
     joins: int
-    """How many times somebody in this process has joined. After each join, the run broadcasts its output so far."""
+    """How many times somebody in this process has joined. After each join, an active run broadcasts its state so far."""
 
 
 class Batch(msgspec.Struct, frozen=True):

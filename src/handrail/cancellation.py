@@ -1,7 +1,7 @@
 """Cancellation: whether work must stop, and why.
 
-A `CancelScope` covers a piece of work in one task: a call, a request to a model, a run. Only scopes count
-cancellations; all other code asks its scope. A `Cancellation` stops a whole tree of runs.
+A `CancelScope` covers a piece of work in one task: a call, a request to a model, a run. Code that must know whether it
+was cancelled asks its scope. A `Cancellation` stops a whole tree of runs.
 
 asyncio cancels tasks, not scopes, and counts the cancellations of a task. A scope therefore notes the count when it
 is opened, and takes back the cancellations that it requested itself. Those that remain came from outside.
@@ -33,7 +33,7 @@ log = logging.getLogger("handrail.cancellation")
 Watcher = Callable[[], None]
 
 _PAUSED = 0.05
-"""Seconds until the timer of a paused deadline looks at the deadline again."""
+"""Seconds by which the next check of a paused deadline's timer is postponed, in addition to the time that is left."""
 
 
 class TimedOut(Exception):

@@ -41,7 +41,7 @@ TOOLS = """
 """
 
 PROBES: list[Body] = []
-"""The body of the current test's probe. A worker's tools are in a file, which can reach it only through this list."""
+"""The body of the current test's probe. A worker's tools are in a file, whose code can reach the body only through this list."""
 
 DEPTHS = {
     "call": 1,
@@ -78,7 +78,7 @@ IN_A_FILE = ["call_worker", "worker as tool"]
 
 
 class Nesting:
-    """One way to nest, tried in a run with a model of its own, inside a root run.
+    """One way to nest, used by a run that has its own model and is nested in a root run.
 
     `body` is what `probe` does.
     """

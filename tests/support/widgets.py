@@ -39,7 +39,7 @@ POLICY = (
 
 
 class _UnderPolicy:
-    """Adds the content security policy to every response."""
+    """Adds the content security policy to every response, and forbids caching."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
