@@ -798,7 +798,10 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
 
 
 def test_an_approval_can_be_answered_later(folder: Path):
-    """With `--approve later`, a run that needs approval is parked with exit code 5, and its question can be answered later."""
+    """With `--approve later`, a run that needs approval is parked with exit code 5, and its question can be answered later.
+
+    The answer needs the question's digest, and the run needs a journal.
+    """
     parked = run(folder, "writer", "--approve", "later")
     assert parked.returncode == 5
     assert "The run waits for an answer to write." in parked.stderr
