@@ -69,7 +69,7 @@ class WorkerProcess:
         return not self.is_frozen and not (self.host is not None and self.host.is_cut)
 
     def _pid(self) -> int:
-        """Return the id of the worker itself, which may be a child of `unshare`."""
+        """Return the process id of the worker itself. On a host, the worker is a child of `unshare`."""
         if self.host is None:
             return self.process.pid
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()

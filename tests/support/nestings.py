@@ -41,7 +41,7 @@ TOOLS = """
 """
 
 PROBES: list[Body] = []
-"""The body of the current test's probe. A worker's tools are in a file, which can reach it only through this list."""
+"""The body of the current test's probe. A worker's tools are in a file, whose code can reach the body only through this list."""
 
 DEPTHS = {
     "call": 1,

@@ -151,7 +151,7 @@ class Server:
 
     @property
     def anthropic_url(self) -> str:
-        """The base URL of /v1/messages, in the form that Anthropic's own address has."""
+        """The base URL of /v1/messages. Like Anthropic's own base URL, it does not end with `/v1`."""
         return self.url
 
     @property

@@ -113,7 +113,7 @@ def test_other_escapes_are_refused(folders: Folders, path: str, said: str):
 def test_a_text_keeps_the_bytes_of_a_name():
     """A name that a tool lists without Handrail is shown to the model in the spelling that tools accept.
 
-    Other lone surrogates are replaced, and pairs are joined to one character.
+    Other lone surrogates are replaced, and surrogate pairs are joined into one character.
     """
     assert clean_text(os.fsdecode(b"caf\xe9")) == r"caf\xe9"
     assert clean_text("\ud83d\ude00 \ud800 \ud83d\udca9") == "😀 � 💩"

@@ -295,7 +295,7 @@ def test_a_draft_begins_where_it_was_left(shown: Widgets):
 
 
 def test_numbers_step_and_are_never_rounded(shown: Widgets):
-    """The arrow keys keep a number within its bounds. An integer that JavaScript would round is refused."""
+    """The arrow keys step to the next multiple, and not below the minimum. An integer that JavaScript would round is refused."""
     form(shown, Annotated[int, Field(ge=0, multiple_of=5)])
     answer = shown.page.get_by_role("spinbutton", name="Answer")
     answer.press("ArrowDown")
