@@ -223,7 +223,7 @@ def test_a_journal_in_a_folder_of_tools_is_refused(tmp_path: Path):
         tmp_path / "way in" / "x.db",
         tmp_path / "alias.db",
     ):
-        assert "which tools may change. Choose a file outside that folder" in refused(journal, work)
+        assert "which tools may change. Choose a file outside it" in refused(journal, work)
     refused(work / "x.db", tmp_path / "alias")
     check_out_of_reach(str(tmp_path / "outside.db"), str(work))
     check_out_of_reach(str(tmp_path / "outside.db"), "")
@@ -381,7 +381,7 @@ def test_commands_refuse_a_journal_among_the_files(
     """A journal inside the `--files` folder is refused, because a tool could use it to answer its own questions."""
     for more in (("--journal", "./x.db"), ("--journal", "sub/x.db")):
         assert program(monkeypatch, *RUN, "--files", ".", *more) == 2
-        assert "which tools may change. Choose a file outside that folder" in capsys.readouterr().err
+        assert "which tools may change. Choose a file outside it" in capsys.readouterr().err
     monkeypatch.setenv("XDG_STATE_HOME", str(project / "state"))
     assert program(monkeypatch, *RUN, "--files", ".") == 2
     assert "which tools may change" in capsys.readouterr().err
