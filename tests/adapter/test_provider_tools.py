@@ -69,7 +69,7 @@ async def offers(
     more: Sequence[Any] = (),
     **options: Any,
 ) -> list[list[str]]:
-    """Run a prompt with these policies, and return what its requests offered."""
+    """Run a prompt with these policies, and return the names of the provider's tools that each request offered."""
     model = ScriptedModel(answers or ["Done."])
     prompt = Prompt("p", "x", tools=tools, policies=policies)
     await Adapter(model).evaluate(prompt, "Go.", tools=more, **options)

@@ -1,4 +1,4 @@
-"""Remembered approvals: for whom they hold, how much they cover, and what they never cover."""
+"""Remembered approvals and denials: for whom they hold, how much they cover, and what they never cover."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Unseen(Broker):
 
 
 def picking(scope: str, approved: bool = True) -> Any:
-    """Return a person's answer function that picks this scope whenever it is offered, and otherwise approves once."""
+    """Return a function that answers a question with this scope, if it is offered, and otherwise approves the call once."""
 
     def says(question: Question) -> Any:
         if scope in question.payload["scopes"]:
@@ -516,7 +516,7 @@ async def test_a_tool_without_capabilities_has_scopes_of_its_own():
 
 
 async def test_a_permission_is_for_the_kind_and_the_tool():
-    """A permission remembered for its scope covers its tool's calls with other arguments, but no other kind and no other tool."""
+    """A permission that is remembered with a scope covers its tool's calls with other arguments, but no other kind and no other tool."""
     desk = Desk(SCOPE)
     assert (await desk.call("need", kind="net")).value
     assert (await desk.call("need", kind="net", again=1)).value
@@ -783,7 +783,7 @@ async def test_revoked_it_counts_no_more():
 
 
 async def test_revoked_it_does_not_stand_for_another_try():
-    """A call that runs again because its reads changed needs a new approval if its remembered one was revoked meanwhile."""
+    """A call that reruns because something that it read has changed needs a new approval if the remembered one was revoked meanwhile."""
     desk = Desk(EXACT)
     session = desk.session
     tries: list[int] = []

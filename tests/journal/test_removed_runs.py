@@ -1,4 +1,4 @@
-"""Whole runs, sessions and chains that something other than Handrail removed or reordered are refused, or reported by `verify`."""
+"""Whole runs, sessions and chains that something other than Handrail removed or reordered: their use is refused, or `verify` reports it."""
 
 import asyncio
 import re

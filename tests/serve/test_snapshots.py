@@ -288,7 +288,7 @@ async def test_a_cost_that_is_not_known_is_not_shown_as_nothing(tmp_path: Path) 
 
 
 async def test_a_thought_is_shown_after_a_restart(tmp_path: Path) -> None:
-    """A model's thinking before its answer is recorded, and a server that has restarted shows it."""
+    """A model's thinking is recorded, and a snapshot from the journal alone shows it."""
 
     class Thinker(ScriptedModel):
         def __init__(self, _: object) -> None:

@@ -63,7 +63,7 @@ def earliest(*times: float | None) -> float | None:
 
 
 def _deaths(row: StoredRun, progress: int) -> int:
-    """Return how many consecutive processes have died while they executed this run, since it last made progress."""
+    """Return how many consecutive processes have died while they executed this run. After one that made progress, it is 1 again."""
     if row.status not in ("running", "queued") or not row.owner:
         return 0
     return row.deaths + 1 if row.progress == progress else 1

@@ -380,8 +380,8 @@ def release(
 ) -> None:
     """Leave a run without an owner, with this status and outcome. If it is over, its open questions are withdrawn.
 
-    Otherwise it is due at `due_at`, or earlier if it was due earlier. Without either time, a queued run is due now, and so is
-    a submitted run that somebody has asked to stop, because a worker has to end it. Such a run is due within a second.
+    Otherwise it is due at `due_at`, or earlier if it was due earlier. Without either time, a queued run is due now. A submitted
+    run that somebody has asked to stop is due now, or within a second if it has a time, because a worker has to end it.
     """
     stops = bool(row.stopping and row.queue) and status not in OVER
     left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": int(stops)}

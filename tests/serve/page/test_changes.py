@@ -49,7 +49,7 @@ def rows(page: Page, path: str) -> list[str]:
 
 
 def test_a_diff_of_our_own(shown: Widgets):
-    """Each changed file is shown with its name and the kind of change. Its lines are labelled, not only coloured."""
+    """Each changed file is shown under its name. New, deleted, moved and binary files say so, and lines are labelled, not only coloured."""
     shown.show("diff", diff=changed())
     page = shown.page
     expect(page.get_by_text("5 files, 5 lines added, 2 removed")).to_be_visible()

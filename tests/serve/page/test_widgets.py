@@ -270,7 +270,7 @@ def test_names_of_a_mapping_are_there_once(shown: Widgets):
 
 
 def test_what_has_no_fields_is_asked_for_as_json(shown: Widgets):
-    """A value for which there are no fields is entered as JSON and validated."""
+    """A value for which there are no fields is entered as JSON, and invalid JSON is refused."""
     shown.show("form", schema={"type": "object", "properties": {"odd": {"not": {}}}, "required": ["odd"]})
     odd = shown.page.get_by_label("Odd")
     odd.fill("{half")
@@ -295,7 +295,7 @@ def test_a_draft_begins_where_it_was_left(shown: Widgets):
 
 
 def test_numbers_step_and_are_never_rounded(shown: Widgets):
-    """The arrow keys keep a number within its bounds. An integer that JavaScript would round is refused."""
+    """The arrow keys step to the next multiple, and not below the minimum. An integer that JavaScript would round is refused."""
     form(shown, Annotated[int, Field(ge=0, multiple_of=5)])
     answer = shown.page.get_by_role("spinbutton", name="Answer")
     answer.press("ArrowDown")
