@@ -197,7 +197,7 @@ class Database:
         return self._connection is not None or self._shared is not None
 
     def add_now(self, run_id: str, record: NewRecord) -> bool:
-        """Add a record as `add` does, in the caller's thread, if this can't block.
+        """Add a record as `add` does, in the caller's thread, if this can't block or all jobs run there.
 
         Returns False if nothing was added and `add` must be awaited instead.
         """
