@@ -366,7 +366,11 @@ class Database:
             job.error = find_alteration(connection, self.path) or (
                 _damaged(self.path, error)
                 if is_damage(error)
-                else JournalError(self.path, f"it can't be written: {error}", "Check the disk and try again.")
+                else JournalError(
+                    self.path,
+                    f"it can't be read or written: {error}",
+                    "Check the disk, and whether another program has locked the file. Then try again.",
+                )
             )
         except _UNREADABLE as error:
             job.error = error
