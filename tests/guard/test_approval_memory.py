@@ -596,7 +596,7 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
 async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
     name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
 ):
-    """A denial also covers its call if the path is spelled differently or a default is passed, even where a scope or `approve_all` would approve it."""
+    """A denial also covers its call with a path spelled differently or a default passed, even where a scope or `approve_all` would approve it."""
     desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
     await desk.call(name, **denied)
     desk.person.approve = SCOPE
