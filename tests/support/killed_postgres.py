@@ -16,7 +16,7 @@ from support import PATIENCE, postgres
 from support.reserved_port import reserved_port
 
 _SETTINGS = {**postgres._SETTINGS, "synchronous_commit": "on", "listen_addresses": "*"}
-"""The settings of the server. A committed transaction survives the server's death, but not a crash of the machine."""
+"""The settings of the server. A committed transaction survives the server's death, but may be lost if the machine crashes."""
 
 
 class Server:

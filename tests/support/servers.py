@@ -160,7 +160,7 @@ class Server:
         return f"{self.url}/v1beta"
 
     def control(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request to one of the server's control routes, and return the response.
+        """Send a request to one of the server's control routes, and return the JSON of the response.
 
         Raises `ServerFailed` for an error status.
         """
