@@ -387,7 +387,7 @@ def release(
     left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": int(stops)}
     due = None if status in OVER else earliest(row.due_at, due_at)
     if stops or (due is None and status == "queued"):
-        # If it has a time, it is due a second later, so that a leg that fails is not repeated at once.
+        # If it has a time, it waits up to a second, so that a leg that fails is not repeated at once.
         due = now if due is None else min(due, now + 1)
     update_run(connection, chains, row, changed_at=now, due_at=due, **left)
     if end_of(status, outcome) != end_of(row.status, row.outcome):
