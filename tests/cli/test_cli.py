@@ -391,7 +391,7 @@ def test_tracebacks_are_shown_on_request(folder: Path):
 
 
 def test_only_the_answer_goes_to_standard_output(folder: Path):
-    """Standard output contains only the answer. Everything else goes to standard error, or nowhere with `--quiet`."""
+    """Standard output contains only the answer. Everything else goes to standard error, where a successful run with `--quiet` writes nothing."""
     done = run(folder, "writer", "--approve", "all")
     assert done.stdout == "Written.\n"
     assert "I write." in done.stderr
@@ -798,7 +798,10 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
 
 
 def test_an_approval_can_be_answered_later(folder: Path):
-    """With `--approve later`, a run that needs approval is parked with exit code 5, and its question can be answered later."""
+    """With `--approve later`, a run that needs approval is parked with exit code 5, and its question can be answered later.
+
+    The answer needs the question's digest, and the run needs a journal.
+    """
     parked = run(folder, "writer", "--approve", "later")
     assert parked.returncode == 5
     assert "The run waits for an answer to write." in parked.stderr

@@ -1,4 +1,4 @@
-"""An MCP server that accepts the access tokens of an OAuth issuer: tests with tokens that are right and wrong."""
+"""Tests for an MCP server that accepts the access tokens of an OAuth issuer, with valid and invalid tokens."""
 
 import json
 import time
@@ -247,7 +247,7 @@ async def test_required_scopes(claim: dict[str, Any]) -> None:
 async def test_keys_are_not_read_without_tls() -> None:
     """Keys are read only over TLS or from a known loopback name, because they could be replaced on the way.
 
-    If their address is another one, the keys are not read, and requests get status 503.
+    With any other address, they are not read, and requests get status 503.
     """
     provider = Provider()
     async with listening(provider.answer) as elsewhere:

@@ -213,7 +213,7 @@ ERRORS: list[tuple[Any, type[Exception]]] = [
 
 @pytest.mark.parametrize(("error", "kind"), ERRORS)
 async def test_an_error_in_the_middle_of_an_answer(error: Any, kind: type[Exception]) -> None:
-    """An error object in a stream, or in a complete answer of the chat API, raises the error of its kind."""
+    """An error object in a stream, or in a complete answer of the chat API, raises the matching model error."""
     body = chat_stream({"content": "Ye"}, end=b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
     assert type(await answered("chat", [[body]], stream=True)) is kind
     failed = {"type": "error", "error": error}

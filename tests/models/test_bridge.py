@@ -309,7 +309,7 @@ async def test_must_call_asks_for_a_call():
 
 
 async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.MonkeyPatch):
-    """A model can be made without a key, and a request without one is refused."""
+    """A model can be made without a key. Its requests are refused, and the error names the variable to set."""
     monkeypatch.delenv("TOGETHER_API_KEY", raising=False)
     model = model_named("together:deepseek-chat")
     assert isinstance(model, BridgedModel)

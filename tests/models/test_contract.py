@@ -184,7 +184,7 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def _param(subject: str) -> Any:
-    """Return a subject's parameter. The embedded model's server is slow, so one Python version tests it."""
+    """Return a subject's parameter. The embedded model's server is slow, so only one Python version tests it."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 

@@ -1,4 +1,4 @@
-"""Fallback between providers over HTTP: outages, rate limits, refusals and cut streams, their costs, and the requests they lead to.
+"""Fallback between providers over HTTP: outages, rate limits, refusals and cut streams, what they cost, and what the next provider is sent.
 
 `python tests/models/test_fallback.py` prints the events, the record and the cost of five cases.
 """

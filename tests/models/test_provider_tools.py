@@ -275,7 +275,7 @@ async def test_an_older_gemini_refuses_the_combination() -> None:
 
 
 async def test_a_model_that_knows_nothing_of_them_is_not_asked() -> None:
-    """If a model's traits list no provider's tools, a run with such a tool is refused before the model is asked."""
+    """If a model's traits list no provider tools, a run with one is refused before the model is asked."""
     model = ScriptedModel(["Hm."], traits=Traits())
     with pytest.raises(PromptEvaluationError, match="it has no code_execution of its own"):
         await Adapter(model).evaluate(Prompt("p", "x", tools=[ProviderTool("code_execution")]), "Go.")

@@ -450,7 +450,7 @@ class Untold:
 
 @dataclass(frozen=True)
 class Described:
-    """A pet with its own description beside a reference."""
+    """A pet whose schema has a description beside a reference."""
 
     pet: Annotated[Cat, Field(description="The one on the sofa.")]
 

@@ -69,7 +69,7 @@ class WorkerProcess:
         return not self.is_frozen and not (self.host is not None and self.host.is_cut)
 
     def _pid(self) -> int:
-        """Return the id of the worker itself, which may be a child of `unshare`."""
+        """Return the process id of the worker itself. On a host, the worker is a child of `unshare`."""
         if self.host is None:
             return self.process.pid
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -252,7 +252,7 @@ class Chaos:
         await self.submit(runs)
         until = time.monotonic() + patience
         while not self.ledger.exists():
-            assert time.monotonic() < until, "no worker has begun"
+            assert time.monotonic() < until, "no worker has begun a run"
             await self._look()
 
     async def finish(self, patience: float) -> None:
@@ -261,7 +261,7 @@ class Chaos:
         while not await self._look():
             if time.monotonic() > until:
                 await self._show_workers()
-                raise AssertionError(f"not over: {await self.left()}")
+                raise AssertionError(f"these runs are not over: {await self.left()}")
         self.is_over = True
 
     async def _show_workers(self) -> None:

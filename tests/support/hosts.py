@@ -71,7 +71,7 @@ class Host:
         ]
 
     def _clocked(self) -> list[str]:
-        """Return the words before a command that give it the host's clock."""
+        """Return the words to put before a command so that it has the host's clock, or [] without `faketime`."""
         if faketime() is None:
             return []
         variables = {

@@ -28,7 +28,7 @@ _opened: list[PostgresJournal] = []
 
 
 def open_at(path: Path, **options: Any) -> AnyJournal:
-    """Open the journal that belongs to a path, in the kind of database that is in use."""
+    """Open the journal that belongs to a path, in the kind of database that `of_kind` selects (by default SQLite)."""
     if _kind == "sqlite":
         return SqliteJournal(path, **options)
     schema = f"t{hashlib.sha256(str(path).encode()).hexdigest()[:20]}"

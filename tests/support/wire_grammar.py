@@ -6,10 +6,10 @@
 The checker implements what the providers document or reply with, and shares no code with `handrail.models`. It is meant
 to accept only requests that the provider accepts, whatever a model said earlier in the conversation.
 
-Rules of all wires: one JSON object in valid UTF-8, with no field twice, finite numbers, no lone surrogate, and no more
-than DEEPEST levels (System.Text.Json reads 64, serde_json 128). The names of tools and calls match
+Rules of all wires: one JSON object in valid UTF-8, with no field twice at its top level, finite numbers, no lone surrogate,
+and no more than DEEPEST levels (System.Text.Json reads 64, serde_json 128). The names of tools and calls match
 `[a-zA-Z0-9_-]{1,64}`. Each call has exactly one result, directly after the message with the call. Each result has a
-call. The ids of calls are unique.
+call. The ids of calls are unique; on the Gemini wire, within one content.
 
 Chat completions, https://platform.openai.com/docs/api-reference/chat/create:
   roles system, developer, user, assistant and tool, with their own fields; `arguments` is the JSON text of an object,
@@ -102,7 +102,7 @@ def wire_of(path: str) -> str | None:
 
 
 def problems(wire: str, body: bytes) -> list[str]:
-    """Return what the wire would refuse in this request body. If the body is too large or invalid JSON, return only that."""
+    """Return what the wire would refuse in this request body. If the body is too large or not a JSON object, return only that."""
     seen[wire] += 1
     if len(body) > LARGEST[wire]:
         return [f"the body has {len(body)} bytes"]
@@ -120,7 +120,10 @@ def problems(wire: str, body: bytes) -> list[str]:
 
 
 def strict_json(data: bytes | str) -> Any:
-    """Decode JSON as strictly as the strictest of the providers' parsers. Raises `_Problem` if that parser would refuse it."""
+    """Decode JSON as strictly as the strictest of the providers' parsers. Raises `_Problem` if that parser would refuse it.
+
+    An object with a repeated key is not refused, but decoded as a `_Twice`.
+    """
     try:
         text = data if isinstance(data, str) else data.decode()
         value = json.loads(
@@ -266,7 +269,7 @@ _HOSTED_TOOLS = {
         "code_execution_20250825": ("type name", "cache_control"),
     },
 }
-"""The providers' own tools by their types: the fields that each needs, and those that it may have."""
+"""The providers' own tools, by wire and type: the fields that each needs, and those that it may have."""
 
 
 def _functions(wire: str, request: Mapping[str, Any]) -> list[Any]:

@@ -171,7 +171,7 @@ def test_a_delete_takes_only_what_was_seen(folders: Folders):
 
 
 class MeddlingDisk(Disk):
-    """A disk that calls `meddle` with a name just before a rename changes it, after all checks have passed."""
+    """A disk that calls `meddle` with a name just before a rename changes it."""
 
     def __init__(self, meddle: Callable[[str], None]) -> None:
         self._meddle = meddle

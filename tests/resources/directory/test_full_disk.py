@@ -1,4 +1,4 @@
-"""A full disk never loses old bytes: whenever the disk fills up, what a call replaced is kept."""
+"""Disks that are full or can't be synced: what a call replaced is never lost."""
 
 import errno
 import os

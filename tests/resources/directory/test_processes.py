@@ -39,7 +39,7 @@ COUNTS = (
 def test_processes_lose_nothing(tmp_path: Path, journaled: str):
     """Processes that change shared files, and are killed and restarted, lose no update and leave no torn file.
 
-    They report no false failure, and what an editor saves to one of the files is not lost either.
+    Their calls fail only by conflicts, and what an editor saves to one of the files is not lost either.
     """
     ran = subprocess.run(
         [sys.executable, str(SUPPORT / "folder_processes.py"), *COUNTS, "--journaled", journaled, "--where", str(tmp_path)],
