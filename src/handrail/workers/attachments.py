@@ -104,7 +104,9 @@ def accept(
             problems.append(str(error))
             continue
         if attachment.name in found:
-            problems.append(f"two attachments are named {attachment.name}. Pass it once, or rename one of them")
+            problems.append(
+                f"two attachments are named {attachment.name}. Pass it once, or rename one of them"
+            )
         found[attachment.name] = attachment
     if problems:
         raise ToolValidationError(
