@@ -34,7 +34,7 @@ class ReadBeforeWritePolicy:
             return PolicyDecision.allow()
         if not paths:
             return PolicyDecision.deny(
-                f"{tool.name} writes files, but none of its arguments is declared as a path. "
+                f"{tool.name} writes files, but this call names no path to write. "
                 "Use a tool that names the file it writes."
             )
         try:

@@ -272,8 +272,8 @@ class Linked(Layer):
     def _kinds(self, folder: str) -> Mapping[str, bool]:
         """Return the names in a folder, each with whether it is a folder. Empty if the path can't be used.
 
-        Links to folders are omitted, so that a search does not descend through links, which could form a cycle.
-        Names that a caller could not pass back are omitted too.
+        Of the links, only those to files are included, so that a search does not descend through links, which could form a
+        cycle. Names that a caller could not pass back are omitted.
         """
         with self._shared.lock:
             try:
@@ -394,7 +394,7 @@ def _can_be_said(path: str) -> bool:
 _AT_ONCE = 500
 """Maximum number of files per ripgrep process, so that their names fit on a command line."""
 WORTH = 32
-"""Minimum number of files for which ripgrep is faster."""
+"""Minimum number of files to search with ripgrep. For fewer files, starting it takes longer than it saves."""
 
 
 def files_holding(root: Path, text: str, paths: Sequence[str]) -> set[str] | None:
