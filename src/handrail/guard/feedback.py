@@ -95,7 +95,7 @@ class FeedbackProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """A provider that tells the model how much time is left, once for each threshold in `at`, in seconds."""
+    """A provider that tells the model how much time is left, once for each number of seconds in `at`."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -116,7 +116,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """A provider that tells the model how much of its budget is left, once for each threshold in `at`, a spent fraction."""
+    """A provider that tells the model how much of its budget is left, once for each spent fraction in `at`."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
