@@ -302,7 +302,7 @@ async def ask(name: str, asked: Callable[[], Any]) -> Reply:
     except Exception as error:
         from handrail.raised_errors import in_short
 
-        log.exception("%r could not be asked", name)
+        log.exception("the feedback provider or completion checker %r raised an error", name)
         return Reply(problem=in_short(error))
     if said is None or isinstance(said, str):
         return Reply(said)

@@ -96,7 +96,7 @@ async def decide_interrupted(attempt: Attempt) -> bool:
         )
         raise Unsuccessful(
             ToolResult.error(
-                f"{attempt.name} was interrupted when the process ended, and none of its effects remain. {why}"
+                f"{attempt.name} was interrupted when the process ended, and none of its own effects remain. {why}"
                 f"Call it again, {hint}.{_left_by(attempt, deposited)}"
             )
         )

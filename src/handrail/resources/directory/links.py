@@ -75,9 +75,9 @@ class Ground(Shared):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
     def startup_links(self) -> Iterator[tuple[str, str]]:
-        """Yield each location of a startup file that is a link or is in a linked folder, with each path under the root that it leads to.
+        """Yield each path in `PLACES` or in a folder of hooks that is a link or is in a linked folder, with a path under the root that it leads to.
 
-        If a link leads to another link, the paths of both targets are included.
+        If a link leads to another link, the path is yielded once for each target.
         """
         there = self._startup_names()
         if not there:
