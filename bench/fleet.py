@@ -1,6 +1,6 @@
 """Measure workers that share a PostgreSQL database: steps per second, failover, cancellation, and parked runs.
 
-    python bench/fleet.py URL PART...       such as `steps`, `dbos`, `failover`, `cancel`, `answer`, `parked`
+    python bench/fleet.py URL PART...       (each PART is `steps`, `dbos`, `failover`, `cancel`, `answer` or `parked`)
 
 URL is a database for this benchmark only. Each part except `dbos` creates schemas of its own in it. The workers are processes
 on this machine, and compete for its cores with PostgreSQL. `FLEET_SMALL=1` parks 1,000 runs instead of 10,000.

@@ -33,7 +33,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Repeated:
-    """The tool's result, so that both servers send a structured value and both clients check it."""
+    """The tool's result: an object, so that both servers send a structured value and both clients check it."""
 
     text: str
 

@@ -109,7 +109,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests first that `support.schedule.LONGEST` lists as the slowest."""
+    """Put the slowest tests, which `support.schedule.LONGEST` lists, before all others."""
     items[:] = arranged(items)
 
 

@@ -1,6 +1,6 @@
 """Invalid definitions: each is refused where it is made, with an error that names it and gives a hint.
 
-A row of a table has the action, the error class, the name that the message must contain, and part of the hint.
+A row of a table has the action, the error class, and two parts of the message, in order: what is wrong, and what to do.
 """
 
 import functools
@@ -1023,7 +1023,7 @@ def test_no_row_hides_another():
 
 @pytest.mark.parametrize("name", TABLE)
 def test_wrong_definition(name: str):
-    """A wrong definition raises a Handrail error whose message is one line with the name and the hint."""
+    """A wrong definition raises the row's error, whose message is one line with both parts in order."""
     act, kind, thing, hint = TABLE[name]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # legacy_handler must check before it warns

@@ -1,6 +1,6 @@
 """Invalid calls, paths, keys, snapshots, answers, limits, policies, bindings and events.
 
-A row of a table has the action, the error class, the name that the message must contain, and part of the hint. The
+A row of a table has the action, the error class, and two parts of the message: what is wrong, and usually what to do. The
 mistakes in `TOLD` are made in a call, so the model is told about them.
 """
 
@@ -613,7 +613,7 @@ TABLE = {**SESSIONS, **FILES, **ANSWERS, **LIMITS, **POLICIES, **GATES}
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
-    """A mistake raises a Handrail error of the expected class, whose message is one line with the name and the hint."""
+    """A mistake raises a Handrail error of the expected class, whose message is one line with both parts."""
     act, kind, thing, hint = TABLE[name]
 
     async def main() -> None:

@@ -165,7 +165,7 @@ def test_a_guess_is_always_a_media_type(content: bytes, name: str) -> None:
 
 
 def test_what_is_attached_is_checked() -> None:
-    """Anything but a list of attachments is refused with an error that says what to pass."""
+    """A single attachment, path, text or bytes in place of a list is refused, and so are bytes in a list. The error says what to pass."""
     wrong: Any
     for wrong in (Attachment(b""), b"", "a.png", Path("a.png")):
         with pytest.raises(DefinitionError, match="Pass a list"):

@@ -227,7 +227,7 @@ def test_a_forked_child_can_wait_too(tmp_path: Any):
     """After `os.fork`, parent and child can both wait, because the child starts its own background thread."""
     text = """
         import os, sys, warnings
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python dislikes any fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of a fork in a process with threads
         from handrail.threads import run_in_thread
 
         def twice():

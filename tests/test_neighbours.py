@@ -94,7 +94,7 @@ def test_an_app_imports_its_neighbours_and_libraries_do_not(folder: Path):
 
 
 def test_an_app_by_its_name_is_found_in_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """An app is found by its name in the current folder, even in a package, and again when its run is resumed."""
+    """An app in the current folder is found by its name, and so is a module in a package there. An unknown name is refused."""
     (folder / "desk_by_name.py").write_text(APP)
     monkeypatch.chdir(folder)
     assert load("desk_by_name").source.name == "desk"

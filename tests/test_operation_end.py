@@ -184,7 +184,7 @@ def test_an_earlier_cancellation_does_not_confuse_the_end_of_the_call():
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
 def test_work_that_takes_no_notice_leaves_its_task_uncancelled(how: str):
-    """If work swallows the end of its call, the task that awaits it is left without a pending cancellation."""
+    """If work returns or raises another error when its call ends, the task that awaits it has no pending cancellation."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")

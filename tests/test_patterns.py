@@ -180,7 +180,7 @@ def test_lines_are_numbered_however_they_are_divided(lines: list[str], size: int
 
 
 def test_other_threads_get_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No single call to the engine takes more steps than the limit, however many lines there are."""
+    """Many lines are divided among several calls to the engine, and none of these takes more than two million steps."""
     pattern = Pattern("[ab]{100}x")
     calls: list[int] = []
     match = pattern._matching

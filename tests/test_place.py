@@ -24,7 +24,7 @@ NAMES = st.text(min_size=1, max_size=8).map(lambda text: f"once {text}")
 
 @st.composite
 def places(draw: st.DrawFn, *, numbers: st.SearchStrategy[int] = NUMBERS) -> Place:
-    """Generate any place, up to a dozen steps deep."""
+    """Generate a place of up to twelve steps, without probes."""
     place = RUN
     for _ in range(draw(st.integers(0, 12))):
         steps = {

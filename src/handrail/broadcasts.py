@@ -16,7 +16,7 @@ class Watcher(msgspec.Struct, frozen=True):
 
     id: str
     joins: int
-    """How many times somebody in this process has joined. After each join, the run broadcasts its output so far."""
+    """How many times somebody in this process has joined. After each join, an active run broadcasts its state so far."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Batch(msgspec.Struct, frozen=True):
     run_id: str
     leg: int
     number: int
-    """1-based number of this batch in its leg. A missing number is a lost batch."""
+    """1-based number of this batch in its leg. A gap in the numbers means that output was lost or left out."""
     body: bytes
 
 

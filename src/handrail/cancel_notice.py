@@ -20,7 +20,7 @@ class Listener(Protocol):
     def is_cancelled_from_outside(self) -> bool:
         """Return whether the requested cancellation comes from outside the work, and the work has not been told of it yet.
 
-        A timeout or a task group inside the work may also cancel the task, and later takes that cancellation back.
+        A timeout or a task group inside the work may also cancel the task. The work is not told of such a cancellation.
         """
         ...
 
@@ -63,7 +63,7 @@ def forget(task: asyncio.Task[Any], listener: Listener) -> None:
     if found is not None and listener in found.told:
         found.told.remove(listener)
         if listener in found.held_for:
-            found.held = None  # the work has ended, and its result tells the caller of the cancellation
+            found.held = None  # the work is over, and the code that closes its scope raises the cancellation
         if not found.told:
             del listeners[task]
 
@@ -139,7 +139,10 @@ class Watched:
             self.is_pending = False
 
     def cancel_at_once(self, error: asyncio.CancelledError) -> None:
-        """Cancel the future, because of a cancellation that the listeners already know of."""
+        """Cancel the future because of a cancellation that the listeners already know of.
+
+        If the future is done, the cancellation stays pending.
+        """
         message = error.args[0] if error.args else None
         if not self._future.cancel(message):
             self.is_pending, self._message = True, message

@@ -1,7 +1,7 @@
 """Cancellation: whether work must stop, and why.
 
-A `CancelScope` covers a piece of work in one task: a call, a request to a model, a run. Only scopes count
-cancellations; all other code asks its scope. A `Cancellation` stops a whole tree of runs.
+A `CancelScope` covers a piece of work in one task: a call, a request to a model, a run. Code that must know whether it
+was cancelled asks its scope. A `Cancellation` stops a whole tree of runs.
 
 asyncio cancels tasks, not scopes, and counts the cancellations of a task. A scope therefore notes the count when it
 is opened, and takes back the cancellations that it requested itself. Those that remain came from outside.
@@ -33,7 +33,7 @@ log = logging.getLogger("handrail.cancellation")
 Watcher = Callable[[], None]
 
 _PAUSED = 0.05
-"""Seconds until the timer of a paused deadline looks at the deadline again."""
+"""Seconds by which the next check of a paused deadline's timer is postponed, in addition to the time that is left."""
 
 
 class TimedOut(Exception):
@@ -57,7 +57,7 @@ class CancelScope(msgspec.Struct, eq=False):
 
     task: asyncio.Task[Any]
     _before: int
-    """The task's cancellation count when the scope was opened."""
+    """The task's cancellation count when the scope was opened, less the cancellations in `_landing`."""
     _run: Cancellation
     _is_ended: bool = False
     _timeout: Timer | None = None
@@ -79,7 +79,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return self.task.cancelling() > self._before
 
     def is_stopped(self) -> bool:
-        """Return whether the task or its run has been cancelled, even if the work ignored the cancellation."""
+        """Return whether the task has been cancelled since the scope was opened, or the scope's run has been cancelled."""
         if deliveries:
             settle(self.task)
         return self.task.cancelling() > self._before or self._run.cancelled

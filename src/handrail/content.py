@@ -190,8 +190,8 @@ class Attachment:
     def token_bound(self) -> int:
         """An estimate of the tokens that a provider counts, for a budget. The provider's own count is charged.
 
-        It is an upper estimate, unless the attachment is at an address and not an image. Its size is then unknown, and one
-        page is assumed.
+        It is an upper estimate for an image, and if the bytes are in memory. The size of anything else at an address is
+        unknown, so one page is assumed.
         """
         if self.is_text:
             return self.size

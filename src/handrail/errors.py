@@ -11,7 +11,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │   │   └── PromptValidationError                .tool, .places: two tools with the same name
     │   ├── ExtraKeyError                          .key
     │   └── WorkerError                            .problems: everything wrong with a worker's file
-    ├── ToolError                                raised by a handler, or before it runs
+    ├── ToolError                                something is wrong with a call, its arguments or its result
     │   ├── ToolValidationError (ValueError)       .problems: what is wrong with a value, usually arguments
     │   ├── TransientError                         .retry_after: the same call may succeed later
     │   ├── CallFailed (RuntimeError)              .result: a call failed, so it has no value
@@ -55,14 +55,14 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │       ├── FileMissing (FileNotFoundError)
     │       ├── FileInTheWay (FileExistsError)       something else exists there
     │       ├── PathRefused (ValueError)             an invalid path, or one outside the root
-    │       ├── EditRefused (ValueError)             the text to replace is empty, unchanged, not there, or not unique
+    │       ├── EditRefused (ValueError)             the text to replace is empty, equals the new text, or is not there or not unique
     │       └── FileLimitReached                     too large, or too many, or the disk is full
     ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or invalid
     ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
     ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is using it
     ├── PromptRenderError (ValueError)           .prompt, .problem, .hint: wrong params or session
     ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run can't continue
-    ├── RunError (RuntimeError)                  .run_id: an operation on a recorded run was refused
+    ├── RunError (RuntimeError)                  .run_id: a recorded run can't be used or continued now
     │   ├── RunUnknown (LookupError)               there is no such run
     │   ├── RunBusy                                .owner: a process is executing the run
     │   ├── RunParked                              .questions: it waits for answers; resume it afterwards
@@ -154,7 +154,7 @@ class WorkerError(DefinitionError):
 
 
 class ToolError(HandrailError):
-    """A call failed: its handler raised this, or it was stopped before its handler ran."""
+    """Something is wrong with a call, its arguments or its result."""
 
 
 class ToolValidationError(ToolError, ValueError):
@@ -426,7 +426,7 @@ class UndoRefused(StateError, RuntimeError):
         self.places = tuple(places)
         self.problem = problem
         self.undone = tuple(undone)
-        """The ids of the calls that had already been undone when this one was refused. All are inside the same outer call."""
+        """The ids of the inner calls that had been undone before this call was refused."""
 
 
 class JournalError(StateError, ValueError):
@@ -436,7 +436,7 @@ class JournalError(StateError, ValueError):
         super().__init__(f"journal {journal!r}: {problem}. {hint}")
         self.journal = journal
         self.is_lost = is_lost
-        """Whether only the connection to the journal was lost. If so, the operation may succeed later."""
+        """Whether the database could not be reached or could not do its work just then. If so, the operation may succeed later."""
 
 
 class JournalAltered(JournalError):
@@ -464,10 +464,10 @@ class JournalAltered(JournalError):
         """The name of what the chain belongs to.
 
         That is the id of the run or session, the session and principal, the key of the step, the digest of the blob, or the
-        name of the workspace.
+        name of the workspace. It is "" for the list of sessions and for the file.
         """
         self.record = record
-        """1-based position of the record in its chain. It has no meaning for a blob, a workspace or a file."""
+        """1-based position of the record in its chain; 0 if it was never recorded. It has no meaning for a blob, a workspace or a file."""
         self.what = what
         """The kind and key of the record; "" if they are not known."""
         self.problem = problem
@@ -575,7 +575,7 @@ class PathRefused(FileError, ValueError):
 
 
 class EditRefused(FileError, ValueError):
-    """The text to replace is empty, unchanged or not in the file, or occurs there more than once."""
+    """The text to replace is empty, equals the new text, is not in the file, or occurs there more than once."""
 
 
 class FileLimitReached(FileError):
@@ -642,7 +642,7 @@ class PromptEvaluationError(HandrailError, RuntimeError):
 
 
 class RunError(HandrailError, RuntimeError):
-    """An operation on a recorded run was refused."""
+    """A recorded run can't be used or continued now."""
 
     def __init__(self, run_id: str, problem: str, hint: str) -> None:
         super().__init__(f"run {run_id!r}: {problem}. {hint}")

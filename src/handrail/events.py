@@ -69,7 +69,7 @@ class ToolRolledBack(Fact, frozen=True):
     reason: str
     compensated: tuple[str, ...]
     not_undone: tuple[str, ...]
-    """Effects that were not undone: irreversible calls, effects settled by `once`, and effects whose compensation failed."""
+    """Effects that were not undone, such as irreversible calls, and effects whose compensation failed."""
     run_context: RunContext
 
 
@@ -256,13 +256,16 @@ class ModelResponded(Fact, frozen=True):
 
 
 class ModelFailed(Fact, frozen=True):
-    """A request to a model failed. What the model had streamed until then is discarded."""
+    """A request to a model failed, or the model refused to answer and another model is asked.
+
+    What the model had streamed until then is discarded.
+    """
 
     model: str
     attempt: int
     error: str
     retry_in: float | None
-    """Seconds until the retry; None if the request is not retried."""
+    """Seconds until the same model is asked again; None if it is not. If that would be past the deadline, the run fails instead."""
     run_context: RunContext
     next_model: str = ""
     """The model that is asked instead; "" if the same model is asked again, or none."""

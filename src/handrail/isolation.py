@@ -131,7 +131,7 @@ def settle(task: asyncio.Task[Any]) -> None:
         return
     group: Any = caught.tb_frame.f_locals["self"]
     body_raised = caught.tb_frame.f_locals["et"] is not None
-    if group._parent_cancel_requested and not body_raised:  # otherwise the group itself has taken it back
+    if group._parent_cancel_requested and not body_raised:  # if the body raised, the group has taken it back
         group._parent_cancel_requested = False  # later cancellations are not from the group
         error.__traceback__ = None
         task.uncancel()

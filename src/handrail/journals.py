@@ -85,7 +85,8 @@ class Runs(Protocol):
         Raises `RunBusy` if this process does not own the run, and `RunUnknown` if there is no such run.
 
         A submitted run that is not over is due for a worker at `due_at`, or earlier if one of its questions is answered or
-        somebody wakes it. Without `due_at`, it is due at once if it is `queued`, or if somebody has asked to cancel it.
+        somebody wakes it. Without `due_at`, a `queued` run is due at once. If somebody has asked to cancel the run, it is due
+        within a second.
         """
         ...
 

@@ -36,8 +36,8 @@ D = TypeVar("D")
 class Home:
     """The lifetime of one call's operations, and the loop they run on.
 
-    A call has one home. Closing it ends its running operations with `ContextExpired`, in whatever task they run, and
-    refuses later ones.
+    A call has one home. Closing it ends the operations that run in other tasks with `ContextExpired`, and refuses later
+    ones.
     """
 
     __slots__ = ("_live", "_owned", "call", "closed", "loop")
@@ -55,7 +55,7 @@ class Home:
             raise ContextExpired(self.call)
 
     def close(self) -> None:
-        """End the call's operations and refuse later ones. Must be called on the loop's thread."""
+        """End the call's operations in other tasks, and refuse later ones. Must be called on the loop's thread."""
         self.closed = True
         if self._live:
             # The members of a gather are left to the gather, which cancels each of them once and waits for them.

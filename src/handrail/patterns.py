@@ -147,7 +147,7 @@ class _Translation:
         self._text = text
         self._at = 0
         self._sums = [0]
-        """The size so far of each open group, outermost first."""
+        """The size so far of the whole pattern, then of each open group, outermost first."""
         self._last = 0
         """The size of the part that a repeat would repeat."""
         parts: list[str] = []

@@ -238,12 +238,12 @@ class Filesystem(Protocol):
 
 
 class CancelSignal(Protocol):
-    """Tells a tool whether its call has been cancelled."""
+    """Tells a tool whether its call must stop, because it was cancelled or has run out of time."""
 
     @property
     def cancelled(self) -> bool: ...
     def wait(self) -> Operation[None]:
-        """Wait until the call is cancelled."""
+        """Wait until the call must stop."""
         ...
 
 
@@ -343,7 +343,7 @@ class ApprovalRecall(Protocol):
         ...
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
-        """Remember an answer for an offered scope, or without one for this request: an approval for its current diff, a denial for any diff."""
+        """Remember an answer for an offered scope. Without one, an approval covers only this request and diff, and a denial any diff."""
         ...
 
     def when_covered(self, wake: Callable[[], object], /) -> Callable[[], None]:
@@ -454,7 +454,7 @@ class Workers(Protocol):
     """The workers that calls of one run may call, in addition to the tools that are offered to its model."""
 
     def find(self, name: str, call: Any, /) -> Tool[Any, Any] | None:
-        """Return the worker with this name as a tool; None if the run may not call it."""
+        """Return the worker with this name as a tool; None if it does not exist or the run may not call it."""
         ...
 
     def why_not(self, name: str, /) -> str:

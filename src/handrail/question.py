@@ -123,7 +123,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     kind: QuestionKind
     name: str
-    """What the question is about: a `wait_for` kind, a tool, a handoff, a permission, or a text of the asker, as in `request_approval`."""
+    """What the question is about: a `wait_for` kind, a tool, a handoff, a permission, or the message of `request_approval`."""
     message: str
     """The sentence that the person reads, such as the reason for an approval. Invisible characters in it are escaped."""
     payload: Any

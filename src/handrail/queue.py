@@ -51,7 +51,7 @@ class Queue(Protocol):
         than `host` are left alone. So are the runs in `besides`, which this process still executes, although another
         process may have taken them over.
 
-        With `run_id`, only that run is considered. If it is not due, but has no owner and is not over, its count of legs
+        With `run_id`, only that run is considered. If it can't be taken, but has no owner and is not over, its count of legs
         increases all the same, so that its next leg has a new number. Raises `RunUnknown` if there is no such run.
         """
         ...

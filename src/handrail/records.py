@@ -40,8 +40,8 @@ EntryKind = Literal[
 ]
 """The kinds of entries in a run's record.
 
-`model answer`: the model has answered. `call begun`: an attempt at a call is about to run its handler. `call tried`:
-another attempt at a call begins. `inner call`: a call inside another one has ended. `verb`: a handler has used a verb
+`model answer`: the model has answered. `call begun`: an attempt is marked, usually because its call must not run
+twice. `call tried`: another attempt at a call begins. `inner call`: a call inside another one has ended. `verb`: a handler has used a verb
 of its context. `advice`: what the run's feedback providers or completion checkers said.
 `undoing`: a call is being undone. `undone`: a call has been undone; the key is its id. `told`: the model has been
 informed of undone calls. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision
@@ -114,9 +114,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     questions: int = 0
     """The number of the run's open questions."""
     stopping: bool = False
-    """Whether the run's owner has been asked to cancel it."""
+    """Whether somebody has asked for the run to be cancelled."""
     deaths: int = 0
-    """How many consecutive processes ended while they executed the run, without any progress."""
+    """How many consecutive processes ended while they executed the run. If one made progress first, the count restarts at 1."""
     queue: str = ""
     """The queue from which workers take the run; "" for a run that was not submitted."""
     host: str = ""
@@ -124,7 +124,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float | None = None
     """When a worker may take the run, in seconds since 1970; None if the run does not wait for a time."""
     legs: int = 0
-    """How many legs have begun. A leg is the work of one process on the run. A claim of this run that finds it not due counts too."""
+    """How many legs have begun. A leg is the work of one process on the run. Some failed claims of the run by its id count too."""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -329,7 +329,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     altered: Sequence[JournalAltered]
     """The first alteration of each run, session, other chain and workspace, every altered blob, and damage to the file.
 
-    If one run was checked, only the first alteration of its session.
+    If one run was checked, this has only the first alteration of its session.
     """
     imported: Sequence[str]
     """The runs that were imported. Alterations before the import can't be detected."""

@@ -17,7 +17,7 @@ _MOST = 500
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known name that is most similar to `name`, or None if none is similar enough.
 
-    Names come from models, so the time for comparisons is bounded: long names are skipped, and at most the first
+    Names may come from models, so the time for comparisons is bounded: long names are skipped, and at most the first
     few hundred known names are compared.
     """
     import difflib  # only errors need it

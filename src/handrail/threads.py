@@ -218,7 +218,7 @@ def _hand_over(
 
 
 _LOOK_SECONDS = 1.0
-"""Seconds between a waiting thread's checks that its loop is still open, and that no signal has come."""
+"""Maximum seconds that a thread waits at a time, so that it notices a closed loop and a Ctrl-C."""
 
 
 def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop, name: str) -> T:
@@ -249,7 +249,7 @@ _background_lock = threading.Lock()
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop that all `.wait()` calls of a script share. Its tasks continue between the calls."""
+    """Return the event loop on which `.wait()` runs operations that belong to no call. Its tasks continue between the waits."""
     global _background
     with _background_lock:
         if _background is None:

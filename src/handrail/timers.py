@@ -24,7 +24,7 @@ _FEW = 64
 Also the number of spans that a `LostTime` remembers.
 """
 _LONGEST_EXCUSE = 60.0
-"""Maximum seconds by which a listener on a thread postpones a call's timeout, in case the listener never returns."""
+"""Maximum seconds for which a call's clock stands still while a listener runs on a thread, in case it never returns."""
 _threads = threading.Lock()
 """Guards the fields of a `WorkClock`, which threads and the loop both change."""
 _NO_CONTEXT = Context()
@@ -65,9 +65,9 @@ class TimerClock(Protocol):
     def time(self) -> float: ...
 
     def standstill(self, timer: Timer) -> float:
-        """Return the maximum number of seconds from now for which the reading may stand still.
+        """Return by how many seconds to postpone the timer's next check because the reading stands still; 0 if it does not.
 
-        If it advances again earlier, the clock calls `timer.clock_moves`.
+        If the reading advances again earlier, the clock may call `timer.clock_moves`.
         """
         ...
 
@@ -84,7 +84,7 @@ class Timer(msgspec.Struct, eq=False):
     _when: float = 0.0
     """When the timer is checked next, on the loop's clock."""
     _left: float | None = None
-    """The seconds that were left when the timer was paused; None if it is not paused."""
+    """The seconds that are left while the timer is paused; None if it is not paused."""
     _pauses: int = 0
     _has_fired: bool = False
 
@@ -238,7 +238,7 @@ class WorkClock(msgspec.Struct, eq=False):
     _entered: tuple[float, ...] = ()
     """When each listener that still runs on a thread was called."""
     _held: tuple[Timer, ...] = ()
-    """Timers that wait until no listener runs on a thread."""
+    """Timers to reschedule as soon as no listener runs on a thread."""
 
     def time(self) -> float:
         return self._timers.time() - self.lost_on_threads()

@@ -826,7 +826,7 @@ def test_depth_is_limited_through_nested_runs() -> None:
 
 
 def test_cancelling_stops_the_whole_tree() -> None:
-    """Cancelling a run ends a model request five levels down, and every level above it."""
+    """Cancelling a run ends a model request at the fifth level, and the runs at all five levels."""
 
     @tool
     async def deeper(context: ToolContext) -> str:

@@ -190,7 +190,7 @@ def test_any_answer_leaves_a_conversation_that_every_wire_accepts(
 ) -> None:
     """After any answers, all wires accept the next request. On all wires but Gemini's, earlier messages are sent again unchanged.
 
-    Marks for the provider's cache are not part of a message: they may be added to a message that was sent without one.
+    Marks for the provider's cache are ignored, because they are not part of a message.
     """
     model, session = Drawn(said), Session()
 
@@ -282,7 +282,7 @@ async def test_calls_that_are_written_at_the_same_time_are_cut_off_together() ->
 
 
 class Pick(BaseModel):
-    """The answer that the tool `ask` waits for."""
+    """A number that a person or a model gives."""
 
     number: int
 

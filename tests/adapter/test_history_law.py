@@ -258,7 +258,7 @@ def test_what_could_not_be_encoded_leaves_nothing_half_written(fails: list[bool]
 
 
 def test_only_new_messages_are_encoded_in_a_run() -> None:
-    """However long a conversation grows, each message is encoded only once."""
+    """Encoding a conversation again does not encode its messages again."""
     from handrail.models import openai
 
     encode = openai._encoder(Quirks(), "chat:openai")

@@ -1,4 +1,4 @@
-"""Model choice as a value: `first_that_works` and `by`, in runs, nested runs, workers and resumed runs."""
+"""Model choices, `first_that_works` and `by`, in runs, nested runs, workers and resumed runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PLAIN = Prompt("plain", "Be brief.")
 
 
 def one(name: str, *script: Scripted, price: int | None = 1, native: bool = True) -> ScriptedModel:
-    """Return a scripted model with this price in dollars per token, or with an unknown price."""
+    """Return a scripted model with this price in dollars per token. None is an unknown price."""
     cost = None if price is None else Price(Decimal(price * 1_000_000), Decimal(price * 1_000_000))
     return ScriptedModel(script, name=name, traits=Traits(cost, native))
 

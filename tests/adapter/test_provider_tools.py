@@ -69,7 +69,7 @@ async def offers(
     more: Sequence[Any] = (),
     **options: Any,
 ) -> list[list[str]]:
-    """Run a prompt with these policies, and return what its requests offered."""
+    """Run a prompt with these policies, and return the names of the provider's tools that each request offered."""
     model = ScriptedModel(answers or ["Done."])
     prompt = Prompt("p", "x", tools=tools, policies=policies)
     await Adapter(model).evaluate(prompt, "Go.", tools=more, **options)
@@ -269,7 +269,7 @@ async def test_an_opened_section_offers_its_tools_from_then_on() -> None:
 
 
 class Live(LiveSection):
-    """A section that offers the next of these sets of tools each time `advance` is called."""
+    """A section that offers the first of these sets of tools. Each call of `advance` moves it to the next set."""
 
     def __init__(self, *states: tuple[ProviderTool, ...]) -> None:
         super().__init__("Live", "live", "Live.")

@@ -203,7 +203,7 @@ async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path)
 
 
 async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Path):
-    """A run that waits for its own client also accepts an answer from another process, because the first answer wins."""
+    """A run whose own environment has been asked also accepts an answer from another process."""
     tools = Counted()
     asked = asyncio.Event()
 

@@ -326,7 +326,7 @@ async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(t
 async def test_a_cancellation_while_an_answer_is_recorded_is_not_lost(
     journal: Journal, has_deadline: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """The run ends with the cancellation, and the call in the answer does not begin."""
+    """A run that is cancelled while a model's answer is recorded ends as cancelled, and the answer's call does not begin."""
     entered: list[str] = []
 
     @tool(effect="read")

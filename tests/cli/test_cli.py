@@ -267,7 +267,7 @@ def test_an_agent_uses_the_servers_of_a_file(folder: Path, here: Here, approve: 
 
 @pytest.mark.parametrize("named", ["envoy:agent", "workers/envoy.md"])
 def test_a_resumed_run_has_the_servers_of_its_file(folder: Path, here: Here, named: str):
-    """`runs resume` opens the servers that the run began with. It names their file if it has changed or is missing."""
+    """`runs resume` opens the servers that the run began with. It says so if their file has changed, and fails if the file is missing."""
     server = Path(support.__path__[0]) / "mcp_server.py"
     entry = {"command": sys.executable, "args": ["-S", str(server)], "env": {"API_TOKEN": "hunter2-x"}}
     config = folder.parent / "mcp.json"
@@ -391,7 +391,7 @@ def test_tracebacks_are_shown_on_request(folder: Path):
 
 
 def test_only_the_answer_goes_to_standard_output(folder: Path):
-    """Standard output contains only the answer. Everything else goes to standard error, or nowhere with `--quiet`."""
+    """Standard output contains only the answer. Everything else goes to standard error, where a successful run with `--quiet` writes nothing."""
     done = run(folder, "writer", "--approve", "all")
     assert done.stdout == "Written.\n"
     assert "I write." in done.stderr
@@ -789,7 +789,7 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     process.stdin.write("hi\n")
     process.stdin.flush()
     assert process.stdout.readline().startswith("Hello")
-    # until the program waits for its next message
+    # Wait until the program reads its next message.
     while "pipe_read" not in Path(f"/proc/{process.pid}/wchan").read_text():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
@@ -798,7 +798,10 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
 
 
 def test_an_approval_can_be_answered_later(folder: Path):
-    """With `--approve later`, a run that needs approval is parked with exit code 5, and its question can be answered later."""
+    """With `--approve later`, a run that needs approval is parked with exit code 5, and its question can be answered later.
+
+    The answer needs the question's digest, and the run needs a journal.
+    """
     parked = run(folder, "writer", "--approve", "later")
     assert parked.returncode == 5
     assert "The run waits for an answer to write." in parked.stderr

@@ -1,4 +1,4 @@
-"""`handrail submit`, and what `handrail runs` says about runs that wait for a worker."""
+"""`handrail submit` and `handrail workspaces`, and what `handrail runs` says about submitted runs."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""`--journal` and `HANDRAIL_JOURNAL` take the URL of a journal in PostgreSQL wherever they take a file."""
+"""`--journal` and `HANDRAIL_JOURNAL` accept the URL of a PostgreSQL journal, and refuse URLs of other kinds."""
 
 import asyncio
 import json

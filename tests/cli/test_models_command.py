@@ -122,7 +122,7 @@ async def test_a_server_that_says_it_is_unavailable_is_not_called_silent(monkeyp
 
 
 def test_the_list_as_lines_and_as_json(tmp_path: Path):
-    """Each provider has a line with its state and what to do, and `--json` lists the same providers."""
+    """Each provider has a line with its state and, if it does not work, what to do. `--json` lists the same providers."""
     clean = environment(**{**dict.fromkeys(VARIABLES, ""), "OLLAMA_BASE_URL": "http://127.0.0.1:9/v1"})
     lines = handrail("models", cwd=tmp_path, env=clean)
     assert lines.returncode == 0, lines.stderr
@@ -314,7 +314,7 @@ def test_a_run_that_was_killed_resumes_on_its_model(served: str, how: str, tmp_p
 
 
 def test_a_prompt_resumes_with_the_adapter_beside_it(tmp_path: Path):
-    """`runs resume` uses the adapter in the prompt's module, because its model can't be found by name."""
+    """`runs resume` uses the adapter in the prompt's module, because a scripted model can't be found by name."""
     (tmp_path / "app.py").write_text(
         "import sys\n"
         "from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, ToolCall, tool\n"

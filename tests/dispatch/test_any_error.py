@@ -157,7 +157,7 @@ def made(recipe: Recipe | None) -> BaseException | None:
 
 
 def booking(errors: list[BaseException | None], undone: list[str]) -> list[Any]:
-    """Return `book` and `trip`, which books three times and raises the first error. Undoing booking `n` raises error `n + 1`, if it is not None."""
+    """Return `book` and `trip`, which books 0, 1 and 2 and raises `errors[0]`. Undoing booking n raises `errors[n + 1]`, if it is not None."""
 
     async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
         undone.append(value)
@@ -275,7 +275,7 @@ def test_a_wide_group_is_counted() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 100])
 def test_a_transient_error_inside_a_group_is_retried(depth: int) -> None:
-    """A call whose group contains a `TransientError` is retried like one that raised it directly."""
+    """A call that raises a `TransientError` in exception groups is retried like one that raises it directly."""
     tries: list[str] = []
 
     async def fails(text: str, context: ToolContext) -> Any:

@@ -385,7 +385,7 @@ def test_a_loop_is_freed_although_a_session_it_committed_to_lives_on() -> None:
 
 
 def test_uncancelling_does_not_save_a_handler_from_a_cancelled_run() -> None:
-    """A handler that calls `uncancel` on its task is still rolled back when the run is cancelled."""
+    """A call whose handler calls `uncancel` on its task is still rolled back when the run is cancelled."""
 
     async def main() -> None:
         async def stubborn(text: str, context: ToolContext) -> str:

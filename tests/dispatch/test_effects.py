@@ -31,7 +31,7 @@ SERIALISABLE = {"pure", "read", "staged"}
 
 
 async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
-    """Do nothing. Tools that require a compensation have this one."""
+    """Do nothing, as the compensation of tools that require one."""
 
 
 def options_for(effect: Effect) -> dict[str, Any]:

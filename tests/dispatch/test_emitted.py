@@ -148,7 +148,7 @@ async def test_an_async_on_emit_is_awaited_in_order() -> None:
     made = Handoff("ask", "Ask.", answer=str, effect="read")
 
     @made.client
-    def answer(public: None, *, context: ToolContext) -> str:  # in a thread
+    def answer(public: None, *, context: ToolContext) -> str:  # a sync client runs in a thread
         for what in ("one", "two", "three"):
             context.emit(Found(what))
         return "done"

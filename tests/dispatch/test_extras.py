@@ -1,4 +1,4 @@
-"""Extras that a model, an adapter, a run or a gate contributes, as the handlers of its calls read them."""
+"""Extras from a model, an adapter, a run or a gate, as handlers read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inheritance table: what each way to nest inherits from the call around it. Each cell is a test."""
+"""The inheritance table: what a nested run inherits from the call around it, for each way to nest a run."""
 
 from __future__ import annotations
 

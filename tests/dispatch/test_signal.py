@@ -84,7 +84,7 @@ def test_a_handler_that_waits_for_its_signal_runs_before_it_is_cancelled(reason:
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_task_beside_the_work_runs_before_the_work_is_cancelled(reason: str) -> None:
-    """A task in a group that waits for the signal runs before the work is cancelled, so that it can clean up."""
+    """In a task group, a task that waits for the signal runs before the work is cancelled, so that it can clean up."""
 
     def make(stopped: Stopped) -> Any:
         async def work(params: None, *, context: ToolContext) -> ToolResult[None]:

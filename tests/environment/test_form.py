@@ -247,7 +247,7 @@ async def test_a_schema_is_escaped():
     )
 )
 def test_typed_values_round_trip(drawn: tuple[Any, Any]):
-    """A value that is typed as text is read as the same value."""
+    """Integers, floats, booleans and dates that are typed as text are read as the same values."""
     kind, value = drawn
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     typed = "y" if value is True else "n" if value is False else str(value)

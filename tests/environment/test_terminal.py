@@ -366,7 +366,7 @@ class Held:
 
 
 async def test_the_screen_waits_while_somebody_is_asked():
-    """Screen output is held back while a question is asked."""
+    """The screen is held while a question is asked, and released afterwards."""
     with window() as seen, seen.streams() as (stdin, stdout):
         screen = Held()
         terminal = TerminalEnvironment(stdin=stdin, stdout=stdout, screen=screen)

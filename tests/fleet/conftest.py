@@ -7,5 +7,5 @@ from support import PATIENCE
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give interrupted legs as long as a busy machine needs."""
+    """Give interrupted legs enough time to end on a busy machine."""
     monkeypatch.setattr("handrail.fleet.runner._CUT_SECONDS", PATIENCE)

@@ -1,4 +1,4 @@
-"""Remembered approvals: for whom they hold, how much they cover, and what they never cover."""
+"""Remembered approvals and denials: for whom they hold, how much they cover, and what they never cover."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Unseen(Broker):
 
 
 def picking(scope: str, approved: bool = True) -> Any:
-    """Return a person's answer function that picks this scope whenever it is offered, and otherwise approves once."""
+    """Return a function that answers a question with this scope, if it is offered, and otherwise approves the call once."""
 
     def says(question: Question) -> Any:
         if scope in question.payload["scopes"]:
@@ -516,7 +516,7 @@ async def test_a_tool_without_capabilities_has_scopes_of_its_own():
 
 
 async def test_a_permission_is_for_the_kind_and_the_tool():
-    """A permission remembered for its scope covers its tool's calls with other arguments, but no other kind and no other tool."""
+    """A permission that is remembered with a scope covers its tool's calls with other arguments, but no other kind and no other tool."""
     desk = Desk(SCOPE)
     assert (await desk.call("need", kind="net")).value
     assert (await desk.call("need", kind="net", again=1)).value
@@ -541,7 +541,7 @@ async def test_a_message_is_remembered_as_it_was_put():
 
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
-    """Nobody is asked about a call whose denial is remembered. The model is told the reason, and not to repeat the call."""
+    """Nobody is asked about a call whose denial is remembered. The model is told the reason, and that it should not repeat the call."""
     desk = Desk({"approved": False, "reason": "we are broke", "remember": remember})
     await desk.call("pay", amount=1)
     again = await desk.call("pay", amount=1)
@@ -596,7 +596,7 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
 async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
     name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
 ):
-    """A denial also covers its call with the path spelled differently or a default passed, even where a scope or `approve_all` would approve."""
+    """A denial also covers its call with a path spelled differently or a default passed, even where a scope or `approve_all` would approve it."""
     desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
     await desk.call(name, **denied)
     desk.person.approve = SCOPE
@@ -783,7 +783,7 @@ async def test_revoked_it_counts_no_more():
 
 
 async def test_revoked_it_does_not_stand_for_another_try():
-    """A call that runs again because its reads changed needs a new approval if its remembered one was revoked meanwhile."""
+    """A call that reruns because something that it read has changed needs a new approval if the remembered one was revoked meanwhile."""
     desk = Desk(EXACT)
     session = desk.session
     tries: list[int] = []

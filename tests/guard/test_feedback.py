@@ -78,7 +78,7 @@ def steps(*seconds: int) -> ScriptedModel:
 
 
 def advice(model: ScriptedModel) -> list[str]:
-    """Return the advice that the model received between its calls."""
+    """Return the advice in the model's last request."""
     return [message.text for message in model.requests[-1].messages if isinstance(message, UserMessage)][1:]
 
 

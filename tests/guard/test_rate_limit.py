@@ -24,8 +24,6 @@ async def nothing() -> str:
 
 
 class StandingClock:
-    """A clock that stands still."""
-
     def now(self) -> Any:
         raise NotImplementedError
 

@@ -135,7 +135,7 @@ async def test_before_may_be_the_end_of_it() -> None:
 
 
 async def test_acts_may_give_results_of_different_types() -> None:
-    """`before` and `after` may return different result types. If `after` takes `Any`, the client gives the answer's type."""
+    """`before` and `after` may return different result types. If `after` takes `Any`, the answer's type comes from `client`."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[None, Offer] | ToolResult[str]:
         return Parked(None, Offer(1)) if params.cards else ToolResult.ok("no cards")
@@ -739,7 +739,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_what_is_wrong_with_a_definition_is_said_with_its_name(
     wrong: dict[str, Any], said: str, order: tuple[str, ...]
 ) -> None:
-    """A wrong definition is refused when the handoff is first used at the latest, and the error names the handoff."""
+    """A wrong definition is refused no later than when the handoff is first used, and the error names the handoff."""
     given: dict[str, Any] = {"params": Deal, "before": deal, "after": settle, **wrong}
     acts = {name: given.pop(name, None) for name in order}
     name = given.pop("name", "pick_card")

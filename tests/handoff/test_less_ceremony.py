@@ -134,7 +134,7 @@ async def test_before_and_after_may_each_be_left_out() -> None:
 
 
 def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
-    """Without a `before`, a client must take the params and an `after` None, and the answer's type must be declared."""
+    """Without a `before`, a `client` must take the params, an `after` must take None, and the answer's type must be declared."""
 
     async def wrong(offer: Offer, *, context: ToolContext) -> int: ...
 
@@ -157,7 +157,7 @@ def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
 
 
 async def test_people_read_a_sentence_and_never_the_name_of_a_function() -> None:
-    """A question has the message and title that the handler passes. Otherwise, they are made from the question's kind."""
+    """A question has the message and title that the handler passes. By default, both are made from the question's kind."""
 
     async def ask(visit: Visit, *, context: UserContext) -> str:
         said = await context.wait_for("visit", visit, message="When shall we come?", title="Your visit")

@@ -527,7 +527,7 @@ def test_a_fork_names_its_source_and_an_import_is_marked(rich: Path):
 
 @given(data=st.data())
 def test_any_altered_row_is_found(rich: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
-    """Any row that is changed, removed, swapped with another or overwritten by another is found."""
+    """Any change to a protected column is found, whether a row is changed, removed, swapped with another or overwritten by another."""
     folder = copied(rich, tmp_path_factory.mktemp("altered") / "base")
     table = data.draw(st.sampled_from(sorted(PROTECTED)))
     how = data.draw(st.sampled_from(["change", "remove", "exchange", "copy"]))

@@ -121,7 +121,7 @@ def test_a_damaged_key_is_reported(clean: Path, tmp_path_factory: pytest.TempPat
 
 
 def flip_in(path: Path, text: bytes) -> None:
-    """Flip a bit in the only place in which a text occurs in a file."""
+    """Flip a bit in the only place where these bytes occur in a file."""
     data = bytearray(path.read_bytes())
     assert data.count(text) == 1
     data[data.index(text)] ^= 1
@@ -164,7 +164,7 @@ def row_damage(path: Path, run_id: str) -> None:
 def test_a_list_leaves_out_a_damaged_run_and_logs_it(
     path: Path, expected: Reading, caplog: pytest.LogCaptureFixture
 ):
-    """A list has all runs but the damaged one, whatever page it is on, and the log names the damaged run once."""
+    """A list has all runs but the damaged one, in one page or in several, and the log names the damaged run once."""
     row_damage(path, "cake")
     journal = SqliteJournal(path, watch=None, inline=True)
     found = [row.record.id for row in asyncio.run(journal.runs.list())]

@@ -154,7 +154,7 @@ def test_after_a_restart_of_the_machine_it_is_told(
 
 
 def test_an_index_that_was_half_written_is_no_evidence(path: Path, expected: Reading):
-    """If neither copy of the index is valid, the log is read as it is."""
+    """If neither copy of the index's header is valid, the log is read as it is."""
     index = bytearray(index_of(path).read_bytes())
     for at in (16, 48 + 16):
         index[at] ^= 1

@@ -1,4 +1,4 @@
-"""Laws that every journal obeys. To test a new implementation, add it to `STORES`."""
+"""Laws that every journal obeys. To test a new implementation, add it to `STORES` and to the fixture `opening`."""
 
 import asyncio
 import hashlib
@@ -55,7 +55,7 @@ Open = Callable[[], Journal]
 """A function that opens the same journal again, as another process would."""
 
 POSTGRES = pytest.param("postgres", marks=pytest.mark.once)
-"""PostgreSQL is tested under one Python version only: it starts slowly, and SQLite's tests cover the threads."""
+"""PostgreSQL is tested under one Python version only, because it starts slowly."""
 STORES = ("memory", "sqlite", POSTGRES)
 SHARED = ("sqlite", POSTGRES)
 """The stores that several processes can open."""

@@ -81,7 +81,7 @@ def test_new_journals_are_private(tmp_path: Path):
 
 @pytest.mark.parametrize("part", ["runs.db", "runs.db.key"])
 def test_a_journal_that_others_can_use_is_refused(tmp_path: Path, part: str):
-    """A journal that other users can read is refused, with a command that makes it private."""
+    """A journal that other users can read is refused, and the error gives a command that makes it private."""
     SqliteJournal(tmp_path / "runs.db").close()
     (tmp_path / part).chmod(0o640)
     with pytest.raises(JournalExposed, match=rf"mode 640.*`chmod 600 {tmp_path / part}`"):

@@ -239,7 +239,7 @@ async def test_a_page_of_sessions_costs_by_its_lines_what_it_costs_among_few(tmp
 
 @pytest.fixture(params=["memory", "file"])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
-    """Provide a journal of each kind."""
+    """Provide a journal in memory or in a file."""
     if request.param == "memory":
         yield MemoryJournal()
         return

@@ -24,7 +24,7 @@ from journal.test_journal_contract import answer, ask, asked, request, run, unit
 from support import PATIENCE, postgres
 from support.journals import kept
 
-pytestmark = pytest.mark.once  # PostgreSQL starts slowly, and SQLite's tests cover the same threads
+pytestmark = pytest.mark.once  # PostgreSQL starts slowly
 
 Open = Callable[..., PostgresJournal]
 

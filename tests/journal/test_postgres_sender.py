@@ -19,7 +19,7 @@ from handrail.records import Entry
 from journal.test_journal_contract import run, unit
 from support import postgres
 
-pytestmark = pytest.mark.once  # PostgreSQL starts slowly, and SQLite's tests cover the same threads
+pytestmark = pytest.mark.once  # PostgreSQL starts slowly
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from support import PATIENCE, postgres
 
-pytestmark = pytest.mark.once  # PostgreSQL starts slowly, and SQLite's tests cover the same threads
+pytestmark = pytest.mark.once  # PostgreSQL starts slowly
 
 _USER = """
 import sys

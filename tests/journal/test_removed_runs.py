@@ -1,4 +1,4 @@
-"""Whole runs, sessions and chains that something other than Handrail removed or reordered are refused, or reported by `verify`."""
+"""Whole runs, sessions and chains that something other than Handrail removed or reordered: their use is refused, or `verify` reports it."""
 
 import asyncio
 import re
@@ -70,7 +70,7 @@ def remove_chain(connection: sqlite3.Connection, chain: str) -> None:
 
 
 def remove_run(connection: sqlite3.Connection, run_id: str) -> None:
-    """Remove every trace of a run: its records, the heads of its chains, and its rows."""
+    """Remove a run's records, the heads of its chains, and its rows. Its session's chain still names the run."""
     remove_chain(connection, f"run {run_id}")
     remove_chain(connection, f"outside {run_id}")
     connection.execute("DELETE FROM runs WHERE id = ?", (run_id,))

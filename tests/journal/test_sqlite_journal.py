@@ -425,6 +425,6 @@ async def test_a_mark_that_was_rolled_back_is_made_again(tmp_path: Path):
     for value in (0, 2):
         await database.select(f"UPDATE records SET opens = {value} WHERE key = 'b'")
         assert (await journal.runs.verify()).altered, (
-            "the mark by which a session finds its calls was removed"
+            "`verify` did not find a changed mark, by which a session finds its calls"
         )
     journal.close()

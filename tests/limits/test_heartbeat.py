@@ -146,6 +146,6 @@ def test_a_beat_without_a_lease_is_noted():
 
 @pytest.mark.parametrize("interval", [0, -1.0, float("nan")])
 def test_a_lease_without_an_interval_is_refused(interval: float):
-    """A lease without a positive interval is refused, because it would be extended endlessly."""
+    """A lease without a positive interval is refused, because it would be extended without a pause."""
     with pytest.raises(DefinitionError, match=f"interval is {interval!r} seconds.*positive number"):
         Heartbeat(Lease(interval))

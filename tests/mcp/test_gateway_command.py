@@ -67,14 +67,14 @@ def text_of(result: Any) -> str:
 
 
 async def output_of(*words: str, journal: Path) -> str:
-    """Return what a command of `handrail` prints about the journal."""
+    """Return the output of a `handrail` command that uses this journal."""
     done = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--journal", str(journal)])
     assert done.exit_code == 0, done.output
     return done.output
 
 
 async def test_writes_are_approved_denied_audited_and_limited(tmp_path: Path) -> None:
-    """An approver sees the path and the content of a write and decides on it. A denied move and a third read are refused.
+    """An approver sees the path and the content of a write and decides on it. The policies deny a move and a third read.
 
     The audit log has each vote, and the journal has each call.
     """

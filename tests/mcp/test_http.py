@@ -55,7 +55,7 @@ PROMPT = Prompt("shop", "Sell.", tools=[greet, order], policies=[CapabilityPolic
 
 @asynccontextmanager
 async def connected(url: str, mode: Any, token: str = TOKEN) -> AsyncGenerator[Client]:
-    """Connect the SDK's client, whose person answers 4."""
+    """Connect the SDK's client. It answers every question with 4."""
 
     async def answer(context: Any, params: Any) -> ElicitResult:
         return ElicitResult(action="accept", content={"value": 4})

@@ -1,4 +1,4 @@
-"""An MCP server that accepts the access tokens of an OAuth issuer: tests with tokens that are right and wrong."""
+"""Tests for an MCP server that accepts the access tokens of an OAuth issuer, with valid and invalid tokens."""
 
 import json
 import time
@@ -139,8 +139,9 @@ async def test_a_stranger_learns_where_to_get_a_token() -> None:
 
 
 async def test_wrong_tokens_are_refused() -> None:
-    """A token is refused if it is missing, forged, from a different issuer, not for this server, without a subject, or not valid now.
+    """A token is refused if it is missing, forged, from a different issuer, not for this server, or not valid now.
 
+    A token without a usable subject or without an expiry time is refused too.
     Tokens with unknown keys do not make the server read the issuer's keys again at once.
     """
     provider = Provider()
@@ -244,9 +245,9 @@ async def test_required_scopes(claim: dict[str, Any]) -> None:
 
 
 async def test_keys_are_not_read_without_tls() -> None:
-    """The address of the keys needs TLS, unless its host is a known loopback name. Keys could be replaced on the way.
+    """Keys are read only over TLS or from a known loopback name, because they could be replaced on the way.
 
-    Without TLS, requests get status 503, and the keys are not read.
+    With any other address, they are not read, and requests get status 503.
     """
     provider = Provider()
     async with listening(provider.answer) as elsewhere:
@@ -267,7 +268,7 @@ async def test_metadata_of_a_different_issuer_is_refused() -> None:
 
 
 def test_what_contradicts_an_issuer_is_refused() -> None:
-    """An issuer's address needs TLS, and an issuer excludes the app's own hook.
+    """An issuer on another host needs TLS, and an issuer can't be combined with the app's own hook.
 
     With an issuer, the server has no page for answers.
     """

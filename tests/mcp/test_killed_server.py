@@ -1,4 +1,4 @@
-"""`handrail mcp` is killed with SIGKILL while its client's person has a question, and is started again three days later."""
+"""`handrail mcp` is killed with SIGKILL while a question to a client is open. It starts again with a clock three days ahead."""
 
 import asyncio
 import os

@@ -24,7 +24,7 @@ from support.mcp_http import Reply, Request, listening, ordinary
 
 @pytest.fixture(autouse=True)
 def without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connect again without a pause."""
+    """Remove the pause after a failed attempt to connect."""
     monkeypatch.setattr(connection, "FIRST_WAIT", 0.0)
 
 
@@ -49,7 +49,7 @@ class Guarded:
     def __init__(self) -> None:
         self.url = ""
         self.elsewhere = ""
-        """The address of the authorization server. If it is empty, that server has the same address as the server itself."""
+        """The authorization server's address. If it is empty, the protected server's address is used."""
         self.token = "secret-token"
         self.grants: list[str] = []
         """The grants for which tokens were issued. A refresh token works once."""
@@ -145,7 +145,7 @@ class TakesLong(LogsIn):
 
 
 async def test_person_may_take_long_to_log_in(tmp_path: Path) -> None:
-    """The time that a person takes to log in does not count towards the time limit of connecting, and has its own limit."""
+    """The time that a person takes to log in does not count towards the time limit for connecting, and has its own limit."""
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
         server = UrlServer(guarded.url, login=Login(tmp_path / "tokens", "http://127.0.0.1:1/callback"))
@@ -189,7 +189,7 @@ async def test_browser_comes_back_by_itself() -> None:
 
 
 async def visited(port: int, path: str) -> bytes:
-    """Return what a browser is shown at a path."""
+    """Return the response that a browser gets at a path."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
     found = await reader.read()

@@ -232,7 +232,7 @@ async def test_files_are_resources(mode: Any) -> None:
 
 
 async def test_only_regular_files_are_resources(tmp_path: Path) -> None:
-    """Pipes and sockets in the folder are not listed, nor links to them, because they can't be read."""
+    """A pipe, a socket and a link to a pipe are not listed, and the pipe can't be read."""
     (tmp_path / "a.txt").write_text("a")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")

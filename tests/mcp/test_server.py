@@ -91,7 +91,7 @@ ODD = Prompt("odd", "Send.", tools=[measure, send], policies=[CapabilityPolicy()
 
 
 def client(mode: Any, **options: Any) -> Client:
-    """Return the SDK's client for a server with these tools."""
+    """Return the SDK's client for a server with the tools of `PROMPT`."""
     return Client(ToolServer(PROMPT).server, mode=mode, **options)
 
 
@@ -248,7 +248,7 @@ async def test_a_forged_state_is_refused() -> None:
 
 
 async def test_an_answer_counts_once() -> None:
-    """An answer decides one call. Sent again after the unrecorded call has ended, it is refused."""
+    """An answer decides one call. If it is sent again after the unrecorded call has ended, it is refused."""
     async with client("2026-07-28", elicitation_callback=no_answer) as connected:
         asked: Any = await connected.session.call_tool("pay", {"amount": 5}, allow_input_required=True)
         [id] = asked.input_requests

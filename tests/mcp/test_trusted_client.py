@@ -36,7 +36,7 @@ def text_of(result: Any) -> str:
     ],
 )
 async def test_only_an_approval_approves(tmp_path: Path, mode: Any, answer: Any) -> None:
-    """After a denial, a refusal, a cancellation or an error, the call is not made, nor if the client can't ask."""
+    """The call is not made if the person denies, declines or cancels, if the client fails, or if the client can't ask."""
 
     async def reply(context: Any, params: Any) -> Any:
         return answer
@@ -55,7 +55,7 @@ async def test_only_an_approval_approves(tmp_path: Path, mode: Any, answer: Any)
 
 @modes
 async def test_an_answer_that_does_not_fit_is_asked_again(tmp_path: Path, mode: Any) -> None:
-    """Words and numbers do not approve. The person is asked again, and told why."""
+    """Only a boolean decides. After any other answer, the person is asked again and told why."""
     answers: list[Any] = ["yes", 1, "true", None, True]
     shown: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Tests that every block of an answer is sent back to its provider, in order and unchanged."""
+"""Tests for the blocks of an answer, which are sent back to its provider, and for streams that pause, end early or report errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.provider_streams import DONE, ONCE, PROMPT, answered, body_of, mode
 
 
 def requests_of(wire: str, bodies: Sequence[Sequence[bytes]], stream: bool) -> tuple[Any, list[bytes]]:
-    """Return a model that receives these bodies and then a final answer, and the list of the bodies that it sends."""
+    """Return a model that gets these response bodies and then a final answer, and the list of the request bodies that it sends."""
     model = model_for(wire, [*bodies, [body_of([DONE[wire][stream]], stream)]], stream)
     sent: list[bytes] = []
     post = model._endpoint._post
@@ -58,7 +58,8 @@ def answers(draw: st.DrawFn, wire: str) -> tuple[list[dict[str, Any]], list[byte
 def test_every_block_is_sent_back(wire: str, data: st.DataObject) -> None:
     """The next request has every block of the answer, in order, however the answer arrived.
 
-    The bytes are the same, except for the order of the fields of calls and for ids that the API does not need.
+    Each block has the same bytes, with two exceptions: the fields of calls and of chat messages may be in another order, and
+    plain text and calls on the responses wire have no `id` and no `status`.
     """
     blocks, chunks, stream = data.draw(answers(wire))
     model, sent = requests_of(wire, [chunks], stream)
@@ -212,7 +213,7 @@ ERRORS: list[tuple[Any, type[Exception]]] = [
 
 @pytest.mark.parametrize(("error", "kind"), ERRORS)
 async def test_an_error_in_the_middle_of_an_answer(error: Any, kind: type[Exception]) -> None:
-    """An error object in a stream, or in a complete answer of the chat API, raises the error of its kind."""
+    """An error object in a stream, or in a complete answer of the chat API, raises the matching model error."""
     body = chat_stream({"content": "Ye"}, end=b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
     assert type(await answered("chat", [[body]], stream=True)) is kind
     failed = {"type": "error", "error": error}

@@ -29,9 +29,9 @@ LOOKBACK = 20
 
 
 def prefixes(body: bytes) -> list[str]:
-    """Return what is cached up to each breakpoint: the tools, the system text and the blocks before it.
+    """Return the prefix that each breakpoint caches: the tools, the system text and the blocks up to the marked one.
 
-    The marks themselves are left out, because the provider does not count them.
+    The marks are left out, because the provider does not count them.
     """
     sent = json.loads(body)
     blocks: list[Any] = [["tool", each] for each in sent.get("tools", ()) if not each.get("defer_loading")]

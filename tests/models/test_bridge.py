@@ -132,7 +132,7 @@ def test_an_answer_that_was_kept_with_different_calls_is_sent_without_what_was_k
 
 
 def test_every_provider_of_the_bridge_is_known_by_name():
-    """Every provider of pydantic-ai is listed in Handrail, so that no module in a folder can take its name."""
+    """Every provider of pydantic-ai is listed in Handrail, so that a user's module can't take its name."""
     names = get_args(KnownModelName.__value__)
     providers = {name.partition(":")[0].partition("/")[0] for name in names}
     assert providers <= BRIDGED | PROVIDERS.keys()
@@ -290,7 +290,7 @@ async def test_failures_are_in_our_words(
 
 
 async def test_a_key_that_is_said_back_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
-    """A key that the provider echoes in an error is masked, whichever variable it came from."""
+    """A key that the provider echoes in an error is masked, even if its variable belongs to no known provider."""
     monkeypatch.setenv("SOME_API_KEY", "sk-planted-1234")
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -309,7 +309,7 @@ async def test_must_call_asks_for_a_call():
 
 
 async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.MonkeyPatch):
-    """A model can be made without a key, and a request without one is refused."""
+    """A model can be made without a key. Its requests are refused, and the error names the variable to set."""
     monkeypatch.delenv("TOGETHER_API_KEY", raising=False)
     model = model_named("together:deepseek-chat")
     assert isinstance(model, BridgedModel)

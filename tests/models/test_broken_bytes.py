@@ -1,4 +1,4 @@
-"""Broken bytes from a provider are a failed attempt that is retried, on every wire, streamed or whole."""
+"""Tests for broken bytes and for nonsensical headers, token counts and inputs in a provider's answers."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ async def test_headers_that_make_no_sense_end_no_run(name: str, value: bytes) ->
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("tokens", ["-5", '"10"', "1e300", "1" + "0" * 400, "2.5", "true", "[]", "null"])
 async def test_usage_of_any_kind_can_be_counted_and_recorded(wire: str, stream: bool, tokens: str) -> None:
-    """Token counts that make no sense don't end the run, and its usage is never negative or huge."""
+    """Token counts that make no sense don't end the run, and each of its counts is between 0 and 2**53."""
     names = {
         "chat": ("prompt_tokens", "completion_tokens"),
         "gemini": ("promptTokenCount", "candidatesTokenCount"),
@@ -245,7 +245,7 @@ async def test_usage_of_any_kind_can_be_counted_and_recorded(wire: str, stream: 
     "given", ["[]", "0", "false", '""', '"x"', "[1]", "null", "{}", '{"where": "there"}']
 )
 async def test_an_input_means_the_same_streamed_and_whole(given: str) -> None:
-    """A call's input on Anthropic's wire means the same whole, in streamed pieces, or at the start of a block."""
+    """A call's input on Anthropic's wire means the same whether it arrives whole, in streamed pieces, or at the start of a block."""
     seen: list[tuple[str, str]] = []
 
     @tool(effect="pure")

@@ -104,7 +104,7 @@ CASES = {
 }
 
 WHOLE_CALLS = {("gemini", "arguments in pieces"), ("gemini", "malformed arguments")}
-"""Cases that a wire does not have. Gemini sends arguments as an object, and a call complete unless pieces are requested."""
+"""Cases that a wire does not have. Gemini sends each call whole, with its arguments as an object, unless pieces are requested."""
 NO_NETWORK = "it has no server"
 FORCED = "it calls only the forced tool, with arguments constrained to the schema"
 NOT_APPLICABLE: dict[tuple[str, str], str] = {
@@ -184,7 +184,7 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def _param(subject: str) -> Any:
-    """Return a subject's parameter. The embedded model's server is slow, so one Python version tests it."""
+    """Return a subject's parameter. The embedded model's server is slow, so only one Python version tests it."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
@@ -624,7 +624,7 @@ async def test_a_tools_attachment_is_sent(stage: Stage) -> None:
 
 
 THINKERS = {"messages": "claude-opus-4-6", "gemini": "gemini-3-pro"}
-"""The name under which aimock's model thinks, by wire. On all other wires it is `o3`."""
+"""The model name for which aimock sends thoughts, by wire. On all other wires it is `o3`."""
 BACK = {
     "chat": b'"reasoning_content":"Let me see."',
     "responses": b'"summary":[{"type":"summary_text","text":"Let me see."}],"encrypted_content":"',

@@ -1,6 +1,6 @@
-"""Fallback between providers over HTTP: an outage, a rate limit, a refusal and a cut stream.
+"""Fallback between providers over HTTP: outages, rate limits, refusals and cut streams, what they cost, and what the next provider is sent.
 
-`python tests/models/test_fallback.py` prints the events, the record and the cost of each.
+`python tests/models/test_fallback.py` prints the events, the record and the cost of five cases.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ async def test_a_resumed_run_has_paid_for_what_was_cut_off() -> None:
 
 
 class Uncounted(ScriptedModel):
-    """A scripted model that leaves out the usage of a reply if it is empty."""
+    """A scripted model that reports no usage for a reply whose usage is empty."""
 
     async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
         async for part in super().stream(request):
@@ -266,7 +266,7 @@ class Uncounted(ScriptedModel):
     ids=["down", "cut", "refused", "uncounted"],
 )
 async def test_a_resumed_run_has_no_more_budget_than_before(first: Any) -> None:
-    """Requests without reported usage are charged to the budget, and a resumed run has as much left as before."""
+    """Requests without reported usage are charged to the budget, and a resumed run does not get them back."""
     left: list[dict[str, float]] = []
 
     @tool(effect="read")

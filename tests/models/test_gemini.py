@@ -78,7 +78,7 @@ def call(name: str, id: str | None = "c1", /, **arguments: Any) -> dict[str, Any
 
 
 def contents(model: GeminiModel, *messages: Message) -> list[Any]:
-    """Return the contents that a conversation is sent as, checked by the grammar."""
+    """Return the contents of a conversation's request, checked by the grammar."""
     body = model._body(ModelRequest("", Sent(messages), Sent()))
     assert problems("gemini", body) == []
     return json.loads(body)["contents"]
@@ -225,7 +225,7 @@ def test_texts_are_joined_only_without_signatures() -> None:
 
 
 def test_the_calls_of_a_different_provider_are_marked_as_such() -> None:
-    """The first call in an answer of another provider gets the documented signature. The other provider's thought is not sent."""
+    """The first call of another provider's answer gets the placeholder signature that Google documents. That provider's thought is not sent."""
     asked = AssistantMessage(
         "",
         (CallAsked("toolu_1", "look", "{}"), CallAsked("toolu_2", "look", "{}")),
@@ -273,7 +273,7 @@ async def test_a_secret_in_a_signed_call_is_recorded_nowhere() -> None:
 
 
 def test_user_and_model_alternate() -> None:
-    """Messages of one role in a row are one content, and a conversation begins with the user."""
+    """Consecutive messages of one role are one content, and a conversation begins with the user."""
     asked = AssistantMessage("", (CallAsked("a", "look", "{}"),))
     messages = [asked, ToolMessage((CallAnswered("a", "look", "x"),)), UserMessage("and"), UserMessage(" ")]
     said = contents(model_at("http://test"), *messages)
@@ -386,7 +386,7 @@ async def test_an_answer_that_the_model_could_not_finish_is_retried(reason: str)
 
 
 async def test_usage_counts_cache_and_thought() -> None:
-    """Thought tokens are output, cached ones are part of the input, and the price table knows the model."""
+    """Thought tokens count as output; cached and tool-use tokens count as input. The price table charges less for cached tokens."""
     usage = {
         "promptTokenCount": 100,
         "cachedContentTokenCount": 60,
@@ -463,7 +463,7 @@ async def test_a_complete_answer_without_a_reason_is_broken() -> None:
 
 
 async def test_keys_and_addresses_are_those_of_googles_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GOOGLE_API_KEY comes before GEMINI_API_KEY, and GOOGLE_GEMINI_BASE_URL is an address without the version."""
+    """GOOGLE_API_KEY takes precedence over GEMINI_API_KEY, and GOOGLE_GEMINI_BASE_URL is an address without the version."""
     for variable in ("GOOGLE_API_KEY", "GEMINI_API_KEY", "GOOGLE_GEMINI_BASE_URL"):
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(PromptEvaluationError) as raised:

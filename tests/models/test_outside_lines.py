@@ -1,4 +1,4 @@
-"""Lines that show people which of its own tools a provider has run."""
+"""Tests for the lines that tell people which tools the provider ran itself."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from support.provider_streams import EVENTS, WHOLE, WIRES, answered, body_of
 
 @st.composite
 def broken(draw: st.DrawFn, body: bytes) -> bytes:
-    """Draw a body with some of its bytes replaced, removed or repeated."""
+    """Draw a body in which bytes are replaced, removed or repeated in at most two places."""
     for _ in range(draw(st.integers(0, 2))):
         at = draw(st.integers(0, len(body)))
         until = min(at + draw(st.integers(0, 12)), len(body))

@@ -210,7 +210,7 @@ async def sent_tools(wire: str, *tools: Any, name: str = "", **options: Any) -> 
     ],
 )
 async def test_the_request_asks_for_it(wire: str, asked: ProviderTool, written: dict[str, Any]) -> None:
-    """Each wire writes a provider's tool in its API's form, alone and before our own tools."""
+    """Each wire writes a provider's tool in its API's form. Beside one of our own tools, the provider's tool comes first."""
     alone = await sent_tools(wire, asked)
     beside = await sent_tools(wire, look, asked)
     assert alone["tools"] == [written]
@@ -244,7 +244,7 @@ async def refusal(wire: str, *tools: Any, name: str = "") -> str:
 
 
 async def test_chat_completions_have_none() -> None:
-    """A request for a provider's tool over chat completions is refused, and the error names a model that has it."""
+    """A request for a provider's tool over chat completions is refused, and the error names an API that has it."""
     why = await refusal("chat", ProviderTool("web_search"))
     assert "model 'openai:gpt-5': it has no web_search of its own." in why
     assert "OpenAIModel(..., api='responses')" in why
@@ -275,7 +275,7 @@ async def test_an_older_gemini_refuses_the_combination() -> None:
 
 
 async def test_a_model_that_knows_nothing_of_them_is_not_asked() -> None:
-    """If a model's traits list no provider's tools, a run with such a tool is refused before the model is asked."""
+    """If a model's traits list no provider tools, a run with one is refused before the model is asked."""
     model = ScriptedModel(["Hm."], traits=Traits())
     with pytest.raises(PromptEvaluationError, match="it has no code_execution of its own"):
         await Adapter(model).evaluate(Prompt("p", "x", tools=[ProviderTool("code_execution")]), "Go.")

@@ -257,7 +257,7 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
     for said in (by("openai"), by("openrouter")):
         assert not set(fields) & set(sent_by("openai", UserMessage("hi"), said, RESULT)["messages"][1])
     moved = sent_by("deepseek", UserMessage("hi"), by("openrouter"), RESULT)["messages"][1]
-    assert moved["reasoning_content"] == " "  # DeepSeek refuses calls without thoughts, whoever made them
+    assert moved["reasoning_content"] == " "  # DeepSeek refuses any call without a thought
 
 
 # --- names of models ---

@@ -1,4 +1,4 @@
-"""A planted API key reaches the provider and appears nowhere else."""
+"""Tests that a planted API key appears in no event, log, record or error."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_planted_key_is_shown_nowhere(
 
 
 def test_a_provider_that_says_the_key_back_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A provider's error that contains the key is shown without it."""
+    """A provider's error that contains the key is shown without it. The error for an unreachable provider has no key either."""
     from handrail.models.http import Endpoint
     from handrail.models.providers import Key
 

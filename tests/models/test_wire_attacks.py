@@ -112,7 +112,7 @@ async def test_a_stream_that_breaks_off_is_not_free() -> None:
 
 
 async def test_a_refused_request_is_free() -> None:
-    """A request that fails with an error status costs no tokens."""
+    """A request that fails with an error status costs no tokens, but is counted as a request."""
     async with raw_server(whole({"error": {"message": "no"}}, 500)) as raw:
         budget = BudgetTracker(Budget(tokens=5000))
         with pytest.raises(PromptEvaluationError):
@@ -397,7 +397,7 @@ def test_a_script_ends_without_a_word_of_complaint() -> None:
 
 @pytest.mark.parametrize("thinks", [False, True])
 async def test_text_with_nothing_to_read_is_not_sent_back(thinks: bool) -> None:
-    """Blank text is not sent back to Anthropic, whose API refuses a blank block."""
+    """Anthropic's API refuses a blank block, so blank text is left out. A message with nothing else gets other text."""
     thoughts = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "redacted_thinking", "data": "z"},
@@ -436,21 +436,21 @@ class Dog:
 
 @dataclass(frozen=True)
 class Told:
-    """A pet, distinguished by its `kind` field."""
+    """A pet in a union with a discriminator."""
 
     pet: Annotated[Cat | Dog, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True)
 class Untold:
-    """A pet, distinguished only by its fields."""
+    """A pet in a union without a discriminator."""
 
     pet: Cat | Dog
 
 
 @dataclass(frozen=True)
 class Described:
-    """A pet with its own description beside a reference."""
+    """A pet whose schema has a description beside a reference."""
 
     pet: Annotated[Cat, Field(description="The one on the sofa.")]
 

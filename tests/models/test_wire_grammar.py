@@ -271,7 +271,7 @@ BAD: list[tuple[str, str, Callable[[Any], object]]] = [
 
 @pytest.mark.parametrize("wire", GOOD)
 def test_a_good_request_is_accepted(wire: str) -> None:
-    """A valid request that uses most features of the wire is accepted."""
+    """A valid request with messages, calls, results and tools is accepted."""
     assert problems(wire, json.dumps(GOOD[wire]).encode()) == []
 
 

@@ -21,7 +21,7 @@ WORDS = [
 
 
 def changed(seeds: list[bytes]) -> st.SearchStrategy[bytes]:
-    """Generate inputs: the seeds with pieces removed, repeated, overwritten and inserted."""
+    """Return a strategy for inputs: random bytes, and seeds with pieces removed, repeated, overwritten and inserted."""
     piece = st.one_of(st.sampled_from(WORDS), st.binary(max_size=8))
     edits = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12), piece, st.integers(0, 2)), max_size=5)
 

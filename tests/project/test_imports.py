@@ -29,7 +29,7 @@ def of_ours(modules: set[str]) -> list[str]:
 
 
 def test_hello_world_loads_few_modules():
-    """Importing what hello world uses loads few modules, and no package that only a run needs."""
+    """Importing what hello world uses loads few modules, and no package that is needed only later."""
     ours = of_ours(loaded_by(HELLO))
     assert len(ours) <= MOST_MODULES, ours
     packages = {name.split(".")[1] for name in ours if "." in name}

@@ -51,7 +51,7 @@ def install(checkout: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_files_with_the_right_digests_are_installed(checkout: Path) -> None:
-    """Files with the expected digests are installed, and a second run leaves them unchanged."""
+    """Files with the expected digests are installed, and a second run has nothing to install."""
     ended = install(checkout)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert sorted(path.name for path in (checkout / "src" / VENDOR).iterdir()) == sorted(

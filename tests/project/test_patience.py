@@ -32,7 +32,7 @@ def seconds(node: ast.expr | None) -> float | None:
 
 
 def dotted(node: ast.expr) -> str:
-    """Return a name with dots in it, such as `asyncio.timeout`, or "" for another expression."""
+    """Return a plain or dotted name, such as `asyncio.timeout`, or "" for any other expression."""
     if isinstance(node, ast.Attribute) and (before := dotted(node.value)):
         return f"{before}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""

@@ -329,7 +329,7 @@ def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):
 
 
 def test_no_test_measures_time():
-    """No test uses a stopwatch, since its verdict would depend on how busy the machine is. `make bench` measures time."""
+    """No test uses a stopwatch, since the verdict would depend on how busy the machine is. `make bench` measures time."""
     stopwatch = re.compile(
         r"\b(perf_counter(_ns)?|process_time(_ns)?|thread_time|getrusage|timeit|performance\.now)\b"
     )

@@ -139,7 +139,7 @@ def test_policies_hold_before_their_section_is_open():
 
 
 def test_the_deadline_and_the_values_stay_those_of_the_rendering():
-    """Opening a section does not evaluate params or conditions again, and keeps the deadline."""
+    """Opening a section does not read the params or evaluate conditions again, and keeps the deadline."""
     answers: list[Visibility] = ["full", "summary"]
     section = MarkdownSection[Topic]("A", "a", "$name", summary="S", visibility=answers.pop)
     deadline = Deadline.after(3600)

@@ -68,7 +68,7 @@ SLOW = textwrap.dedent(
 
     @tool(effect="staged")
     async def step(number: int) -> str:
-        '''Make a step; in each process one more than in the last.'''
+        '''Make a step, or end the process at the step in `sys.argv`.'''
         if number == int(sys.argv[2]):
             os.kill(os.getpid(), signal.SIGKILL)
         return str(number)

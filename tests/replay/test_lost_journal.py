@@ -1,4 +1,4 @@
-"""A call that can't be recorded, because the connection to the journal is lost, has not failed: the run is resumed later."""
+"""A call that can't be recorded, because the connection to the journal is lost, has not failed. It is made again when the run is resumed."""
 
 from typing import Any
 

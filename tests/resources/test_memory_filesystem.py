@@ -440,7 +440,7 @@ class CountedFolder(dict[str, bool]):
 
 
 def test_a_glob_goes_through_each_folder_once():
-    """A glob lists each folder once, even if it has several `**` in a row."""
+    """A glob lists each folder once, even if the pattern has several `**` in a row."""
     folders = {"/".join(["a"] * depth): CountedFolder(a=depth < 4, b=False) for depth in range(5)}
     found = find("/".join(["**"] * 400 + ["b"]), lambda path: None, folders.__getitem__)
     assert len(found) == 5

@@ -1,4 +1,4 @@
-"""The names `.handrail` and `.<name>.handrail` are reserved: no tool or command can see, write or delete files under them."""
+"""The names `.handrail` and `.<name>.handrail` are reserved: no tool or command can see, change or delete files under them."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_no_command_sees_it_at_any_depth(tmp_path: Path, backend: str):
 
 
 def test_deep_ones_survive_commands(folders: Folders, backend: str):
-    """A command can't write to or delete a reserved folder, however deep it is, or delete a folder around it."""
+    """A command can't change or delete a reserved folder, however deep it is, or delete a folder around it."""
     files = folders(dict.fromkeys(DEEP, "secret") | {"a/b/own": "own"})
     fork = files.fork("call")
     script = "mkdir -p a/b/.handrail; echo forged > a/b/.handrail/key; rm -rf a/x/y/.staged.handrail; echo b > a/b/own"

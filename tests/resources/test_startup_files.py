@@ -1,4 +1,7 @@
-"""Startup files are files that programs run automatically. Diffs mark them, and changing one on disk needs a person's approval."""
+"""Startup files are files that programs run automatically. Diffs mark them.
+
+Creating or changing one on disk needs a person's approval, unless `startup_files` allows it.
+"""
 
 from __future__ import annotations
 
@@ -340,7 +343,7 @@ async def test_what_is_remembered_does_not_cover_it(root: Path) -> None:
     assert not (await gate.invoke("write", {"path": ".zshrc"})).success
     assert not (
         await gate.invoke("write", {"path": ".zshrc"})
-    ).success  # this denial is not remembered either
+    ).success  # the first denial was not remembered, so the person is asked again
     assert len(asked) == 3
     assert not (root / ".zshrc").exists()
 

@@ -1,4 +1,4 @@
-"""One journal file and several processes: other versions are refused, and each run has one owner."""
+"""Journal files that several processes use: each run has one owner, and files of other versions are refused."""
 
 import sqlite3
 import textwrap

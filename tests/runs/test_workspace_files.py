@@ -251,7 +251,7 @@ async def test_a_file_that_is_too_large_is_not_copied_first(tmp_path: Path, sour
 
 
 async def test_the_journal_and_its_key_are_not_copied(tmp_path: Path, source: Path) -> None:
-    """A folder with the journal's key is not copied. Any run in the workspace could read the key, and forge records with it."""
+    """The journal, its key and a folder that contains them are not copied. A run in the workspace could forge records with the key."""
     (source / "state").mkdir(mode=0o700)
     journal = SqliteJournal(source / "state" / "runs.db", watch=None)
     (tmp_path / "link").symlink_to(source)

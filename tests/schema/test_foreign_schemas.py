@@ -1,4 +1,4 @@
-"""Schemas from outside, with recursive unions, long reference chains or huge enums, are checked in bounded steps."""
+"""Schemas from outside, with recursive unions, long reference chains or huge enums, are checked in a bounded number of steps."""
 
 import tracemalloc
 from typing import Any

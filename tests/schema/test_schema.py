@@ -905,7 +905,7 @@ def test_an_unknown_key_is_refused_in_every_container(sent: str, where: str):
 
 
 def test_a_model_that_allows_extras_is_closed_too():
-    """Extra fields from a model are refused even if the user's class has `extra="allow"`."""
+    """Extra fields are refused even if the user's pydantic class has `extra="allow"`."""
     schema = Schema(Open)
     assert schema.json_schema["additionalProperties"] is False
     assert str(refused(schema, '{"b":1}')) == "b: unknown; remove it. Known here: a"

@@ -82,7 +82,10 @@ async def test_a_call_that_had_no_secret_is_run_again() -> None:
 
 
 async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> None:
-    """If the process dies while a call with a secret waits for approval, the question is withdrawn, and the call fails."""
+    """A run is not parked while a call with a secret waits for approval, unless by force.
+
+    If it is parked by force and resumed, the question is withdrawn, and the call fails.
+    """
     login, waiting = login_with("irreversible"), list[int]()
 
     @tool(effect="read")
@@ -156,7 +159,7 @@ async def test_a_finished_call_with_a_secret_is_taken_from_the_record() -> None:
 
 
 async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() -> None:
-    """After a crash, an inner call that could only be compensated with its secret is reported as not undone."""
+    """If an outer call fails, its inner call is compensated with the secret. After a crash, the inner call is reported as not undone."""
     undone: list[Any] = []
 
     async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:

@@ -475,7 +475,7 @@ async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
 
 
 async def test_the_provider_sees_its_own_words_until_the_process_ends() -> None:
-    """In memory, the provider gets the unmasked conversation. After the session is loaded, it gets a masked one."""
+    """While a session is in memory, the provider gets its conversation unmasked. After it is saved and loaded, the conversation is masked."""
     login, model = login_with("read"), ScriptedModel([ToolCall("login", {"key": MARK}), "in", "again"])
     journal = MemoryJournal()
     prompt = Prompt("p", "Do.", tools=[login.tool])

@@ -39,7 +39,7 @@ def file(name: str, content: bytes) -> dict[str, str]:
 async def test_a_message_with_a_picture_and_a_picture_back(tmp_path: Path) -> None:
     """The model gets what a person attached, and clients get references to it and to what the tool returned.
 
-    The server serves the bytes of a reference, to authenticated clients only. An unknown or another thread's reference gives 404.
+    The server serves the bytes of a reference, to authenticated clients only. An unknown reference, or a reference under another thread, gives 404.
     """
     script = ScriptedModel([ToolCall("plot", {}), "done"])
     async with serving(tmp_path, served(script)) as client:

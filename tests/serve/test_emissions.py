@@ -43,7 +43,7 @@ async def consult(context: UserContext) -> str:
 
 
 def shown(snapshot: dict[str, Any]) -> list[tuple[str, list[Any]]]:
-    """Return the tool of each call in a snapshot, with the types and page numbers of the call's events."""
+    """Return the tool of each call that emitted events, with the types and page numbers of those events."""
     return sorted(
         (each[0]["tool"], [(one["type"], one["event"]["pages"]) for one in each])
         for each in snapshot["emitted"].values()

@@ -19,7 +19,7 @@ ASKED = "from handrail.cli import main\nsys.argv = ['handrail', 'serve', 'desk.p
 
 
 def without(name: str, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run code with a package that can be neither imported nor found."""
+    """Run code in a new process in which this package can be neither imported nor found."""
     hidden = (
         "import sys, importlib.util as util\nfind = util.find_spec\n"
         f"util.find_spec = lambda name, *more: None if name == {name!r} else find(name, *more)\n"

@@ -1,4 +1,4 @@
-"""Tests for results that are too large to show. They do not end a stream, and the whole result stays available."""
+"""Tests for results that are too large to show. Such a result does not end a stream, and the whole result stays available."""
 
 from __future__ import annotations
 

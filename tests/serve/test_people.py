@@ -165,7 +165,7 @@ OTHER_FILES: dict[str, tuple[Sequence[str], str]] = {
 def test_a_file_that_handrail_did_not_write_this_way_is_refused_and_left_alone(
     tmp_path: Path, statements: Sequence[str], problem: str
 ):
-    """A users file with another version, another use or an altered schema is refused, and its bytes stay the same."""
+    """A users file with another version, another application id or an altered schema is refused, and its bytes stay the same."""
     path = tmp_path / "people.db"
     with contextlib.closing(People(path)) as people:
         people.add("ann")

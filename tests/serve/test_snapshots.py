@@ -71,7 +71,7 @@ def test_a_thread_that_was_dropped_is_the_same_when_it_is_made_again(
 
 
 def test_a_result_beside_an_open_question_is_shown_before_and_after_parking(tmp_path: Path) -> None:
-    """A thread in which one call has ended and another of the same turn waits has the same snapshot after parking."""
+    """If one call of a turn has ended and another waits, parking changes only start times and the run's status in the snapshot."""
     check_dropped(tmp_path, [([[["note", {"text": "a"}], ["choose", {}]]], "answer")], True)
 
 
@@ -288,7 +288,7 @@ async def test_a_cost_that_is_not_known_is_not_shown_as_nothing(tmp_path: Path) 
 
 
 async def test_a_thought_is_shown_after_a_restart(tmp_path: Path) -> None:
-    """A model's thinking before its answer is recorded, and a server that has restarted shows it."""
+    """A model's thinking is recorded, and a snapshot from the journal alone shows it."""
 
     class Thinker(ScriptedModel):
         def __init__(self, _: object) -> None:
@@ -358,7 +358,7 @@ async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
 
 
 async def test_an_agent_two_levels_down_stands_under_its_own_call(tmp_path: Path) -> None:
-    """Each nested agent is shown under its own call, both while it runs and in a snapshot from the journal."""
+    """Each nested agent is shown under its own call, both while the run is in memory and in a snapshot from the journal alone."""
 
     @tool(effect="read")
     async def ask_reader(context: ToolContext) -> str:

@@ -1,4 +1,4 @@
-"""Tests for files that the server loads as modules. They never replace other modules."""
+"""Tests for files that the server loads as modules. Such a file never replaces another module."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_two_files_of_such_a_name_are_two_apps(folder: Path):
 
 
 def test_any_other_file_is_called_as_it_is_imported(folder: Path):
-    """Any other file is loaded under the name by which it can be imported, so that resumed runs find the same types."""
+    """A file whose name no other module has is loaded under its own name, so that resumed runs find the same types."""
     (folder / "front_desk.py").write_text(APP)
     assert app_of(folder / "front_desk.py").app == "front_desk:prompt"
     assert app_of(folder / "front_desk.py").app == "front_desk:prompt", (

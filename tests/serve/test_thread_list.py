@@ -101,7 +101,7 @@ async def test_one_request_does_not_look_through_everything(monkeypatch: pytest.
 
 
 async def test_a_search_for_one_thread_queries_the_journal_no_more_often_than_one_for_many():
-    """A search with `limit=1` makes only a few large queries, because every query of the journal sorts all threads."""
+    """A search with `limit=1` makes only a few large queries, because each query sorts all of the principal's threads."""
     made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(300)])
     asked: list[int] = []
     sessions = made._journal.runs.sessions

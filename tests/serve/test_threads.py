@@ -476,7 +476,7 @@ async def test_invalid_names_are_refused(tmp_path: Path, principal: str, id: str
 
 
 async def test_a_principal_with_a_slash_reaches_nobody_else(tmp_path: Path) -> None:
-    """Similar combinations of principal and thread neither reach the thread `t` of principal `ada/x` nor answer its question.
+    """No similar pair of principal and thread reaches the thread `t` of the principal `ada/x` or answers its question.
 
     A thread's name can't contain a slash.
     """

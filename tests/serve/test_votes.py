@@ -264,7 +264,7 @@ async def test_a_vote_that_was_recorded_but_not_counted_is_counted_at_the_start(
 
 
 async def test_a_forged_vote_is_refused(tmp_path: Path):
-    """After a vote is written directly to the journal's file, no vote is accepted, and the run keeps waiting."""
+    """After a vote is written directly to the journal's file, no vote is accepted, and the run is reported as altered."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=TWO)) as client:
         question = await asked(client)

@@ -189,7 +189,7 @@ async def test_a_viewer_sees_the_text_while_a_worker_writes_it(fleet: Fleet):
 
 
 async def test_a_viewer_who_joins_in_the_middle_gets_what_was_said_so_far(fleet: Fleet):
-    """Two viewers, on two servers, join a leg that nobody has watched before. Both see its whole text."""
+    """A viewer joins a leg that nobody watches, and then another joins it on a second server. Both see its whole text."""
     async with fleet.server() as threads, fleet.server() as others, fleet.worker() as runner:
         thread = threads.thread("ann", "t")
         run_id = await thread.say("tell")

@@ -217,7 +217,7 @@ def test_a_listener_on_a_handlers_thread_is_not_charged(monkeypatch: pytest.Monk
 
 
 def test_a_listener_that_never_returns_does_not_hold_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listener that hangs on a handler's thread postpones the timeout by a minute at most."""
+    """A listener that hangs on a handler's thread postpones the timeout by about a minute, and not longer."""
     leave = threading.Event()
 
     @tool(effect="pure", timeout=10)

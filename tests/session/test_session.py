@@ -340,7 +340,7 @@ def test_plain_values_and_classes_are_not_events(event: object):
 
 
 def test_what_cannot_be_saved_is_refused_at_its_first_dispatch():
-    """With the check that a journal adds, an event that can't be saved as JSON is refused before it is added to a slice."""
+    """With the check that a journal adds, an event that JSON can't restore unchanged is refused before it is added to a slice."""
 
     @dataclass(frozen=True)
     class Holds:

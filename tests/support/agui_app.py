@@ -53,7 +53,7 @@ class FlakyModel(PlayedModel):
 
 
 def source_of(folder: Path) -> PromptSource:
-    """Return a source like that of the page tests' app, but with more plays and a `FlakyModel`."""
+    """Return a source like that of `source_in`, but with more plays, a `FlakyModel` and no wait before a retry."""
     source_in(folder)
     adapter = Adapter(
         FlakyModel(PLANS), filesystem=DirectoryFilesystem(folder / "work"), retry=Retry(first_wait=0.0)

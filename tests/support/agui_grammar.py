@@ -274,7 +274,7 @@ def _unknown(model: BaseModel) -> Iterator[str]:
 def patched(state: Any, operations: list[dict[str, Any]]) -> Any:
     """Apply a JSON Patch to a state of the form `{name: [items]}`, and return the new state.
 
-    Raises `Wrong` if an operation replaces a missing name, and `KeyError` if one removes it or appends to it.
+    Raises `Wrong` if an operation replaces a missing name, and `KeyError` if an operation removes a missing name or appends to it.
     """
     state = {name: list(items) for name, items in state.items()}
     for operation in operations:

@@ -11,16 +11,13 @@ from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
 PATIENCE = 300_000
-"""Milliseconds to wait for an element before it counts as missing; generous, since machines can be slow."""
+"""Milliseconds to wait for something that must happen in the browser. This is enough even on a busy machine."""
 
 expect.set_options(timeout=PATIENCE)
 
 
 def arguments() -> list[str]:
-    """Return the arguments for chromium.
-
-    They include `--no-sandbox` for root, since chromium refuses to run as root with a sandbox.
-    """
+    """Return the arguments for chromium: `--no-sandbox` for root, since chromium refuses to run as root with a sandbox."""
     return ["--no-sandbox"] if os.geteuid() == 0 else []
 
 

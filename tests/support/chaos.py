@@ -2,7 +2,7 @@
 
 python tests/support/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher dbos
 
-It starts a PostgreSQL server and worker processes. As root, each worker is on its own host (`support.hosts`).
+The program starts a PostgreSQL server and worker processes. As root, each worker is on its own host (`support.hosts`).
 For at most `--seconds`, it disturbs a worker every second: it kills or freezes the worker or, if the worker is on its own
 host, cuts its network or sets its clock 30 seconds ahead or behind. A freeze, a cut and a wrong clock last for three leases.
 Once, it kills and restarts PostgreSQL instead. Meanwhile it answers the questions of the runs. Then it lets all runs
@@ -69,7 +69,7 @@ class WorkerProcess:
         return not self.is_frozen and not (self.host is not None and self.host.is_cut)
 
     def _pid(self) -> int:
-        """Return the id of the worker itself, which may be a child of `unshare`."""
+        """Return the process id of the worker itself. On a host, the worker is a child of `unshare`."""
         if self.host is None:
             return self.process.pid
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -138,7 +138,7 @@ class Chaos:
             "HANDRAIL_DISPATCH_URL": parse_url(url).conninfo,
             "XDG_CACHE_HOME": str(
                 self._folder / f"cache{number}"
-            ),  # each host has its own copies of workspaces
+            ),  # each worker has its own copies of workspaces
         }
         host = self._hosts[number] if self._hosts else None
         return WorkerProcess(number, self._dispatcher, {**self._environment, **where}, log, host)
@@ -252,7 +252,7 @@ class Chaos:
         await self.submit(runs)
         until = time.monotonic() + patience
         while not self.ledger.exists():
-            assert time.monotonic() < until, "no worker has begun"
+            assert time.monotonic() < until, "no worker has begun a run"
             await self._look()
 
     async def finish(self, patience: float) -> None:
@@ -261,7 +261,7 @@ class Chaos:
         while not await self._look():
             if time.monotonic() > until:
                 await self._show_workers()
-                raise AssertionError(f"not over: {await self.left()}")
+                raise AssertionError(f"these runs are not over: {await self.left()}")
         self.is_over = True
 
     async def _show_workers(self) -> None:

@@ -46,7 +46,7 @@ def workspace_of(number: int) -> str:
 
 
 class Ledger:
-    """How often each action began and ended for each order, according to the ledger, and with which keys."""
+    """The contents of a ledger file: how often each action began and ended for each order, and with which keys."""
 
     def __init__(self, path: Path) -> None:
         lines = chaos_app.read_ledger(path)

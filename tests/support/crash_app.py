@@ -2,7 +2,7 @@
 
 Run as a script, it reads one JSON line per start (a folder, a tool, a mode), forks a child for each, and answers with a
 line of JSON. There are tools of every effect, and they record their effects on the outside world in the folder's file
-`world`. In `crash` mode the child begins a run, and ends in the middle of the tool, as if by `kill -9`. In every other
+`world`. In `crash` mode the child begins a run, and ends in the middle of the call, as if by `kill -9`. In every other
 mode it resumes that run. In some of them, such as `crash in probe`, it ends early again.
 """
 
@@ -248,7 +248,7 @@ async def main() -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Fork a child for every line of standard input, and print its exit code and what `main` returned, as JSON.
+    """Fork a child for every line of standard input, and print its exit code and, unless it crashed, what `main` returned, as JSON.
 
     The modules are imported only once, before the first fork.
     """

@@ -51,7 +51,7 @@ class Killed:
 
 
 class Crashes:
-    """Commits that run in a process that can be killed."""
+    """A folder with a journal, and child processes that commit to it or recover it, and can be killed."""
 
     def __init__(self, base: Path, killed: Killed) -> None:
         self.base = base

@@ -133,7 +133,10 @@ class CutDisk(KillingDisk):
         self._bytes: dict[int, None] = {}
         """The inodes of files whose content was not synced."""
         self._names: list[tuple[str, Any, set[int]]] = []
-        """Changes of names, oldest first: the operation, the arguments to undo it, and the folders whose sync saves it."""
+        """Changes of names, oldest first: the operation, the arguments to undo it, and the inodes of the folders whose sync saves it.
+
+        A saved change has no folders.
+        """
 
     def _after(self, name: str, args: tuple[Any, ...]) -> None:
         if name in ("write", "copy", "symlink", "folder", "link"):

@@ -177,7 +177,7 @@ async def _verify(journal: SqliteJournal) -> Any:
 
 
 def set_lease(journal: AnyJournal, run_id: str, owner: str | None = None, until: float = 0.0) -> None:
-    """Set the end of a run's lease and, if `owner` is given, its owner, as if that process held the lease."""
+    """Set the end of a run's lease and, if `owner` is given, the process that holds the lease."""
     database = journal._database  # pyright: ignore[reportPrivateUsage]
 
     def change(connection: Connection) -> None:

@@ -38,7 +38,7 @@ class Block:
     continues: bool
     prints: str | None = None
     library: str | None = None
-    """Library that the block needs, or None if it runs here."""
+    """Another library that the block needs, or None if it needs none."""
 
 
 class BadDocument(ValueError):

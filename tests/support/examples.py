@@ -1,4 +1,4 @@
-"""The number of examples for a property test that limits the number of its profile (see conftest.py)."""
+"""A limit on the Hypothesis examples of a single property test, in addition to that of the profile (see conftest.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from hypothesis import settings
 
 
 def at_most(count: int) -> int:
-    """Return this number of examples, or the profile's if that is smaller, so that `count` applies to deep runs.
+    """Return `count`, or the profile's number of examples if that is smaller.
 
-    A count without this function would also apply to ordinary runs and to further Pythons, whose profiles have few examples.
+    With `max_examples=count` alone, a test would run `count` examples even in the profiles that have fewer.
     """
     return min(count, settings().max_examples)

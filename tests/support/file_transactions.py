@@ -46,7 +46,7 @@ def below(files: Plain, path: str) -> list[str]:
 
 
 def make_way(files: Plain, folders: list[str]) -> None:
-    """Create those of these folders that are missing, or raise `FileInTheWay` if one of them is a file."""
+    """Create the folders of this list that are missing. Raises `FileInTheWay` if one of the paths is a file."""
     if any(files.get(folder) is not None for folder in folders):
         raise FileInTheWay("", "")
     files.update({folder: None for folder in folders if folder not in files})
@@ -242,7 +242,7 @@ class Transactions(RuleBasedStateMachine):
         self.end(call)
 
     def check_cause(self, call: Call, alarms: list[str]) -> None:
-        """Check that each path, one of its parents or a path in it was touched outside the call since the call began."""
+        """Check for each of these paths that it, one of its parents or a path in it was touched outside the call since the call began."""
         for alarm in alarms:
             place = f"{alarm.rstrip('/')}/"
             others = [f"{path}/" for when, path, by in self.touched if when > call.born and by is not call]

@@ -1,4 +1,4 @@
-"""An app for workers: its tools write what they do to the file that `FLEET_LOG` names."""
+"""An app for workers. Its tools, except `keep`, write what they do to the file that `FLEET_LOG` names."""
 
 import asyncio
 import os
@@ -72,9 +72,9 @@ async def keep(text: str, *, context: ToolContext) -> str:
 
 
 def answer(request: ModelRequest) -> ToolCall | str:
-    """Answer as the model. `pay X`, `ship X`, `sleep N`, `doze`, `choose X` and `keep X` call that tool.
+    """Answer as the model. The messages `pay X`, `ship X`, `sleep N`, `doze`, `choose X` and `keep X` call the tool they name.
 
-    The tool's result is repeated. Any other message is repeated with the number of its turn.
+    The model repeats the tool's result. It repeats any other message with the number of its turn.
     """
     last = request.messages[-1]
     if isinstance(last, ToolMessage):

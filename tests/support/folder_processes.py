@@ -5,8 +5,8 @@ The processes are killed and started again. Run as a script, this runs rounds an
     python tests/support/folder_processes.py --processes 2 3 4 8 --updates 2000 --rounds 10 --journaled both
 
 Each call appends its own line to a shared file, to its process's own file or to two files at once, or writes the line
-to the file that the editor saves. The lines of successful calls must be found afterwards (except in the editor's file),
-and those of failed calls must not.
+to the file that the editor saves. Afterwards, the files other than the editor's must contain the lines of all successful
+calls, and no lines of failed calls.
 """
 
 from __future__ import annotations

@@ -122,4 +122,4 @@ def outside_tmp() -> Path:
     for place in (Path(__file__).parent, Path.home(), Path("/opt"), Path("/srv"), Path("/var/lib")):
         if is_seen(place) and os.access(place, os.W_OK):
             return place
-    pytest.skip("there is no folder outside /tmp that may be written")
+    pytest.skip("there is no writable folder outside /tmp")

@@ -168,7 +168,7 @@ class Journaled:
 
 
 async def undo_once(base: Path, kind: Any, ballast: Ballast | Imagined, at: int) -> tuple[str, int]:
-    """Make a call, undo it on a disk that is full from operation `at` on, and undo it again when space is free.
+    """Make a call, undo it on a disk that is full from operation `at` on (0 means never), and undo it again with free space.
 
     Returns how the first undo ended and the number of operations it took.
     """

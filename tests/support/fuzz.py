@@ -130,7 +130,7 @@ def _call(name: str, arguments: Any) -> None:
 
 
 def arguments(data: bytes) -> None:
-    """Call a tool with JSON arguments as a model would send them, once as bytes and once as text."""
+    """Call the tool that the first byte selects. Its arguments are the other bytes, once as bytes and once as text."""
     which = TOOLS[data[0] % len(TOOLS)] if data else plain
     _call(which.name, data[1:])
     _call(which.name, data[1:].decode(errors="replace"))

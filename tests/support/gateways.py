@@ -27,7 +27,7 @@ limits:
 async def gateway(
     folder: Path, policies: str = POLICIES, *, trust_client: bool = False
 ) -> AsyncGenerator[Gateway]:
-    """Open a gateway. Its journal is in this folder, where the page finds it."""
+    """Open a gateway whose journal and users are in this folder, where `support.serving` finds them too."""
     servers = {"trial": {"command": sys.executable, "args": ["-S", str(SUPPORT / "mcp_server.py")]}}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     (folder / "policies.yaml").write_text(policies)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Refused(str):
-    """The outcome of a pattern that is refused, because the verb with this name is missing."""
+    """The outcome of a pattern that is refused because its environment lacks the verb with this name."""
 
 
 NEEDS_A_PERSON = Refused("wait_for")

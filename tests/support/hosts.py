@@ -32,7 +32,7 @@ def faketime() -> Path | None:
 
 
 class Host:
-    """A host with a name, and a link to this machine, which it reaches as `address`. Remove it with `close`."""
+    """A host with a name and a link to this machine, whose address on that link is `address`. `close` removes the host."""
 
     def __init__(self, number: int, folder: Path) -> None:
         self.name = f"worker{number}"
@@ -71,7 +71,7 @@ class Host:
         ]
 
     def _clocked(self) -> list[str]:
-        """Return the words before a command that give it the host's clock."""
+        """Return the words to put before a command so that it has the host's clock, or [] without `faketime`."""
         if faketime() is None:
             return []
         variables = {

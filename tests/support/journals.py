@@ -28,7 +28,7 @@ _opened: list[PostgresJournal] = []
 
 
 def open_at(path: Path, **options: Any) -> AnyJournal:
-    """Open the journal that belongs to a path, in the kind of database that is in use."""
+    """Open the journal that belongs to a path, in the kind of database that `of_kind` selects (by default SQLite)."""
     if _kind == "sqlite":
         return SqliteJournal(path, **options)
     schema = f"t{hashlib.sha256(str(path).encode()).hexdigest()[:20]}"
@@ -59,7 +59,7 @@ def of_kind(kind: str) -> Generator[None]:
 
 
 async def kept(journal: Journal, run_id: str) -> bool:
-    """Renew the lease of one run, and return whether the run should be cancelled. Raises the reason if this fails."""
+    """Renew the lease of one run, and return whether the run should be cancelled. Raises `HandrailError` if the renewal fails."""
     found = (await journal.runs.keep(run_id))[run_id]
     if isinstance(found, HandrailError):
         raise found

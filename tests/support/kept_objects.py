@@ -184,12 +184,12 @@ class Kept(NamedTuple):
     """How many more of our other objects are alive than before, by type."""
     kept_bytes: int
     after_session: Counter[str]
-    """How many of our objects from this measurement are still alive after the session was dropped, by type."""
+    """How many of our other objects from this measurement are still alive after the session was dropped, by type."""
     after_session_bytes: int
 
 
 def _ours() -> tuple[int, Counter[str]]:
-    """Return how many facts are alive, and how many of our other objects, by type."""
+    """Return how many facts, results and errors are alive, and how many of our other objects, by type."""
     gc.collect()
     ours = [
         each
@@ -242,7 +242,7 @@ async def measure(ending: Ending, count: int) -> Kept:
         gate = None
         del session, files
         _, end = _ours()
-        end -= Counter(Timers=1)  # those of the event loop, which is still running
+        end -= Counter(Timers=1)  # the timers of the event loop, which is still running
         end_used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

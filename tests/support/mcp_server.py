@@ -1,7 +1,7 @@
 """An MCP server with protocol version 2025-11-25 that misbehaves on request: `python mcp_server.py [STATE_FILE]`.
 
 It is written without the SDK, so that it can send messages that the SDK would not. The state file, if any, holds the names of
-additional tools that the server lists.
+additional tools that the server lists. With a state file, `die` ends the server only once, and `ask` asks for more fields.
 """
 
 import base64

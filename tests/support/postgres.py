@@ -2,7 +2,7 @@
 
     url = postgres.new_url()        a URL with a new schema, on the server that the whole test session shares
 
-The first test that needs the server starts it, in a folder below the temporary one, with a Unix socket and without
+The first test that needs the server starts it, in a temporary folder, with a Unix socket and without
 syncing to disk. The workers of one pytest-xdist session share it. A supervisor process stops the server and removes its
 folder when pytest ends, even if pytest is killed.
 

@@ -1,4 +1,4 @@
-"""Functions that run the `handrail` program in its own process, and a folder of workers for it to run."""
+"""A function that runs the `handrail` program in its own process, and a folder of workers for it to run."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ _ORDER = [
 
 
 def _place(name: str) -> tuple[int, str]:
-    """Return the place of a field in its block. Strategies draw the fields of an object in any order."""
+    """Return a sort key that puts fields in their usual order. Strategies draw the fields of an object in any order."""
     return _ORDER.index(name) if name in _ORDER else len(_ORDER), name
 
 
@@ -291,7 +291,7 @@ def _chat_events(blocks: list[dict[str, Any]], draw: Draw) -> Iterator[Any]:
 
 
 def _detail_pieces(item: dict[str, Any], draw: Draw) -> Iterator[dict[str, Any]]:
-    """Yield a detail in pieces that together have its fields in their order."""
+    """Yield the pieces in which a detail is streamed. Joined, they have the fields of the detail in the same order."""
     if "text" not in item:
         yield item
         return

@@ -104,7 +104,7 @@ def model_for(wire: Any, bodies: Sequence[Sequence[bytes]], stream: bool) -> Any
 async def answered(
     wire: str, bodies: Sequence[Sequence[bytes]], stream: bool
 ) -> PromptResponse[Any] | ModelError:
-    """Run a prompt against these bodies, then send a second message. Returns the first response, or its `ModelError`.
+    """Run a prompt against these bodies, then send a second message. Returns the response to the first message, or its `ModelError`.
 
     Any other error is raised. Asserts that every wire would accept the conversation.
     """

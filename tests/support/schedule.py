@@ -42,7 +42,7 @@ TOGETHER = ("tests/serve/page",)
 """Folders whose tests all run on one worker, since they share a browser."""
 
 APART = ("tests/testing/test_simulation.py",)
-"""Files whose tests are scheduled one by one, since each test takes as long as a whole file."""
+"""Files whose tests are scheduled one by one, since a single test takes as long as most whole files."""
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def collecting(config: pytest.Config) -> Generator[None]:
     if not hasattr(config, "workerinput"):
         yield
         return
-    shared = Path(config.option.basetemp).parent  # xdist puts the workers' temporary folders into one
+    shared = Path(config.option.basetemp).parent  # xdist puts the workers' temporary folders into one folder
     with (shared / "collecting").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         collected = shared / "collected"

@@ -69,7 +69,7 @@ def contents(place: Session | SessionFork) -> dict[str, Any]:
 
 
 def replayed(events: list[Any]) -> dict[str, Any]:
-    """Return the contents that these events must lead to, computed from a plain list."""
+    """Return the contents that these events must lead to, computed without a session."""
     folded: int | None = None
     puts: dict[int, Put] = {}
     for event in events:

@@ -208,9 +208,9 @@ def mailed_at_most_once(seen: Seen) -> str | None:
 
 
 def knew_its_own_price(seen: Seen) -> str | None:
-    """Return a problem unless `after` received the private part that `before` returned, even from another process.
+    """Return None if `after` received the private part that `before` returned, perhaps in another process.
 
-    Otherwise, return None.
+    Otherwise, return the problem.
     """
     agreed = seen.world.all("agreed")
     return None if agreed and all(each.details["knew"] for each in agreed) else f"agreed: {agreed}"
@@ -409,9 +409,9 @@ def approvals_shown(world: World) -> set[str]:
 
 
 def asked_once_for_each(seen: Seen) -> str | None:
-    """Return a problem unless a person was asked once each about knocking, kicking and shouting, and nothing else.
+    """Return None if a person was asked once each about knocking, kicking and shouting, and nothing else.
 
-    Otherwise, return None.
+    Otherwise, return the problem.
     """
     shown = approvals_shown(seen.world)
     return None if shown == approvals_shown(seen.uncrashed) and len(shown) == 3 else f"asked: {shown}"

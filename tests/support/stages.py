@@ -121,7 +121,10 @@ class Stage:
         return self.name == "local" or isinstance(self.server, Embedded)
 
     def play(self, *scene: Line, **options: Any) -> Model:
-        """Script the scene, with one line for each request, and return the model that plays it. The embedded model answers freely."""
+        """Script the scene, with one line for each request, and return the model that plays it.
+
+        The embedded model plays no script. For `local`, the scene only decides whether the model calls a tool first.
+        """
         server = self.server
         if isinstance(server, Aimock):
             server.script([_fixture(line, number) for number, line in enumerate(scene)])

@@ -1,7 +1,7 @@
 """Workers whose calls each commit on their own, and workers that are one transaction.
 
 Run as a script with the path of a folder, this module runs `main` there with a journal. The tool
-`stop` kills the process.
+`stop` then kills the process.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@
 The checker implements what the providers document or reply with, and shares no code with `handrail.models`. It is meant
 to accept only requests that the provider accepts, whatever a model said earlier in the conversation.
 
-Rules of all wires: one JSON object in valid UTF-8, with no field twice, finite numbers, no lone surrogate, and no more
-than DEEPEST levels (System.Text.Json reads 64, serde_json 128). The names of tools and calls match
+Rules of all wires: one JSON object in valid UTF-8, with no field twice at its top level, finite numbers, no lone surrogate,
+and no more than DEEPEST levels (System.Text.Json reads 64, serde_json 128). The names of tools and calls match
 `[a-zA-Z0-9_-]{1,64}`. Each call has exactly one result, directly after the message with the call. Each result has a
-call. The ids of calls are unique.
+call. The ids of calls are unique; on the Gemini wire, within one content.
 
 Chat completions, https://platform.openai.com/docs/api-reference/chat/create:
   roles system, developer, user, assistant and tool, with their own fields; `arguments` is the JSON text of an object,
@@ -102,7 +102,7 @@ def wire_of(path: str) -> str | None:
 
 
 def problems(wire: str, body: bytes) -> list[str]:
-    """Return what the wire would refuse in this request body. If the body is too large or invalid JSON, return only that."""
+    """Return what the wire would refuse in this request body. If the body is too large or not a JSON object, return only that."""
     seen[wire] += 1
     if len(body) > LARGEST[wire]:
         return [f"the body has {len(body)} bytes"]
@@ -120,7 +120,10 @@ def problems(wire: str, body: bytes) -> list[str]:
 
 
 def strict_json(data: bytes | str) -> Any:
-    """Decode JSON as strictly as the strictest of the providers' parsers. Raises `_Problem` if that parser would refuse it."""
+    """Decode JSON as strictly as the strictest of the providers' parsers. Raises `_Problem` if that parser would refuse it.
+
+    An object with a repeated key is not refused, but decoded as a `_Twice`.
+    """
     try:
         text = data if isinstance(data, str) else data.decode()
         value = json.loads(
@@ -266,7 +269,7 @@ _HOSTED_TOOLS = {
         "code_execution_20250825": ("type name", "cache_control"),
     },
 }
-"""The providers' own tools by their types: the fields that each needs, and those that it may have."""
+"""The providers' own tools, by wire and type: the fields that each needs, and those that it may have."""
 
 
 def _functions(wire: str, request: Mapping[str, Any]) -> list[Any]:
@@ -416,7 +419,7 @@ def _media(where: str, url: Any, types: Sequence[str], *, address: bool = True) 
     if not comma or not head.startswith("data:") or not head.endswith(";base64"):
         yield f"{where}: {str(url)[:40]!r} is not a data URL"
     elif head[5:-7] not in types:
-        yield f"{where}: the media type {head[5:-7]!r} is not taken"
+        yield f"{where}: the media type {head[5:-7]!r} is not accepted"
     else:
         yield from _base64(where, data)
 
@@ -557,7 +560,7 @@ def _responses_file(where: str, part: Any) -> Iterator[str]:
         yield from _fields(where, part, "type filename file_data")
         head = str(part.get("file_data")).partition(";")[0].removeprefix("data:")
         if not head.startswith("application/"):
-            yield f"{where}: the media type {head!r} of a file is not taken"
+            yield f"{where}: the media type {head!r} of a file is not accepted"
         yield from _media(where, part.get("file_data"), (head,), address=False)
 
 
@@ -713,7 +716,7 @@ def _block(where: str, block: Any) -> Iterator[str]:
     else:
         yield from _fields(where, source, "type media_type data")
         if source.get("type") != "base64" or source.get("media_type") not in types:
-            yield f"{where}: a source of {source.get('media_type')!r} is not taken"
+            yield f"{where}: a source of {source.get('media_type')!r} is not accepted"
         yield from _base64(where, source.get("data"))
 
 

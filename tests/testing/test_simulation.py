@@ -1,4 +1,4 @@
-"""Simulations: runs that crash at every point, and reports about tools that break their declarations."""
+"""Simulations: runs that crash at many points, and reports about tools that break their declarations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def crashed(scenario: Scenario, **sampled: Any) -> Report:
-    """Crash a scenario at some points of each kind. In a deep run, crash it at all points, and crash it twice."""
+    """Crash a scenario at some points of each kind. In a deep run, crash it at all points, and crash the restarted process too."""
     if not DEEP:
         return simulate(scenario, **sampled)
     simulate(scenario, jobs=2, overtaken_every=0, again=True).assert_kept()
@@ -248,7 +248,7 @@ def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
 def test_a_run_recorded_in_postgresql_survives_the_same_crashes(scenario: Scenario):
     """A run that is recorded in PostgreSQL keeps the laws of its scenario.
 
-    In a deep run, every scenario is crashed at all points, and crashed twice unless it has secret answers.
+    In a deep run, each of six scenarios is crashed at all points. Its restarted process is crashed too, unless it has secret answers.
     """
     url, is_secret = postgres.new_url(), scenario is VAULT
     sampled: dict[str, Any] = {"write_every": 20, "step_every": 150, "overtaken_every": 50}

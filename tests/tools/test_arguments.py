@@ -12,7 +12,7 @@ from handrail import Agent, Budget, Handoff, Prompt, ScriptedModel, Tool, tool
 from handrail.errors import DefinitionError
 
 NOT_WRITTEN_BY_USERS = {"Operation", "Parked", "Section", "Worker"}
-"""Classes that Handrail itself creates, and the abstract `Section`, whose subclasses are checked."""
+"""Classes that are not checked: two that Handrail itself creates, the plain dataclass `Parked`, and the abstract `Section`."""
 
 REQUIRED: dict[str, tuple[Any, ...]] = {
     "Adapter": (ScriptedModel([]),),
@@ -21,7 +21,7 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
 
 
 def written_classes() -> list[str]:
-    """Return the names of the public classes that users construct with arguments of their own."""
+    """Return the names of the public classes to check. Exceptions, protocols and structs are left out."""
     found: list[str] = []
     for name in sorted(set(handrail.__all__) - NOT_WRITTEN_BY_USERS):
         public: Any = getattr(handrail, name)
@@ -38,7 +38,7 @@ def written_classes() -> list[str]:
 
 @pytest.mark.parametrize("name", written_classes())
 def test_a_public_class_names_itself_and_the_unknown_argument(name: str) -> None:
-    """For each public class that users construct, the error for an unknown argument names the class and the argument."""
+    """For each class in `written_classes`, the error for an unknown argument names the class and the argument."""
     with pytest.raises(TypeError, match=rf"^{name} takes no argument 'zzz'\. It takes "):
         getattr(handrail, name)(*REQUIRED.get(name, ()), zzz=1)
 

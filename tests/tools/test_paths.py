@@ -180,7 +180,6 @@ def test_what_is_not_declared_is_no_path():
 
 
 def test_a_tool_without_params_has_no_paths():
-    """A tool without params has no paths."""
     made = Tool[None, Any]("look", "Look.")
     assert made.paths(None) == ()
 

@@ -500,7 +500,7 @@ def test_tools_of_methods_partials_and_objects():
 
 
 def test_parameters_with_names_of_every_kind():
-    """Parameters may have names that generated classes use for their own attributes."""
+    """Parameters may have names that begin or end with an underscore, or that generated classes use themselves."""
 
     @tool
     def odd(

@@ -138,7 +138,7 @@ def test_attachments_are_restored_whole_or_not_at_all(
 
 
 async def test_a_picture_is_passed_on_to_the_workers_model(tmp_path: Path) -> None:
-    """A picture reaches the models of the worker that was given it and of a worker called with it, if they take pictures."""
+    """A picture reaches the model of a worker that is run with it, and of a worker that is called with it, if that model takes pictures."""
     picture = Attachment(b"\x89PNG\r\n\x1a\n" + b"\0" * 20, "plot.png")
     files = MemoryFilesystem({"plot.png": picture.content})
     main = "---\nworkers: [reader]\nattachments: {count: 1}\n---\nGo."

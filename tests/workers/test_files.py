@@ -221,7 +221,7 @@ def test_which_files_are_workers(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
-    """A file that is not UTF-8 or is too large is reported. Windows line endings are accepted."""
+    """A file that is not UTF-8 or is too large is reported, and its name stays reserved. Windows line endings are accepted."""
     (tmp_path / "bad.md").write_bytes(b"---\n---\n\xff")
     (tmp_path / "big.md").write_bytes(b"---\n---\n" + b"x" * 300_000)
     (tmp_path / "windows.md").write_bytes("\ufeff---\r\nlocked: true\r\n---\r\nHello\r\nyou".encode())

@@ -192,7 +192,7 @@ def imported_elsewhere() -> None:
     ],
 )
 async def test_what_is_not_listed_is_not_reached(tmp_path: Path, how: str, name: str, said: str) -> None:
-    """Neither an unlisted worker nor an unlisted function can be called, with `call` or with `call_worker`."""
+    """No unlisted worker, unlisted function or unknown name can be called, with `call` or with `call_worker`."""
     main = "---\npolicies: []\ntools: [reach]\nworkers: [listed]\n---\nGo."
     registry = sound(tmp_path, REACHING, main=main, listed=PLAIN, other=PLAIN)
     other = ScriptedModel([])

@@ -88,7 +88,8 @@ class Program(NamedTuple):
         """Load the MCP servers that the run began with, or those in the file `servers`, if it is given.
 
         Returns the program, the tools to add to a worker's own, and notes for the user. An agent or a prompt gets the
-        tools in its prompt instead. Raises `UsageError` if a file can't be used.
+        tools in its prompt instead. Raises `UsageError` if a file can't be used, and `ServerUnavailable` if a worker's
+        server can't be used.
         """
         recorded = decode_begin(record).sources if record.begin else {}
         paths = list(recorded) if servers is None else [str(servers)]
@@ -164,7 +165,7 @@ class RecordedRun:
         return runs_command(verb, self.id, self.journal.path)
 
     def load_program(self, app: str | None) -> Program:
-        """Load the code that `app` names, or else the code that the run began with.
+        """Load the code that `app` names, or else the code that is now at the name recorded with the run.
 
         Raises `UsageError` or a `HandrailError` if it can't be loaded.
         """

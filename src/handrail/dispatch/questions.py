@@ -218,7 +218,7 @@ class CallAsker:
 
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:
-    """Record which verb a handler uses, before the verb has a value."""
+    """Record which verb a handler uses, before the verb is carried out."""
     await attempt.frame.log.note_verb(attempt.place.child(number), verb)
 
 

@@ -1,4 +1,4 @@
-"""`AnswerPage`: the page of an MCP server on which people answer questions that ask for secrets.
+"""`AnswerPage`: an MCP server's page on which people answer questions that ask for secrets.
 
 The client sends the person to the page's address. A secret then goes from the browser to the server, and neither the
 client nor its model sees it. The page asks for the client's token, so that only the principal who made a call can answer
@@ -42,7 +42,7 @@ class PageAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnswerPage:
-    """The page and its requests, for the calls of one server."""
+    """Serves the page, and the requests of its script, for the calls of one server."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -122,6 +122,6 @@ class AnswerPage:
         raise RequestRefused(
             404,
             "QuestionUnknown",
-            "you have no such open question. It was answered, or it belongs to a different user: use the token that "
-            "your client sends.",
+            "you have no such open question. It may be closed, or belong to a different user: use the token that your "
+            "client sends.",
         )

@@ -1,7 +1,7 @@
 """`CallModel`: the model of a run that consists of one call.
 
-It makes the call and is done when the call has ended. So the code that records, parks, resumes and shows runs does the
-same for a client's call.
+It makes the call and is done when the call has ended. So a client's call is recorded, parked, resumed and shown by the
+same code as any other run.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 PATIENCE = 5.0
 """Maximum seconds that a call waits for the next attempt. If the attempt is further away, the call fails at once."""
 MAX_REOPENED = 5
-"""Maximum number of attempts to open a lost connection again before a call needs it."""
+"""Maximum number of attempts to reopen a lost connection in the background. After that, the next call opens it."""
 REFRESH_EVERY = 1.0
 """Minimum seconds between two readings of a list that the server keeps announcing as changed."""
 _MAX_WORDS = 600
@@ -130,7 +130,7 @@ class Connection:
     async def client(self) -> Client:
         """Return the client. Opens the connection if it is not open, and lists the tools again if they have changed.
 
-        Raises `ServerUnavailable` if the connection can't be opened or the list of tools is too long, and the request's own
+        Raises `ServerUnavailable` if the connection can't be opened or `_list` refuses the tools, and the request's own
         error if the tools can't be listed.
         """
         client = self._client

@@ -39,8 +39,8 @@ def address_of(question: Question, url: str) -> wire.ElicitRequestURLParams:
 def form_of(question: Question, problem: str = "") -> wire.ElicitRequestFormParams:
     """Return a question as a form. `problem` says why the previous answer to it was refused.
 
-    The message shows the question's rows. For an approval, these are the call's arguments, and the diff of a call that has
-    already run in its fork follows them. Raises `ValueError` if the question asks for a secret.
+    The message shows the question's rows. For an approval, these are the call's arguments, followed by the diff, if the
+    question has one. Raises `ValueError` if the question asks for a secret.
     """
     if question.secret:
         raise ValueError(

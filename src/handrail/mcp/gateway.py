@@ -1,4 +1,4 @@
-"""The gateway: other people's MCP servers behind the gate, for any MCP client.
+"""The gateway: the tools of other MCP servers behind Handrail's gate, for any MCP client.
 
 Each call of a client is a separate run, under the policies in a file. A call that needs approval waits for the
 approvers, who decide in the inbox of `handrail serve` on the same journal. The client that makes the call does not
@@ -49,8 +49,7 @@ def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
     """Read a policy file: the `policies` and `limits` of a worker's file, without the `---` lines around them.
 
     Approvers decide on calls for which a policy asks, and on calls of tools that no policy names and that may change
-    something. With `trust_client`, the client's user decides. Raises a `WorkerError` that lists every problem by
-    line.
+    something. With `trust_client`, the client's user decides. Raises a `WorkerError` that lists the problems by line.
     """
     find = _Shifted(path)
     text = read_text(path, find)
@@ -99,7 +98,7 @@ def _entries(front: FrontMatter) -> Sequence[Any]:
         each == "capability" or (isinstance(each, PolicyEntry) and each.capability is not None)
         for each in given
     )
-    # Without a capability policy, no tool would be denied or need approval.
+    # Without a capability policy, no call would need approval.
     return (*(given or ()),) if has_rule else (*(given or ()), "capability")
 
 

@@ -90,7 +90,7 @@ async def _unresolved(created: CreatedTask, context: Any) -> NoReturn:
 
 
 class RemoteTask:
-    """A task of a server, followed by the call that started it."""
+    """A task on a server. The call that started it waits for its result."""
 
     def __init__(self, id: str, connection: Connection, secrets: Secrets, answer: Answer) -> None:
         self._id = id

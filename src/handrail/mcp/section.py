@@ -341,7 +341,7 @@ class _Server:
             responses = {
                 key: await self._answer(context, each) for key, each in (asked or {}).items()
             } or None
-        raise MCPError(-32603, f"it asked more than {_MAX_ROUNDS} times within one call")
+        raise MCPError(-32603, f"it asked {_MAX_ROUNDS} times within one call")
 
     async def _answer(self, context: ToolContext, request: Any) -> Any:
         """Answer one request for input from a server with protocol version 2026-07-28.

@@ -74,7 +74,7 @@ class ServedTools:
     def input_schema(self, name: str) -> Mapping[str, Any] | None:
         """Return the JSON Schema of a tool's arguments, as it was when the tools were last loaded; None for an unknown tool.
 
-        The SDK compares the headers of a call with the schema, and would otherwise list all tools for each call.
+        The SDK compares the headers of a call with the schema. Without this method, it would list all tools for each call.
         """
         tool = self._tools.get(name)
         return None if tool is None else tool.json_schema

@@ -1,4 +1,4 @@
-"""`AnthropicModel`: Anthropic's messages API, and every server that implements it."""
+"""`AnthropicModel`: models behind Anthropic's messages API, on any server that implements it."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # Provider data is untyped until it is validated.

@@ -1,4 +1,4 @@
-"""`OpenAIModel`: OpenAI's two APIs, and every server that implements one of them.
+"""`OpenAIModel`: models behind OpenAI's two APIs, on any server that implements one of them.
 
 The chat completions API, `POST /chat/completions`, is in this module; the responses API is in `responses`.
 """

@@ -78,7 +78,7 @@ def only_in_words(text: str, attachments: Sequence[Attachment]) -> str:
 
 
 def chat_parts(text: str, attachments: Sequence[Attachment], takes: Takes) -> list[dict[str, Any]]:
-    """Return the content of a user message of the chat completions API."""
+    """Return the content of a user message for the chat completions API."""
     said = text_with(text, attachments, takes)
     parts: list[dict[str, Any]] = [{"type": "text", "text": said}] if said else []
     return parts + [_chat_part(each) for each in attachments if takes.sends(each)]
@@ -94,7 +94,7 @@ def _chat_part(attachment: Attachment) -> dict[str, Any]:
 
 
 def responses_parts(text: str, attachments: Sequence[Attachment], takes: Takes) -> list[dict[str, Any]]:
-    """Return the content of a message, or the output of a call, of the responses API."""
+    """Return the content of a message, or the output of a call, for the responses API."""
     said = text_with(text, attachments, takes)
     parts: list[dict[str, Any]] = [{"type": "input_text", "text": said}] if said else []
     return parts + [_responses_part(each) for each in attachments if takes.sends(each)]
@@ -109,7 +109,7 @@ def _responses_part(attachment: Attachment) -> dict[str, Any]:
 
 
 def anthropic_blocks(text: str, attachments: Sequence[Attachment], takes: Takes) -> list[dict[str, Any]]:
-    """Return the content of a user message, or of a tool result, of the messages API."""
+    """Return the content of a user message, or of a tool result, for the messages API."""
     said = text_with(text, attachments, takes)
     blocks = [_anthropic_block(each) for each in attachments if takes.sends(each)]
     return [*blocks, {"type": "text", "text": said}] if said.strip() else blocks
@@ -127,7 +127,7 @@ def _anthropic_block(attachment: Attachment) -> dict[str, Any]:
 
 
 def gemini_parts(text: str, attachments: Sequence[Attachment], takes: Takes) -> list[dict[str, Any]]:
-    """Return the parts of a user's content of the Gemini API, or [] if there is neither text nor an attachment."""
+    """Return the parts of a user's content for the Gemini API, or [] if there is neither text nor an attachment."""
     said = text_with(text, attachments, takes)
     parts: list[dict[str, Any]] = [{"text": said}] if said.strip() else []
     return parts + [

@@ -1,4 +1,4 @@
-"""`Recorder`: intercepts the requests that models send over HTTP."""
+"""`Recorder`: intercepts the requests that models post through an `Endpoint`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Send = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 class Recorder(Protocol):
-    """Intercepts the requests that models send over HTTP while it is in use, and may answer them itself."""
+    """Intercepts the requests that models post through an `Endpoint` while it is in use, and may answer them itself."""
 
     @property
     def replays(self) -> bool:
@@ -28,7 +28,7 @@ _recorders: list[Recorder] = []
 
 @contextmanager
 def recording(recorder: Recorder) -> Generator[None]:
-    """Let a recorder intercept all requests in this process. If several are in use, only the newest one does."""
+    """Let a recorder intercept the requests of all endpoints in this process. If several are in use, only the newest does."""
     _recorders.append(recorder)
     try:
         yield

@@ -374,7 +374,7 @@ _SHORT = {"\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r"
 _ESCAPED = re.compile(r'[\\"\x00-\x1f\x7f]')
 _LITERAL = re.compile(r"""[^'\x00-\x1f\x7f]*["\\][^'\x00-\x1f\x7f]*\Z""")
 """Matches text with double quotes or backslashes that needs no escapes in single quotes, such as most JSON."""
-# In a multi-line string, newlines, tabs, and quotes that no other quote follows are not escaped.
+# In a multi-line string, newlines and tabs are not escaped. A quote is escaped only before another quote or at the end.
 _ESCAPED_LONG = re.compile(r'[\\\x00-\x08\x0b-\x1f\x7f]|"(?="|\Z)')
 
 

@@ -48,7 +48,7 @@ log = logging.getLogger("handrail.prompt")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _MOST_CACHED = 64
-"""Maximum number of cached renderings of one prompt. There is one for each set of opened sections."""
+"""Maximum number of cached renderings of one prompt. Each is for a different set of opened sections."""
 
 
 class Checked(msgspec.Struct, frozen=True):

@@ -25,8 +25,8 @@ OutputT = TypeVar("OutputT", default=Any)
 class ScopedPolicy(msgspec.Struct, frozen=True):
     """A policy and the names of the tools on which it decides. None stands for every tool in the prompt.
 
-    A policy also receives the results of tools outside its scope, unless it is a `ChangePolicy` and not a `ResultsNoter`. The
-    scope includes the tools of sections that are still closed, so opening a section does not change the policies.
+    A policy is also told about the successful calls of tools outside its scope, unless it is a `ChangePolicy` and not a
+    `ResultsNoter`. The scope includes the tools of sections that are still closed, so opening a section does not change the policies.
     """
 
     policy: ToolPolicy
@@ -184,7 +184,7 @@ class RenderedPrompt(Generic[OutputT]):
     opened: frozenset[str]
     """The paths of the opened summaries. To get this prompt again, call `render` with them and the same params and session."""
     provider_tools: tuple[ProviderTool, ...]
-    """The tools of the prompt and of the sections shown in full that the model's provider runs itself."""
+    """The tools that the model's provider runs itself, from the prompt and from the sections shown in full."""
     attachments: tuple[Attachment, ...]
     """The attachments of the sections that are shown in full, in declaration order."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)

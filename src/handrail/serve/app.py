@@ -42,8 +42,8 @@ class ServedApp:
     those that wait for an answer. A run that waits for an answer is parked after `park_after` seconds. On shutdown, the
     app parks its runs. A run that still works after `grace` seconds is cut off. `renderers` is the path of a script with
     renderers for the page. `hosts` are additional host names that the app answers to, and `origins` are additional
-    origins whose pages may use it. If `access_log` is given, every HTTP request is written to it as a line of JSON. With
-    `submit`, workers execute the new runs, and this process shows them; this needs a journal in PostgreSQL.
+    origins whose pages may use it. `access_log` is a file that gets a line of JSON for every HTTP request. With `submit`,
+    workers execute the new runs, and this process shows them; this needs a journal in PostgreSQL.
 
     Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
     page is opened with a link that works once. The app logs a link when an ASGI server starts it, and a new one whenever

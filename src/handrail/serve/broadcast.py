@@ -104,7 +104,7 @@ class Broadcast(Feed):
             self._add(Said(found))
 
     def watch(self, watchers: Sequence[Watcher]) -> None:
-        """Replace the watchers. Each watcher that has joined since its last opening gets a new one."""
+        """Replace the watchers. Each watcher that has joined since its last opening gets a new opening."""
         if not watchers:
             self._joined.clear()
             return

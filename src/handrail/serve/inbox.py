@@ -20,7 +20,7 @@ log = logging.getLogger("handrail.serve")
 GATEWAY = "mcp-gateway"
 """The prompt name in the records of an MCP gateway's runs.
 
-Such a run belongs to no app's thread, but the same people answer its questions.
+Such a run belongs to no thread, but its questions are in the inbox too.
 """
 
 

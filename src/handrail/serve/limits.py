@@ -45,7 +45,8 @@ class Limits:
     wrong_tokens: int = 10
     """Maximum number of wrong tokens, passwords and links that one address may send at once, and then one every six seconds.
 
-    For one user name, all addresses together may send ten times as many at once.
+    All addresses of an IPv6 /64 network count as one. For one user name, all addresses together may send ten times as many
+    at once.
     """
     idle_per_address: int = 100
     """Maximum number of idle connections from one address. When there are more, the longest idle one is closed.
@@ -129,7 +130,8 @@ class Quota:
     def take(self, principal: str, *, beside: int = 0, beside_total: int = 0) -> None:
         """Count one more for a principal. Raises `RequestRefused` if the principal, or all together, already hold the maximum.
 
-        `beside` and `beside_total` are how many the principal and all principals hold that are counted elsewhere.
+        `beside` is how many more the principal holds that are counted elsewhere, and `beside_total` how many more all
+        principals hold.
         """
         held = self._held.get(principal, 0)
         if held + beside >= self._each or self.total + beside_total >= self._most:

@@ -187,8 +187,8 @@ class GuardMiddleware:
             raise RequestRefused(
                 403,
                 "HostRefused",
-                "this server does not answer to that host name. Use the address that it printed, or start it with "
-                "--allow-host NAME.",
+                "the `Host` header is missing, is repeated, or does not name this server. Use the address that the server "
+                "printed, or start it with --allow-host NAME.",
             )
         if request.method not in _METHODS and request.method != "OPTIONS":
             raise _method_refused()

@@ -102,7 +102,7 @@ class Narrator:
         else:
             live = await thread.resumed(await runs.show(self._journal, record.id))
         live.environment.keeps_secrets = (
-            False  # a worker parks every run that waits, and can't record secrets
+            False  # a worker parks every run that waits, so no run stays in memory with a secret
         )
         self._legs[record.session_id] = broadcast
         await self._look(record.session_id)

@@ -131,8 +131,8 @@ class OidcProvider:
     async def begin(self, redirect: str) -> tuple[str, str]:
         """Return the provider's URL to send the browser to, and a secret for the browser's cookie.
 
-        The cookie binds the sign-in to the browser. Raises `RequestRefused` if the provider can't be reached, or if
-        its configuration names a different issuer.
+        The cookie binds the sign-in to the browser. Raises `RequestRefused` if the provider's configuration can't be
+        fetched, or names a different issuer.
         """
         metadata = await self._read_metadata()
         browser, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
@@ -154,7 +154,7 @@ class OidcProvider:
             or self._clock.monotonic() > pending.until
             or not hmac.compare_digest(pending.browser, _digest(browser))
         ):
-            raise _refused("this sign-in was started in another browser, or took too long")
+            raise _refused("this sign-in is over, took too long, or was started in another browser")
         metadata = await self._read_metadata()
         try:
             claims = await self._exchange(metadata, pending, code)
@@ -217,7 +217,7 @@ class OidcProvider:
                 raise RequestRefused(
                     503,
                     "ProviderUnreachable",
-                    f"the sign-in provider can't be reached ({type(error).__name__}). Try again soon.",
+                    f"the sign-in provider's configuration can't be fetched ({type(error).__name__}). Try again soon.",
                     retry_after=5.0,
                 ) from error
             if str(found.get("issuer", "")).rstrip("/") != self._issuer:

@@ -29,7 +29,10 @@ MIN_PASSWORD = 12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _ROLE = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 RESERVED = "local"
-"""The principal of a server without users and without a hook, and of programs on this machine. No user may have this name."""
+"""The principal of everyone who uses a server without users and without a hook, and of programs on this machine.
+
+No user may have this name.
+"""
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 64 * 2**20, "dklen": 32}
 _MOST_VERIFIED = 1000
 VERSION = 1

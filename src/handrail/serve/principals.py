@@ -181,7 +181,11 @@ class Principals:
                 404, "NotFound", "this server has no sign-in, because the app authenticates requests"
             )
         if not self._is_own_origin(request):
-            raise RequestRefused(403, "OriginRefused", "sign in on the server's own page")
+            raise RequestRefused(
+                403,
+                "OriginRefused",
+                "another site's page can't sign in here. Sign in on the server's own page.",
+            )
         if body.link:
             name = self._take_link(request, body.link)
             if self.has_people and self.people.find(name) is None:
@@ -274,7 +278,7 @@ class Principals:
             raise self._wrong_secret(request, "TokenWrong", f"this is not the server's token. {_HINT}")
 
     def _take_link(self, request: Request, code: str) -> str:
-        """Return the name of the person that a link signs in, and invalidate the link.
+        """Return the name of the person whom a link signs in, and invalidate the link.
 
         Raises `RequestRefused` if the link is unknown, used, expired or bound to a different browser, and after too many
         wrong secrets.
@@ -291,7 +295,7 @@ class Principals:
                 request,
                 "LinkUsed",
                 "this link has already been used or has expired, or it belongs to another server or browser. Open the newest "
-                "link that the server printed.",
+                "link that the server printed, or sign in again.",
             )
         return link.name
 
@@ -325,7 +329,7 @@ class Principals:
             raise RequestRefused(
                 429,
                 "TooManyWrongTokens",
-                "too many wrong tokens or passwords. Try again after the time in the `Retry-After` header.",
+                "too many wrong tokens, passwords or links. Try again after the time in the `Retry-After` header.",
                 retry_after=wait,
             )
 

@@ -50,7 +50,7 @@ class Tls(NamedTuple):
         except (OSError, ssl.SSLError) as error:
             reason = getattr(error, "reason", None) or error.strerror or str(error)
             raise DefinitionError(
-                f"{self.certificate} and {self.key} are not a certificate and its key: {reason}. Give two PEM files."
+                f"{self.certificate} and {self.key} can't be used as a certificate and its key: {reason}. Give two PEM files."
             ) from None
 
 

@@ -158,9 +158,9 @@ def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
-    """Return events that show a thread as it is now, the feed's number at that moment, and the open leg's id.
+    """Return events that show a thread as it is now, the feed's position at that moment, and the open leg's id.
 
-    The id is "" if no leg is open. The feed's events after that number continue the returned ones. Raises
+    The id is "" if no leg is open. The feed's events after that position continue the returned ones. Raises
     `ThreadUnknown` if the thread has no runs.
     """
     found = await _read_state(journal, seen)
@@ -280,7 +280,7 @@ class _RunSummary(NamedTuple):
 
 
 _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunSummary]] = WeakKeyDictionary()
-"""Summaries of finished runs, by journal. Which calls were undone is always read anew, because it can change later."""
+"""Summaries of finished runs, by journal. Undone calls are read from the journal each time, because more can follow."""
 
 
 _nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[RunMessage]]] = WeakKeyDictionary()

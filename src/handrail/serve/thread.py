@@ -143,8 +143,8 @@ class Thread(ThreadRecord):
         Raises `AnswerRefused`, and accepts no answer, if one is invalid. If only the asking tool finds an answer invalid, the
         answers before it stay accepted. Repeating an answer is harmless, even after the run has ended.
 
-        The returned id is "" if no leg opens here: for repeated answers, while the server stops, or if a different process
-        has the run. If a worker continues the run and its broadcasts are watched here, `leg` is returned. Raises
+        The returned id is "" if no leg opens here: for repeated answers, while the server stops, or if the run is executed
+        elsewhere. If a worker continues the run and its broadcasts are watched here, `leg` is returned. Raises
         `ServerStopping` at shutdown if only a resumed run can take the answer, for example one with a secret.
         """
         async with self._lock:
@@ -255,7 +255,7 @@ class Thread(ThreadRecord):
     # Called by the server.
 
     async def go_on(self, *, stays: bool = False) -> None:
-        """Resume the newest run if it was parked or its process ended, unless another process or a different app has it.
+        """Resume the newest run if it was parked or its process ended, unless it is executed elsewhere.
 
         With `stays`, the run is not parked the first time it waits, because a question is about to be closed.
         """
@@ -272,7 +272,7 @@ class Thread(ThreadRecord):
 
         - if the journal has no broadcasts, or the server is stopping,
         - if this process executes a run of the thread, or
-        - if runs are not submitted to workers, and no other process or app has an unfinished run of the thread.
+        - if runs are not submitted to workers, and the thread has no unfinished run that is executed elsewhere.
         """
         broadcasts = self._setup.broadcasts
         if self.live is not None or broadcasts is None or self._setup.stopping:

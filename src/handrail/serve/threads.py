@@ -35,7 +35,7 @@ log = logging.getLogger("handrail.serve")
 _MOST_KEPT = 256
 """Number of threads in memory above which idle ones are dropped."""
 _MOST_RESUMED = 100_000
-"""Maximum number of unfinished runs to resume or wait for at startup. If there are more, only the newest are taken."""
+"""Maximum number of a journal's interrupted and parked runs that are considered at startup. The newest are taken."""
 _MOST_SEARCHED = 500
 """Number of threads after which a page ends even if it is not full, because each thread must be read to see if it matches.
 

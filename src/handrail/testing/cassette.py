@@ -216,7 +216,7 @@ class Cassette:
         except FileNotFoundError:
             raise CassetteError(
                 f"there is no recording {self.path}, and none may be made now. Run the test with "
-                "HANDRAIL_CASSETTES=record and the provider's key set."
+                "HANDRAIL_CASSETTES=record and the provider's key set, in the mode 'auto'."
             ) from None
         except msgspec.MsgspecError as error:
             raise CassetteError(

@@ -184,9 +184,7 @@ def expire(context: ToolContext) -> None:
 def _context(
     kind: type[ContextT], answers: Answers | None, replies: Answers | None, given: Mapping[str, Any]
 ) -> ContextT:
-    call: Any = MockCall(
-        answers, replies, **given
-    )  # `__getattr__` finds the members that were given, and creates defaults for others
+    call: Any = MockCall(answers, replies, **given)  # not typed, because `__getattr__` provides most members
     return kind(call)
 
 

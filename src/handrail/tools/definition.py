@@ -96,15 +96,18 @@ class Tool(Generic[ParamsT, ResultT]):
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Whether the handler only makes inner calls and asks questions.
 
-    If so, a resumed run can re-enter it from the top, whatever its effect. If something that it read has changed, its call
-    ends in a conflict instead of running again, since the handler may have asked somebody.
+    If so, a resumed run can re-enter it from the top, whatever its effect. A call that would run again because something that
+    it read has changed ends in a conflict instead, since the handler may have asked somebody.
     """
     shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
         init=False, repr=False, compare=False, default=None
     )
     """A function that returns the part of a result that may be seen outside the call; None if all of it may be seen."""
     reach: str | None = dataclasses.field(init=False, repr=False, compare=False, default=None)
-    """What the tool's commands can reach besides its folder, as text for an approval; "" if nothing, None if unknown."""
+    """What the tool's commands can reach besides their folder and the system, as text for an approval; "" if nothing else.
+
+    None if that is unknown, or if the tool runs no commands.
+    """
     origin: str = dataclasses.field(init=False, repr=False, compare=False, default="")
     """Where results come from if they come from outside of this program, such as `server files`; otherwise "".
 
@@ -118,7 +121,7 @@ class Tool(Generic[ParamsT, ResultT]):
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)
     secret: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
-    """Whether the tool's arguments can contain a secret. If so, they are masked before they are shown."""
+    """Whether the tool's arguments can contain a secret. If so, the secret is masked when they are shown or recorded."""
     json_schema: JsonSchema = dataclasses.field(init=False, repr=False, compare=False)
     _schema: Schema[ParamsT] | None = dataclasses.field(init=False, repr=False, compare=False)
     _result_schema: Schema[ResultT] | None = dataclasses.field(init=False, repr=False, compare=False)

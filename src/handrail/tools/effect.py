@@ -25,7 +25,7 @@ class EffectRules(msgspec.Struct, frozen=True):
     """Whether the call may be retried after its handler has raised `TransientError`."""
     after_crash: AfterCrash
     previewed: bool
-    """Whether the call can run before it is approved, so that a person can decide by its diff."""
+    """Whether the call can run before it is approved, so that a person sees its diff before deciding."""
     policy: UnderPolicy
     """The decision of a `CapabilityPolicy` that has no verdict for the call, unless the tool delegates."""
 

@@ -169,7 +169,7 @@ def _description(name: str, function: Callable[..., Any]) -> str:
 def _context_name(name: str, function: Any, signature: Signature) -> str | None:
     """Return the name of the context parameter, found by its annotation or by `@tool_context`; None if there is none.
 
-    Raises `ToolDefinitionError` if there are two, or if the marked one has a different annotation.
+    Raises `ToolDefinitionError` if there is more than one, or if the marked one is annotated with a type that is not a context.
     """
     marked = cast("str | None", getattr(inspect.unwrap(function), _MARK, None))
     found = [each for each in signature.parameters if context_type_of(signature.annotation(each))]
@@ -198,7 +198,8 @@ def _params_type(
 ) -> Any:
     """Create a dataclass with one field for each parameter except the context.
 
-    Raises `ToolDefinitionError` if a parameter can't be a field, or the docstring describes one that does not exist.
+    Raises `ToolDefinitionError` if a parameter can't be a field, if its default does not match its annotation, or if the
+    docstring describes a parameter that does not exist.
     """
     described = parameter_descriptions(_docstring(function))
     fields: list[tuple[str, Any, Any]] = []

@@ -21,7 +21,7 @@ _KNOWN: Mapping[str, tuple[str, frozenset[str]]] = {
 }
 """The description of each tool, and its capabilities besides `provider.NAME`."""
 PROVIDER_TOOLS: frozenset[str] = frozenset(_KNOWN)
-"""The names of all provider tools. No provider has to have all of them."""
+"""The names of all provider tools. A provider may have only some of them."""
 
 
 @checked_arguments
@@ -59,7 +59,7 @@ class ProviderTool(Tool[Any, Any]):
     ) -> None:
         if name not in _KNOWN:
             raise ToolDefinitionError(
-                str(name), "no provider has such a tool", f"Pass one of {', '.join(_KNOWN)}."
+                str(name), "it is not a known provider tool", f"Pass one of {', '.join(_KNOWN)}."
             )
         description, capabilities = _KNOWN[name]
         super().__init__(

@@ -203,7 +203,9 @@ def _check_name(registry: WorkerFolder, maker: Worker, name: str) -> None:
             f"the worker {name} is locked, so its name can't be used. Use another name."
         )
     if name == maker.name or name in maker.tools or name in BUILT_IN:
-        raise ToolValidationError(f"{name!r} is taken by you or by one of your tools. Use another name.")
+        raise ToolValidationError(
+            f"{name!r} is your own name, or the name of one of your tools or of a built-in tool. Use another name."
+        )
 
 
 def _tightest(one: Limits, other: Limits) -> Limits:

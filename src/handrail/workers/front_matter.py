@@ -342,8 +342,8 @@ def _valid_part(data: Any, invalid: set[str]) -> FrontMatter | None:
     valid = {key: value for key, value in cast("dict[str, Any]", data).items() if key not in invalid}
     try:
         return FRONT_MATTER.parse(pydantic_core.to_json({**valid, "locked": True}))
-    except ToolValidationError:  # of very many problems, only the first were reported, so others are left
-        return None
+    except ToolValidationError:
+        return None  # if there are very many problems, only the first were reported, and `valid` still has others
 
 
 def _line_of(where: str, lines: dict[str, int]) -> int:
@@ -365,7 +365,7 @@ def _whole(text: str) -> str:
 
 
 class _Yaml:
-    """Reads YAML as plain data, and reports everything that is not allowed, such as aliases, tags and repeated keys, by line."""
+    """Reads YAML as plain data, and reports by line what is not allowed, such as aliases, tags and repeated keys."""
 
     def __init__(self, text: str, find: Finder) -> None:
         self._text = text

@@ -159,7 +159,7 @@ def attack(world: World, files: Any, path: str, verb: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=[f"{number}" for number in range(len(PATHS))])
 def test_a_path_out_is_refused(world: World, path: str):
-    """No operation reads or changes anything outside the folder by an invalid path or a path that leads out.
+    """No operation reads or changes anything outside the folder through an invalid path or a path that leads out.
 
     Most operations refuse such a path.
     """
@@ -335,7 +335,7 @@ def test_no_race_between_a_check_and_a_use_leads_out(world: World):
 
 
 def test_the_folder_may_be_named_by_a_link(world: World, tmp_path: Path):
-    """The root folder itself may be opened through a link, because only paths inside it are confined."""
+    """The root folder itself may be opened through a link. The filesystem's `root` is then the folder, not the link."""
     (tmp_path / "alias").symlink_to(world.root)
     files = DirectoryFilesystem(tmp_path / "alias")
     assert files.read("ok.txt") == "ok"

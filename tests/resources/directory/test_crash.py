@@ -38,7 +38,7 @@ def before_and_after(crashes: Crashes, **order: Any) -> tuple[Any, Any, int]:
 def test_killed_at_any_step_it_is_before_or_after(crashes: Crashes, seed: int, durability: str):
     """Wherever a commit is killed, recovery leaves the folder as it was either before or after the call.
 
-    With `power`, this holds even if all unsynced data is lost.
+    With `power`, this holds even if unsynced changes are lost.
     """
     order = {"seed": seed, "durability": durability}
     before, after, points = before_and_after(crashes, **order)
@@ -123,7 +123,7 @@ def test_a_recovery_that_is_killed_is_gone_on_with(crashes: Crashes):
 
 
 def test_enough_were_killed(crashes: Crashes):
-    """The tests cover at least 500 kill points in a deep run, and at least 48 in other runs."""
+    """The first test of this file kills commits at 500 or more points in a deep run, and at 48 or more in other runs."""
     total = 0
     for seed in range(8 if DEEP else 2):
         for durability in ("process", "power"):

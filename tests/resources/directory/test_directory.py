@@ -87,7 +87,7 @@ def test_a_read_walks_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_write_looks_a_file_up_once(folders: Folders, monkeypatch: pytest.MonkeyPatch):
-    """A write looks its path up once and reads the file's attributes once, and a diff reads neither again."""
+    """A write looks its path up once and reads the file's attributes once, and a diff repeats neither."""
     looked: list[str] = []
     for name in ("look", "attributes"):
         found = getattr(Jail, name)
@@ -145,7 +145,7 @@ def test_a_file_that_is_moved_is_not_copied(folders: Folders):
 
 
 def test_only_what_was_touched_is_touched(folders: Folders):
-    """A commit changes the inodes and times only of the paths that it touches."""
+    """A commit replaces only the files that it touches. Other files keep their inodes and times."""
     files = folders({"a": "1", "b": "1", "d/x": "1", ".venv/lib/y": "1"})
     before = marks(files.root)
     fork = files.fork("call")
@@ -171,7 +171,7 @@ def test_a_delete_takes_only_what_was_seen(folders: Folders):
 
 
 class MeddlingDisk(Disk):
-    """A disk that calls `meddle` with a name just before a rename changes it, after all checks have passed."""
+    """A disk that calls `meddle` with a name just before a rename changes it."""
 
     def __init__(self, meddle: Callable[[str], None]) -> None:
         self._meddle = meddle
@@ -711,7 +711,7 @@ def test_diff_says_what_a_commit_changes(folders: Folders):
 
 
 def test_diff_in_memory_is_the_same_words(new_files: Any):
-    """Diffs have the same format in memory and on disk, and omit the content of a large file."""
+    """Apart from file modes, diffs have the same format in memory and on disk. They omit the content of a large file."""
     fork = new_files({"a": "1\n", "b": "1\n"}).fork("call")
     fork.write("a", "2\n")
     fork.delete("b")

@@ -1,4 +1,4 @@
-"""A full disk never loses old bytes: whenever the disk fills up, what a call replaced is kept."""
+"""Disks that are full or can't be synced: what a call replaced is never lost."""
 
 import errno
 import os
@@ -48,8 +48,9 @@ def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[
 @pytest.mark.once
 @pytest.mark.parametrize("what", ["bytes", "names"])
 def test_old_bytes_are_found_whenever_the_disk_fills_up_during_an_undo(tmp_path: Path, what: str):
-    """If the disk fills up at any operation of an undo, the undo either completes or changes nothing, and can be repeated.
+    """If the disk fills up at any operation of an undo, a second undo with free space restores the old files.
 
+    The first undo completes, changes nothing, or reports that files could not be restored.
     This holds whether the disk runs out of bytes or of inodes, and for calls with and without a journal on
     the same disk.
     """

@@ -83,7 +83,7 @@ def test_a_full_history_creates_no_more_folders(folders: Folders):
 
 @pytest.mark.parametrize("what", ["", "at-work", "at-work/*", "at-work/*/gone*"])
 def test_a_folder_to_be_used_again_may_be_deleted(folders: Folders, what: str):
-    """If somebody deletes the empty folder that is kept for the next commit, the commit gets a new one."""
+    """If somebody deletes the empty folder that is kept for the next commit, or a folder above it, the commit gets a new one."""
     files = folders({"a": "0"}, keep_calls=1)
     for number in range(3):
         made(files, f"call {number}", ("write", "a", str(number)))

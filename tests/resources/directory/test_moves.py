@@ -120,7 +120,7 @@ def taken_away(base: Path) -> Callable[[], None]:
 
 
 def replaced(base: Path) -> Callable[[], None]:
-    """Put a different folder in the project's place, as an unmounted disk leaves the folder below its mount point."""
+    """Put a different folder in the project's place, such as the folder below a mount point once the disk is unmounted."""
     back = taken_away(base)
     (base / "root").mkdir()
 

@@ -79,7 +79,7 @@ def test_each_name_has_one_spelling(name: bytes):
 
 @given(st.text(alphabet="ax41\\c3e9/.~0\n", min_size=1, max_size=20))
 def test_a_path_that_is_accepted_is_the_spelling_of_its_name(path: str):
-    """A path is accepted only in the one spelling of its name, so two different paths never lead to one file."""
+    """The normalised form of an accepted path is the one spelling of its name on disk. The name contains no `..`."""
     try:
         at = parse_path(path).path
     except PathRefused:
@@ -113,7 +113,7 @@ def test_other_escapes_are_refused(folders: Folders, path: str, said: str):
 def test_a_text_keeps_the_bytes_of_a_name():
     """A name that a tool lists without Handrail is shown to the model in the spelling that tools accept.
 
-    Other lone surrogates are replaced, and pairs are joined to one character.
+    Other lone surrogates are replaced, and surrogate pairs are joined into one character.
     """
     assert clean_text(os.fsdecode(b"caf\xe9")) == r"caf\xe9"
     assert clean_text("\ud83d\ude00 \ud800 \ud83d\udca9") == "😀 � 💩"

@@ -39,7 +39,7 @@ COUNTS = (
 def test_processes_lose_nothing(tmp_path: Path, journaled: str):
     """Processes that change shared files, and are killed and restarted, lose no update and leave no torn file.
 
-    They report no false failure, and what an editor saves to one of the files is not lost either.
+    Their calls fail only by conflicts, and what an editor saves to one of the files is not lost either.
     """
     ran = subprocess.run(
         [sys.executable, str(SUPPORT / "folder_processes.py"), *COUNTS, "--journaled", journaled, "--where", str(tmp_path)],
@@ -107,7 +107,7 @@ def test_no_other_commit_comes_between_the_renames(folders: Folders):
 
 
 def test_a_call_that_read_between_the_renames_of_another_fails_before_its_own(folders: Folders):
-    """A call reads two files between the renames of another process's commit. It gets a conflict, and renames nothing."""
+    """A call reads two files between the renames of another filesystem's commit. It gets a conflict, and renames nothing."""
     late = Hooked()
     read: list[Any] = []
 

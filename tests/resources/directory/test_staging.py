@@ -240,7 +240,7 @@ ON_A_MOUNT = """
 @pytest.mark.once
 @pytest.mark.parametrize("kind", ["tmpfs", "bind"])
 def test_a_folder_that_is_a_mount_point_works(tmp_path: Path, kind: str):
-    """In a mounted folder, writes, undo, commands and recovery work. Recovery also works after the disk is mounted elsewhere."""
+    """In a folder that is a mount point, writes, undo and commands work. Recovery works after the disk is mounted elsewhere."""
     unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
     if subprocess.run([*unshare, "mount", "-t", "tmpfs", "none", tmp_path], capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")

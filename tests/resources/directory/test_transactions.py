@@ -1,7 +1,7 @@
 """Any interleaving of calls and people on a real folder is equivalent to some serial order of the commits.
 
 This is the state machine of test_memory_transactions.py on a real folder, with concurrent and nested calls and a
-person who edits the folder without Handrail. In addition, every untouched path keeps its inode and time, and
+person who edits the folder without Handrail. In addition, every untouched file keeps its inode and time, and
 the files in `.venv`, which nobody changes, survive.
 """
 
@@ -90,7 +90,7 @@ class DirectoryTransactions(Transactions):
 
     @invariant()
     def what_nobody_touched_is_untouched(self) -> None:
-        """Check that every path that no action has touched since the last check keeps its inode and time."""
+        """Check that untouched files keep their inodes and times. A path counts as touched until no call is in progress."""
         now = marks(self.folder)
         for path, mark in self.last.items():
             if path not in self.done and not any(path.startswith(f"{each}/") for each in self.done):

@@ -82,7 +82,7 @@ OUTSIDE = [
 
 @pytest.mark.usefixtures("walls")
 def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str):
-    """A command can't create or change a file outside its own folder."""
+    """A command can't create or change a file of the host outside its own folder."""
     places = [place for place in OUTSIDE if os.path.isdir(place)]
     script = "".join(f"touch {place}/handrail-escape 2>/dev/null && echo {place}\n" for place in places)
     finished = folder.sh(anything(backend), script + "echo x >> /etc/passwd; chmod 777 /etc; true")

@@ -47,7 +47,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["/tmp", "/var/tmp"])
 def hidden(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Provide a folder with a space in its path, inside a folder that commands see as empty."""
+    """Provide a folder with a space in its path, inside a folder of the host that commands do not see."""
     with tempfile.TemporaryDirectory(prefix="hand rail-", dir=request.param) as folder:
         yield Path(folder).resolve()
 

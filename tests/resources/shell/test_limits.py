@@ -124,7 +124,7 @@ def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
 
 
 def test_a_killed_keeper_s_cgroups_are_removed_by_the_next(tmp_path: Path):
-    """If a keeper was killed, the next keeper removes the cgroups that it left."""
+    """After a keeper was killed, the next keeper removes the cgroups that the killed one left."""
     places = _parents()
     if not probe(tmp_path).contained or not places:
         pytest.skip("no cgroups here")

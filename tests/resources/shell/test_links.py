@@ -133,7 +133,7 @@ def test_a_link_that_a_command_makes_to_its_folder_outlives_the_command(world: W
 
 
 def test_links_that_a_command_leaves_alone_stay(world: World, shell: Shell) -> None:
-    """A command that touches no link changes none, whether or not the command could see where they lead."""
+    """Links that a command does not touch stay as they are, whether or not the command could see their targets."""
     finished = world.folder.sh(shell, "echo x > x")
     assert world.folder.caught() == [("written", "x")]
     assert set(world.links()) < set(world.folder.merged())

@@ -75,7 +75,10 @@ def test_a_rule_allows_what_it_says(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
-    """A rule does not match wrappers, other paths to the program, extra or missing arguments, options or paths with `..`."""
+    """A rule does not match wrappers, other paths to the program, or extra or missing arguments.
+
+    A pattern that starts with a wildcard matches no options or absolute paths, and no wildcard matches `..`.
+    """
     assert not allowed([rule], *argv)
 
 

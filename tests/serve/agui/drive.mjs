@@ -87,7 +87,7 @@ async function done(told) {
         const answer = { id: `t-${client.runs}`, role: "tool", toolCallId: told.call, content: told.content };
         agent.messages.push(told.error ? { ...answer, error: told.error } : answer);
       }
-      if (told.forget) agent.pendingInterrupts = []; // to see how the server responds
+      if (told.forget) agent.pendingInterrupts = []; // so that the client sends the request and the server has to refuse it
       await agent.runAgent(input(client, told), seen);
     }
   } catch (raised) {

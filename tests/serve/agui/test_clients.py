@@ -1,4 +1,4 @@
-"""Tests of the server with AG-UI's own clients, in the newest version and in the most widely used one.
+"""Tests of the server with two versions of AG-UI's own client.
 
 Every scenario runs with both versions. A client has to accept the stream without a warning, and the stream also has to
 satisfy our own grammar (agui_grammar.py). `python tests/serve/agui/test_clients.py` runs everything and prints a table
@@ -59,7 +59,7 @@ class Came:
 
     @property
     def text(self) -> str:
-        """The last text that the client shows."""
+        """The content of the client's last message, or "" if it has none."""
         return self.messages[-1].get("content", "")
 
     def of(self, kind: str) -> list[dict[str, Any]]:

@@ -192,7 +192,7 @@ def test_an_input_with_too_many_values_is_refused_before_it_is_validated(field: 
 
 
 def test_a_refusal_lists_a_hundred_fields():
-    """A refusal's message counts all invalid fields, and its `fields` list the first hundred."""
+    """A refusal's message says how many more invalid fields there are, and its `fields` list the first hundred."""
     with pytest.raises(RequestRefused, match=r"and 4,999 more") as refused:
         parse_input({**sent(user("x")), "resume": [0] * 5000})
     assert len(refused.value.fields) == 100

@@ -48,7 +48,7 @@ class Turn:
     thinking: str = ""
     acts: tuple[Act, ...] = ()
     ids: str = "none"
-    """`none`: the model gives no ids. `same`: it gives the same ids in every turn. `own`: it gives distinct ids."""
+    """`none`: no ids. `own`: distinct ids. `same`: the same ids in every turn of the root run, and distinct ids in nested runs."""
     fails: tuple[str, ...] = ()
     """The text that each failed request before this answer had streamed, or `call` for a part of a call."""
 
@@ -188,7 +188,7 @@ class Stage:
         for number, act in enumerate(meant.acts):
             name = {"risky": "risky", "unknown": "nothing"}.get(act.ends, "act")
             arguments: Any = "{" if act.ends == "broken" else {"key": f"{key}/{turn}/{number}"}
-            # a resumed session does not know the ids of finished nested runs, so nested runs use distinct ids
+            # a resumed session does not know the ids of finished nested runs, so nested runs never repeat ids
             ids = "own" if meant.ids == "same" and "/" in key else meant.ids
             id = {"none": None, "same": f"call_{number}", "own": f"{key}-{turn}-{number}"}[ids]
             calls.append(ToolCall(name, arguments, id))
@@ -277,7 +277,7 @@ class Small(Environment):
         return f"leg-{self.legs}"
 
     def messages(self, session: Session) -> list[dict[str, Any]]:
-        """Return the model's messages, calls and results so far, as the first viewer received them."""
+        """Return the model's finished messages, its calls and their results, as the first viewer received them."""
         known = self.windows[0].checker
         calls: list[dict[str, Any]] = [
             {"id": id, "type": "function", "function": {"name": known.names[id], "arguments": text}}
@@ -380,7 +380,7 @@ class Small(Environment):
 
 
 def said_in(session: Session) -> Callable[[str], list[Message]]:
-    """Return a function that returns the messages of a run that the session has recorded."""
+    """Return a function that returns the messages that the session has recorded for a run."""
 
     def said(run_id: str) -> list[Message]:
         facts = session[MessageAdded].all()
@@ -574,7 +574,7 @@ def test_a_valid_stream_passes_the_grammar() -> None:
     ],
 )
 def test_the_grammar_refuses_what_clients_let_pass(kind: str, fields: dict[str, Any]) -> None:
-    """The checker refuses malformed streams that most clients accept."""
+    """The checker refuses each of these malformed streams."""
     checker = Checker()
     checker.take({"type": "RUN_STARTED", "threadId": "t", "runId": "r"})
 

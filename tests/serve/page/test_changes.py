@@ -43,13 +43,13 @@ def file(page: Page, path: str) -> Locator:
 
 
 def rows(page: Page, path: str) -> list[str]:
-    """Return the text of each row in a file's table, as a screen reader reads it."""
+    """Return the text of each row in a file's table, with a space between its cells."""
     found = file(page, path).get_by_role("row").all()
     return [" ".join(cell.inner_text() for cell in row.get_by_role("cell").all()).strip() for row in found]
 
 
 def test_a_diff_of_our_own(shown: Widgets):
-    """Each changed file is shown with its name and the kind of change. Its lines are labelled, not only coloured."""
+    """Each changed file is shown under its name. New, deleted, moved and binary files say so, and lines are labelled, not only coloured."""
     shown.show("diff", diff=changed())
     page = shown.page
     expect(page.get_by_text("5 files, 5 lines added, 2 removed")).to_be_visible()

@@ -30,7 +30,7 @@ def test_the_page_goes_on_through_restarts_of_the_worker_and_of_the_server(
 ):
     """Two windows show a run to its end, although its worker is killed, another continues it, and the server is restarted.
 
-    Both windows also follow the next two runs. One window answers the first run's question, and the other stops the second run.
+    Both windows also follow the next two runs. One window answers a question, and the other stops the last run.
     """
     first_worker, first_server = fleet.worker(), fleet.server()
     context = browser.new_context(reduced_motion="reduce")

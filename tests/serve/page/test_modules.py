@@ -146,7 +146,7 @@ def cases(draw: st.DrawFn) -> tuple[int, Any]:
 
 @st.composite
 def spoiled(draw: st.DrawFn, value: Any) -> Any:
-    """Draw a copy of the value in which one part is replaced or removed."""
+    """Draw a copy of the value with one part removed, or with one part or the whole value replaced."""
     if isinstance(value, dict) and value and draw(st.booleans()):
         key = draw(st.sampled_from(sorted(value)))
         if draw(st.booleans()):
@@ -208,7 +208,7 @@ def checked(asked: list[tuple[Schema[Any], Any]]) -> list[list[dict[str, str]]]:
 
 
 def test_what_is_plainly_wrong_is_seen():
-    """Invalid values are refused. Without this test, a form that accepts everything would pass the tests above."""
+    """The type and the form both refuse each invalid value, and the form reports the problem at the value's field."""
     wrong: dict[str, Any] = {
         "item": "te", "count": 10, "price": 0, "step": 7, "gift": "yes", "size": "XL", "due": "2026-02-31",
         "at": "now", "clock": "26:00", "lasts": "long", "who": "1", "to": {"street": "Main"}, "pair": [1],

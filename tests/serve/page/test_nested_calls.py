@@ -119,7 +119,7 @@ PLAYS: dict[str, list[Scripted]] = {
 
 @pytest.fixture
 def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
-    """Fixture: a page of a server with the tools above."""
+    """Fixture: the page of a server that has the tools above."""
     adapter = Adapter(PlayedModel(PLAYS), filesystem=MemoryFilesystem())
     with serving(tmp_path, source=PromptSource(PROMPT, adapter)) as server:
         context = browser.new_context(viewport={"width": 1000, "height": 900}, reduced_motion="reduce")
@@ -132,7 +132,6 @@ def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
 
 
 def say(page: Page, text: str) -> None:
-    """Send a message."""
     page.get_by_label("Message", exact=True).fill(text)
     page.locator(".composer").get_by_role("button", name="Send").click()
 

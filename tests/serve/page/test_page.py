@@ -199,7 +199,7 @@ def test_it_stays_at_the_end_only_while_the_reader_is_there(desk: Desk):
 
 
 def test_a_failed_run_says_so(page: Page):
-    """The log shows the error of a failed run, and the thread can continue."""
+    """The log says that a run failed, and the thread can continue."""
     say(page, "fail")
     expect(log(page).get_by_role("alert")).to_contain_text("The run failed.")
     say(page, "hello")
@@ -565,7 +565,7 @@ def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
 
 
 def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stands(desk: Desk):
-    """While the connection is lost, the text stays. After a restart, the open question can still be answered."""
+    """While the connection is lost, the conversation stays visible. After a restart, the open question can still be answered."""
     with desk.served() as server:
         page = desk.window()
         say(page, "pay")
@@ -645,7 +645,7 @@ def test_the_theme_is_chosen_and_kept(desk: Desk):
 
 
 def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen(desk: Desk):
-    """On a phone, threads are in a sheet that closes on Escape or on a choice, and nothing is wider than the screen."""
+    """On a phone, threads are in a sheet that closes on Escape or when a thread is chosen, and nothing is wider than the screen."""
     with desk.served():
         page = desk.window(size=(360, 740))
         say(page, "edit")

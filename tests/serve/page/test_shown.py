@@ -168,7 +168,7 @@ POST = """async ([path, body]) => {
 
 
 def interrupt_of(page: Page) -> dict[str, Any]:
-    """Make the same call as an AG-UI client, and return the interrupt that the client gets."""
+    """Send `transfer` as an AG-UI client does, and return the interrupt that the client gets."""
     message = {"id": "m", "role": "user", "content": "transfer"}
     body = {
         "threadId": "agui", "runId": "r", "messages": [message], "tools": [], "context": [], "state": {},
@@ -228,7 +228,7 @@ def test_a_nested_call_with_a_diff_shows_its_arguments(page: Page):
 
 
 def test_a_held_key_answers_one_question(page: Page, tmp_path: Path):
-    """Holding A approves only the question that was read, not the next one, which then gets the focus."""
+    """Holding A approves only the question that has the focus. The next question gets the focus, and ignores the held key."""
     say(page, "twice")
     asked = page.get_by_role("group", name="Approval of transfer")
     expect(asked).to_have_count(2)

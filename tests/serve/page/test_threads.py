@@ -79,7 +79,7 @@ def test_older_threads_come_when_they_are_wanted(page: Page):
     page.keyboard.press("Enter")
     expect(listed).to_have_count(MANY + 1)
     expect(listed.first.get_by_role("link")).to_contain_text("show")
-    # The oldest thread is deleted, and does not come back when the list is reloaded.
+    # A deleted thread leaves the list.
     expect(listed.last.get_by_role("link")).to_contain_text("a boat 0")
     page.get_by_role("button", name="Delete a boat 0", exact=True).click()
     page.get_by_role("button", name="Delete", exact=True).click()

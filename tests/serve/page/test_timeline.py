@@ -172,7 +172,7 @@ def test_zoom_and_fit(shown: Widgets):
 
 
 def test_a_run_that_waits_now(shown: Widgets):
-    """An open span is labelled as open, and drawn up to the current time."""
+    """The name of an open span says how long it has lasted so far, and its bar ends in an arrow."""
     asked = {**APPROVAL, "answered": False, "answered_at": None}
     write = call("write", 2, None, status="waiting", questions=[{**asked, "asked_at": BEGAN + 2.1}])
     shown.show("timeline", tree=tree(turn(1, 0, 2, write), status="waiting"))

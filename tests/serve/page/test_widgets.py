@@ -155,7 +155,7 @@ def test_answers_that_are_not_objects(shown: Widgets, kind: Any, fill: dict[str,
 
 
 def test_an_optional_object_is_added_and_removed(shown: Widgets):
-    """An optional object is null before it is added and after it is removed. In between, its own fields are required."""
+    """Once an optional object is added, its fields are required. After it is removed, its value is null."""
 
     class Parcel(BaseModel):
         back_to: Address | None = None
@@ -238,7 +238,7 @@ def test_what_the_server_says_stands_there_too(shown: Widgets):
 
 
 def test_entries_move_with_what_is_typed_in_them(shown: Widgets):
-    """Entries of a list can be moved and removed with the keyboard, keep their text, and never lose the focus."""
+    """Entries of a list can be moved, removed and added with the keyboard. They keep their text, and the focus stays in the list."""
     form(shown, list[float], value=[1, 2, 3])
     page = shown.page
     page.get_by_label("Answer 1", exact=True).fill("1.50")
@@ -270,7 +270,7 @@ def test_names_of_a_mapping_are_there_once(shown: Widgets):
 
 
 def test_what_has_no_fields_is_asked_for_as_json(shown: Widgets):
-    """A value for which there are no fields is entered as JSON and validated."""
+    """A value for which there are no fields is entered as JSON, and invalid JSON is refused."""
     shown.show("form", schema={"type": "object", "properties": {"odd": {"not": {}}}, "required": ["odd"]})
     odd = shown.page.get_by_label("Odd")
     odd.fill("{half")
@@ -295,7 +295,7 @@ def test_a_draft_begins_where_it_was_left(shown: Widgets):
 
 
 def test_numbers_step_and_are_never_rounded(shown: Widgets):
-    """The arrow keys keep a number within its bounds. An integer that JavaScript would round is refused."""
+    """The arrow keys step to the next multiple, and not below the minimum. An integer that JavaScript would round is refused."""
     form(shown, Annotated[int, Field(ge=0, multiple_of=5)])
     answer = shown.page.get_by_role("spinbutton", name="Answer")
     answer.press("ArrowDown")

@@ -37,7 +37,7 @@ CALL = "handrail.call"
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call and its state, as clients are told about it."""
+    """A call and its state, as clients see them."""
 
     id: str
     tool: str

@@ -60,7 +60,7 @@ class InterruptAnswer(NamedTuple):
     digest: str
     """A prefix of the digest of the question that the client showed."""
     resolved: bool
-    """True if the interrupt was answered, False if it was abandoned."""
+    """True if the interrupt was answered, False if it was cancelled."""
     value: Any
 
 
@@ -126,7 +126,7 @@ def _check_size(value: Any) -> None:
 
 def _id(field: str, id: str) -> str:
     if not ID.fullmatch(id):
-        raise _refused([(f"/{field}", ID_RULE)])
+        raise _refused([(f"/{field}", f"use {ID_RULE}")])
     return id
 
 
@@ -173,7 +173,7 @@ def _file(place: str, part: Any) -> Attachment:
             return Attachment(value, name or None, media_type=source.mime_type)
         except DefinitionError as error:
             raise _refused([(f"{place}/source", str(error))]) from None
-    wrong = f"a source of type {source.type!r} can't be read here: send the data, or an http address"
+    wrong = f"this source of type {source.type!r} can't be read: send the data, or an http address"
     raise _refused([(f"{place}/source", wrong)])
 
 

@@ -3,7 +3,7 @@
 Clients know the calls that models make, but not the inner calls, which tools make. Anything that concerns an inner
 call is therefore attached to the nearest enclosing call that a model made.
 
-`FrontendTool` is a tool that a client provides. The model calls it here, and the client executes it. Such a call
+`FrontendTool` is a tool that a client provides. A run's model calls it, and the client executes it. Such a call
 is a question to the client: it is recorded in the journal, can wait for days, survives a restart, and is
 answered once, by a tool message in one of the client's next inputs.
 """
@@ -75,7 +75,7 @@ def interrupt_id(question: Question) -> str:
 
 
 def is_pending_call(question: Question) -> bool:
-    """Return whether a question is a call to one of the client's own tools, which a tool message answers."""
+    """Return whether a question is a pending call to one of the client's own tools. A tool message answers it."""
     return question.kind == "input" and question.name == FRONTEND_TOOL
 
 
@@ -152,7 +152,7 @@ def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
 def outermost(place: Place, root: str, call_at: CallAt) -> Holder | None:
     """Return the call around a place that the outermost run's model made, for clients that don't see nested runs.
 
-    Returns None if the client does not know that call.
+    Returns None if no call contains the place, or if the client does not know the call.
     """
     call = place.outermost_call
     found = None if call is None else call_at(call)
@@ -177,7 +177,8 @@ class FrontendTool(Tool[Any, Any]):
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> Any:
         """Return the arguments as parsed JSON.
 
-        Raises `ToolValidationError` if they are too large, or are not a JSON object that fits the client's schema.
+        Raises `ToolValidationError` if they are text that is too large or is not JSON, or if they are not an object that
+        fits the client's schema.
         """
         value: Any = arguments
         if isinstance(arguments, str | bytes):

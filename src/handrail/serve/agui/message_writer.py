@@ -25,15 +25,15 @@ from handrail.tools.result import clean_text
 
 MOST_CHARACTERS = 100_000
 """Maximum number of characters of a call's result that are sent to clients."""
-_NOT_MADE = "This call was not made, because the model's answer that contained it failed."
+_NOT_MADE = "This call was not made, because it is not in a complete answer of the model."
 
 
 @dataclass(slots=True)
 class Known:
     """The calls and results that have been sent to clients, so that none is sent twice.
 
-    An outermost run and the runs nested in it share one `Known`. For a resumed run, `of` builds it from the messages that
-    were sent.
+    An outermost run and the runs nested in it share one `Known`. For a resumed run, `of` builds it from the thread's
+    recorded messages.
     """
 
     calls: set[str] = field(default_factory=set[str])

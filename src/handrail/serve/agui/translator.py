@@ -73,8 +73,8 @@ class Translator:
     """Translates the events of one run and of the runs nested in it, in the order in which they are published.
 
     `history` returns the thread's current messages, including those of nested runs. For a resumed run, `known` holds the
-    calls and results that have already been sent, `said` returns the recorded messages of the run or of a run nested in
-    it, and `usage` and `cost` are what the run used before it was resumed.
+    calls and results that have already been sent, `said` returns the recorded messages of a nested run, and `usage` and
+    `cost` are what the run used before it was resumed.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class Translator:
         if events and run.tag is not None and type(event) is not PromptExecuted:
             events = [*self._nested.enter(run), *events]
         if self._leg is None and any(each.data["type"] != "CUSTOM" for each in events):
-            # the run continued without an answer, for example because a question timed out
+            # no answer opened a leg here: for example, a question timed out, or was answered in another process
             self._leg_id(events)
         return events
 

@@ -1,4 +1,4 @@
-// The page of an MCP server on which a person answers a question that asks for a secret. The address names the question.
+// An MCP server's page on which a person answers a question that asks for a secret. The address names the question.
 //
 // People authenticate with the token of their MCP client. The token is kept only while the page is open.
 

@@ -3,7 +3,10 @@
 import * as server from "./server.js";
 import { html, useEffect, useState } from "./vendor/standalone.js";
 
-/** The attachments of a message or a result. Their `url` is relative to the thread's address, or begins with http. */
+/**
+ * The attachments of a message or a result. A `url` is relative to the thread's address, begins with http, or is "" while
+ * the file is being sent.
+ */
 export function Attachments({ files, thread }) {
   if (!files?.length) return null;
   return html`<ul class="attachments" aria-label="Attachments">

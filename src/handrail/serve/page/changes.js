@@ -5,7 +5,7 @@ import { useKept } from "./hooks.js";
 import { Icon } from "./icons.js";
 import { html, useState } from "./vendor/standalone.js";
 
-export const UNAPPLIED = "These changes are recorded, but not in the files: their folder or their staged files are missing. “handrail runs show” says why.";
+export const UNAPPLIED = "These changes are recorded, but not in the files, for example because their folder is missing. “handrail runs show” says why.";
 
 export function Changes({ id, facts, conversation }) {
   const [open, setOpen] = useState(false);

@@ -1,4 +1,4 @@
-// The message field. Enter sends, Shift+Enter starts a new line, Escape stops the run. Unsent text is kept.
+// The message field. Enter sends, Shift+Enter starts a new line, Escape stops an active run. Unsent text is kept.
 
 import { sizeOf } from "./attachments.js";
 import { Icon } from "./icons.js";

@@ -65,7 +65,7 @@ function rendered(block) {
   }
 }
 
-/** Rendered Markdown. Text that is too large or too deep is shown as it was written. */
+/** Rendered Markdown. Text that is beyond the limits or can't be parsed is shown as it was written. */
 export const Markdown = drawnFor(
   ({ text }) => [text],
   ({ text }) => {

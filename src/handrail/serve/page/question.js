@@ -9,7 +9,8 @@ import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
 // Unsent input, by question. It outlives the component, so that answering one question keeps the input of the others.
 const drafts = new Map();
 
-const PAUSE = 400; // Milliseconds for which a question that was just shown or focused ignores clicks and keys.
+// Milliseconds after which the buttons of a new approval work, and after which a focused question takes shortcuts.
+const PAUSE = 400;
 
 /** Scroll to the next open question and focus it. */
 export function toQuestion() {

@@ -1,5 +1,5 @@
 // Validates a value against the JSON Schemas that pydantic writes, for immediate feedback.
-// The server validates everything again, so unknown keywords never block an answer. No DOM.
+// Unknown keywords are ignored, because the server validates everything again. No DOM.
 
 import { below, entriesOf, isObject, kindOfValue, kindsOf, optionsOf, shown, typeFits } from "./form/schema.js";
 

@@ -157,9 +157,9 @@ def the_run_ends(trial: Trial) -> Iterator[str]:
 
 
 def each_call_has_its_result(trial: Trial) -> Iterator[str]:
-    """Check that the run's conversation is well-formed, and that all conversations are the same as without a crash.
+    """Check that the run's conversation is well-formed, and that no conversation differs from the uncrashed run.
 
-    Results that may differ, and what follows them, are not compared.
+    Results that may differ, and what follows them, are not compared. Nor are the conversations of an overtaken process.
     """
     ended, expected = trial.seen.ended, trial.uncrashed.ended
     if ended is None or expected is None:
@@ -304,7 +304,7 @@ def the_state_is_the_same(trial: Trial) -> Iterator[str]:
 
 
 def ids_are_the_same(trial: Trial) -> Iterator[str]:
-    """Check that calls and nested runs have the same ids as without a crash, and that each call ends once."""
+    """Check that calls and nested runs have the same ids as without a crash, and that no call ends twice."""
     known = set(_ids(trial.uncrashed))
     for found in dict.fromkeys(_ids(trial.seen)):
         if found not in known:
@@ -354,7 +354,7 @@ def each_begun_call_is_charged_once(trial: Trial) -> Iterator[str]:
 
 
 def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
-    """Check that an overtaken run has one owner at a time, and that the overtaken process changes nothing more."""
+    """Check that an overtaken run has one owner at a time, and that the overtaken process changes nothing more and ends."""
     seen = trial.seen
     if not trial.overtaken:
         return

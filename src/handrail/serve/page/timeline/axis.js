@@ -4,7 +4,7 @@ import { workOf } from "./spans.js";
 
 const BREAK_OVER = 5; // an idle stretch is shortened if it is longer than this many seconds
 const BREAK_TIMES = 2; // ... and longer than this many times the run's working time
-const BREAK_SHARE = 0.07; // of the width, at most, for each shortened stretch beside others
+const BREAK_SHARE = 0.07; // the maximum share of the width for a shortened stretch, unless all stretches are shortened
 
 /**
  * @typedef {{start: number, end: number, x: number, width: number, broken: boolean}} Stretch  x and width in 0..1
