@@ -48,7 +48,7 @@ class Server:
         return subprocess.Popen([*command, *settings], **self._options)
 
     def url(self, host: str = "", **parameters: object) -> str:
-        """Return the server's URL. With `host`, it leads to that address, and otherwise to the server's socket."""
+        """Return the server's URL. It uses the address `host` if that is given, and otherwise the server's socket."""
         added = "".join(f"&{name}={value}" for name, value in parameters.items())
         return f"postgresql://tests@/postgres?host={host or self._folder}&port={self.port}{added}"
 

@@ -108,7 +108,7 @@ CAN: dict[str, dict[str, frozenset[str]]] = {
     "stopped for calls": {"aimock": ALL, "llmock": ALL, "embedded": THREE},
     "stopped by length": {"aimock": ALL, "llmock": ALL, "embedded": frozenset({CHAT, MESSAGES})},
     "thinking": {"aimock": ALL},
-    # On the other wires, the attachment follows in a user's message of its own, which no fixture of aimock matches.
+    # On the other wires, the attachment follows in a separate user message, which no fixture of aimock matches.
     "results with attachments": {"aimock": frozenset({RESPONSES, MESSAGES}), "llmock": ALL},
     "cancelled mid-stream": {"llmock": ALL, "embedded": THREE},
     "timeout": {"aimock": ALL, "llmock": ALL},
