@@ -27,7 +27,7 @@ class Batch(msgspec.Struct, frozen=True):
     run_id: str
     leg: int
     number: int
-    """1-based number of this batch in its leg. A missing number is a lost batch."""
+    """1-based number of this batch in its leg. A gap in the numbers means that output was lost or left out."""
     body: bytes
 
 

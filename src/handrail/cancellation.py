@@ -57,7 +57,7 @@ class CancelScope(msgspec.Struct, eq=False):
 
     task: asyncio.Task[Any]
     _before: int
-    """The task's cancellation count when the scope was opened."""
+    """The task's cancellation count when the scope was opened, less the cancellations in `_landing`."""
     _run: Cancellation
     _is_ended: bool = False
     _timeout: Timer | None = None
@@ -79,7 +79,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return self.task.cancelling() > self._before
 
     def is_stopped(self) -> bool:
-        """Return whether the task or its run has been cancelled, even if the work ignored the cancellation."""
+        """Return whether the task has been cancelled since the scope was opened, or the scope's run has been cancelled."""
         if deliveries:
             settle(self.task)
         return self.task.cancelling() > self._before or self._run.cancelled

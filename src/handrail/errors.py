@@ -464,10 +464,10 @@ class JournalAltered(JournalError):
         """The name of what the chain belongs to.
 
         That is the id of the run or session, the session and principal, the key of the step, the digest of the blob, or the
-        name of the workspace.
+        name of the workspace. It is "" for the list of sessions and for the file.
         """
         self.record = record
-        """1-based position of the record in its chain. It has no meaning for a blob, a workspace or a file."""
+        """1-based position of the record in its chain; 0 if it was never recorded. It has no meaning for a blob, a workspace or a file."""
         self.what = what
         """The kind and key of the record; "" if they are not known."""
         self.problem = problem

@@ -454,7 +454,7 @@ class Workers(Protocol):
     """The workers that calls of one run may call, in addition to the tools that are offered to its model."""
 
     def find(self, name: str, call: Any, /) -> Tool[Any, Any] | None:
-        """Return the worker with this name as a tool; None if the run may not call it."""
+        """Return the worker with this name as a tool; None if it does not exist or the run may not call it."""
         ...
 
     def why_not(self, name: str, /) -> str:

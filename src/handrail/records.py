@@ -114,7 +114,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     questions: int = 0
     """The number of the run's open questions."""
     stopping: bool = False
-    """Whether the run's owner has been asked to cancel it."""
+    """Whether somebody has asked for the run to be cancelled."""
     deaths: int = 0
     """How many consecutive processes ended while they executed the run. If one made progress first, the count restarts at 1."""
     queue: str = ""

@@ -276,7 +276,7 @@ def test_timeouts_groups_and_cancellations_work_in_a_call(body: Any, depth: int)
 
 
 def test_cleanup_of_a_stopped_call_runs_in_its_context() -> None:
-    """A cancelled, a timed-out and an abandoned handler clean up with the variables that they set."""
+    """A cancelled, timed-out or abandoned handler cleans up with the variables that it set."""
     seen: list[str] = []
 
     async def work(context: ToolContext) -> str:

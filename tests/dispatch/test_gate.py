@@ -38,7 +38,7 @@ from support.rig import Note, Rig, leave_traces, nothing, staged
 
 
 def test_steps_happen_in_order() -> None:
-    """A call passes start, policy, handler, `on_result`, commit, publish and end, in this order."""
+    """A call goes through start, policy, handler, `on_result`, commit, publish and end, in this order."""
 
     async def main() -> None:
         seen: list[str] = []
@@ -161,7 +161,7 @@ def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
 
 
 def test_nested_call_takes_the_same_gate_and_commits_with_the_outer_one() -> None:
-    """An inner call passes the same gate, is committed with the outer call, and is undone if the outer call fails."""
+    """An inner call goes through the same gate, is committed with the outer call, and is undone if the outer call fails."""
 
     async def main() -> None:
         inner = staged(nothing, name="inner")
@@ -614,7 +614,7 @@ def test_calls_are_numbered_in_their_run() -> None:
 
 
 def test_handlers_start_only_with_a_token_of_the_gate() -> None:
-    """Every way to make a call passes the gate, and a handler does not start without the gate's token."""
+    """Every way to make a call goes through the gate, and a handler does not start without the gate's token."""
 
     async def main() -> None:
         ran: list[str] = []

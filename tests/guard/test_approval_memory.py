@@ -541,7 +541,7 @@ async def test_a_message_is_remembered_as_it_was_put():
 
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
-    """Nobody is asked about a call whose denial is remembered. The model is told the reason, and not to repeat the call."""
+    """Nobody is asked about a call whose denial is remembered. The model is told the reason, and that it should not repeat the call."""
     desk = Desk({"approved": False, "reason": "we are broke", "remember": remember})
     await desk.call("pay", amount=1)
     again = await desk.call("pay", amount=1)
@@ -596,7 +596,7 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
 async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
     name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
 ):
-    """A denial also covers its call with the path spelled differently or a default passed, even where a scope or `approve_all` would approve."""
+    """A denial also covers its call with a path spelled differently or a default passed, even where a scope or `approve_all` would approve it."""
     desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
     await desk.call(name, **denied)
     desk.person.approve = SCOPE

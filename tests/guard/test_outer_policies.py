@@ -235,7 +235,7 @@ def test_a_nested_run_may_pay_if_nothing_denies_it(way: Any, tmp_path: Path):
 @pytest.mark.parametrize("how", sorted(DENIALS))
 @pytest.mark.parametrize("way", WAYS)
 def test_what_the_outer_run_denies_stays_denied(way: Any, how: str, tmp_path: Path):
-    """A call that an outer policy denies, or can't decide, does not run in a nested run either."""
+    """A call that an outer policy denies, or can't decide about, does not run in a nested run either."""
     assert payments(way, [Forbids(DENIALS[how])], tmp_path) == 0
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from support.documents import DOCS, ROOT, chains, compare
 
-pytestmark = pytest.mark.once  # each library's code runs on the interpreter of its own environment
+pytestmark = pytest.mark.once  # most libraries' code runs on the interpreter of a separate environment
 
 PAGES = sorted((DOCS / "moving").glob("*.md"))
 RUNNER = """

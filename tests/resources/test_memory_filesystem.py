@@ -345,10 +345,10 @@ def test_limits():
         with pytest.raises(FileLimitReached, match="would have 5 bytes, and the limit for a file is 4"):
             files.write("a", "12345")
         files.write("d/a", "1234")
-        with pytest.raises(FileLimitReached, match="together would exceed 6 bytes"):
+        with pytest.raises(FileLimitReached, match="limit of 6 bytes in total"):
             files.write("b", "123")
         files.write("b", "12")
-        with pytest.raises(FileLimitReached, match="more than 3 files and folders"):
+        with pytest.raises(FileLimitReached, match="limit of 3 files and folders"):
             files.mkdir("e")
         with pytest.raises(FileLimitReached, match="the limit for a file is 4"):
             files.append("d/a", "5")
@@ -440,7 +440,7 @@ class CountedFolder(dict[str, bool]):
 
 
 def test_a_glob_goes_through_each_folder_once():
-    """A glob lists each folder once, even if it has several `**` in a row."""
+    """A glob lists each folder once, even if the pattern has several `**` in a row."""
     folders = {"/".join(["a"] * depth): CountedFolder(a=depth < 4, b=False) for depth in range(5)}
     found = find("/".join(["**"] * 400 + ["b"]), lambda path: None, folders.__getitem__)
     assert len(found) == 5

@@ -103,7 +103,7 @@ def test_a_glob_does_not_depend_on_what_is_in_the_files():
 
 
 def test_a_blind_write_is_no_read(new_files: NewFiles):
-    """Writing files, making folders and reading its own writes do not make a fork depend on anything else."""
+    """A fork that only writes files, makes new folders and reads its own writes is not stale after others write."""
     root = new_files({"a": "1"})
     fork = root.fork("call")
     fork.write("a", "2")

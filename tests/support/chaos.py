@@ -252,7 +252,7 @@ class Chaos:
         await self.submit(runs)
         until = time.monotonic() + patience
         while not self.ledger.exists():
-            assert time.monotonic() < until, "no worker has begun"
+            assert time.monotonic() < until, "no worker has begun a run"
             await self._look()
 
     async def finish(self, patience: float) -> None:
@@ -261,7 +261,7 @@ class Chaos:
         while not await self._look():
             if time.monotonic() > until:
                 await self._show_workers()
-                raise AssertionError(f"not over: {await self.left()}")
+                raise AssertionError(f"these runs are not over: {await self.left()}")
         self.is_over = True
 
     async def _show_workers(self) -> None:

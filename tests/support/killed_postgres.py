@@ -16,7 +16,7 @@ from support import PATIENCE, postgres
 from support.reserved_port import reserved_port
 
 _SETTINGS = {**postgres._SETTINGS, "synchronous_commit": "on", "listen_addresses": "*"}
-"""The settings of the server. A committed transaction survives the server's death, but not a crash of the machine."""
+"""The settings of the server. A committed transaction survives the server's death, but may be lost if the machine crashes."""
 
 
 class Server:
@@ -48,7 +48,7 @@ class Server:
         return subprocess.Popen([*command, *settings], **self._options)
 
     def url(self, host: str = "", **parameters: object) -> str:
-        """Return the server's URL. With `host`, it leads to that address, and otherwise to the server's socket."""
+        """Return the server's URL. It uses the address `host` if that is given, and otherwise the server's socket."""
         added = "".join(f"&{name}={value}" for name, value in parameters.items())
         return f"postgresql://tests@/postgres?host={host or self._folder}&port={self.port}{added}"
 

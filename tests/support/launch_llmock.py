@@ -15,8 +15,8 @@ from typing import Any
 import uvicorn
 from llmock import simulation, testing  # pyright: ignore
 
-# llmock adds a Retry-After of one second to every 429 without one. With this set empty, it sends the header only if the
-# script asks for it.
+# llmock adds a Retry-After of one second to each 429, 503, 504 and 529 without one. With this set empty, it sends the
+# header only if the script asks for it.
 simulation.RETRYABLE_STATUS_CODES = frozenset()
 
 # On a busy machine, the server may start late, and a client may send its next request late on the same connection.

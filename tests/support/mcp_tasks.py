@@ -31,7 +31,7 @@ class TaskSession:
         return await self.send("tools/call", name=name, arguments=arguments)
 
     async def get(self, task: str, status: str) -> dict[str, Any]:
-        """Poll a task until it has this status."""
+        """Poll a task until it has this status, and return it. Raises `AssertionError` if it ends with another status."""
         while True:
             found = await self.send("tasks/get", taskId=task)
             if found["status"] == status:

@@ -88,9 +88,9 @@ class Nesting:
         self.given: dict[str, Any] = {}
         """Arguments for the nested run, for the ways in `BY_HAND`."""
         self.asked: list[tuple[str, str]] = []
-        """The requests to models: the model's name, and the prompt's instructions."""
+        """The model's name and the last line of the system prompt, for each request to a model."""
         self.settings: list[tuple[str, ModelSettings]] = []
-        """The requests to models: the prompt's instructions, and the settings."""
+        """The last line of the system prompt and the settings, for each request to a model."""
         self.middle_settings = ModelSettings()
         self.ran = 0
         self.inner_calls = inner_calls
@@ -116,7 +116,7 @@ class Nesting:
         return probe
 
     def model(self, name: str) -> ScriptedModel:
-        """Return a model whose answers depend on the prompt's instructions."""
+        """Return a model whose answers depend on the last line of the system prompt."""
         calls = [0]
 
         def answer(request: Any) -> Any:

@@ -259,7 +259,7 @@ class PlayedModel:
                 )
                 break
         else:
-            raise AssertionError("the conversation has no message")
+            raise AssertionError("the conversation has no user message")
         async for part in ScriptedModel(play[answered : answered + 1]).stream(request):
             yield part
             if self._pace and isinstance(part, TextPart):

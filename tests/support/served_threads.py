@@ -43,7 +43,7 @@ def follow(request: ModelRequest) -> Any:
             turns = json.loads(message.text)
             turn = turns[answers] if answers < len(turns) else "done"
             return turn if isinstance(turn, str) else [call(name, **given) for name, given in turn]
-    raise AssertionError("the conversation has no message")
+    raise AssertionError("the conversation has no user message")
 
 
 class SlowModel(ScriptedModel):

@@ -108,7 +108,7 @@ CAN: dict[str, dict[str, frozenset[str]]] = {
     "stopped for calls": {"aimock": ALL, "llmock": ALL, "embedded": THREE},
     "stopped by length": {"aimock": ALL, "llmock": ALL, "embedded": frozenset({CHAT, MESSAGES})},
     "thinking": {"aimock": ALL},
-    # On the other wires, the attachment follows in a user's message of its own, which no fixture of aimock matches.
+    # On the other wires, the attachment follows in a separate user message, which no fixture of aimock matches.
     "results with attachments": {"aimock": frozenset({RESPONSES, MESSAGES}), "llmock": ALL},
     "cancelled mid-stream": {"llmock": ALL, "embedded": THREE},
     "timeout": {"aimock": ALL, "llmock": ALL},
@@ -160,7 +160,7 @@ class Server:
         return f"{self.url}/v1beta"
 
     def control(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request to one of the server's control routes, and return the response.
+        """Send a request to one of the server's control routes, and return the JSON of the response.
 
         Raises `ServerFailed` for an error status.
         """

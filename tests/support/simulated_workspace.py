@@ -85,7 +85,7 @@ def sent_at_most_once(seen: Seen) -> str | None:
 
 
 def files_are_those_of_the_committed_calls(seen: Seen) -> str | None:
-    """Return a problem if a line is missing or there twice, on whichever host the run ended. Otherwise, return None.
+    """Return a problem if a line is missing or appears twice, on whichever host the run ended. Otherwise, return None.
 
     If the call that sends the letter was interrupted, its outcome is unknown, and the letter's copy and the colour may be
     missing.

@@ -80,7 +80,7 @@ def check_everywhere(request: ModelRequest) -> list[str]:
 
 
 def watch() -> None:
-    """Check all requests that this process makes from now on."""
+    """Start to check the requests to models that this process makes."""
     post, request = Endpoint._post, Run.request
 
     @asynccontextmanager

@@ -71,7 +71,7 @@ class WatchedFleet:
         end = time.monotonic() + PATIENCE
         while not (found := holds()):
             if time.monotonic() > end:
-                raise AssertionError(f"it did not happen. The processes said:\n{self.said()}")
+                raise AssertionError(f"the condition never held. The processes said:\n{self.said()}")
             time.sleep(0.02)
         return found
 
@@ -90,7 +90,7 @@ class WatchedFleet:
         self._processes.append(process)
         self.until(lambda: re.search(re.escape(ready), path.read_text()) or process.poll() is not None)
         if process.poll() is not None:
-            raise AssertionError(f"it did not start: {path.read_text()}")
+            raise AssertionError(f"the process has ended. It printed:\n{path.read_text()}")
         return process
 
 

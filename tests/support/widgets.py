@@ -113,7 +113,7 @@ class Widgets:
         self.page.evaluate("(props) => window.show(null, props, {anew: false})", props)
 
     def said(self, name: str | None = None) -> list[Any]:
-        """Return what the component reported: every [name, value] pair, or with a name only the values under it."""
+        """Return what the component reported: every [name, value] pair or, with a name, only the values under that name."""
         said: list[list[Any]] = self.page.evaluate("window.said")
         return said if name is None else [value for each, value in said if each == name]
 

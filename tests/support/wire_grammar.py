@@ -102,7 +102,7 @@ def wire_of(path: str) -> str | None:
 
 
 def problems(wire: str, body: bytes) -> list[str]:
-    """Return what the wire would refuse in this request body. If the body is too large or invalid JSON, return only that."""
+    """Return what the wire would refuse in this request body. If the body is too large or not a JSON object, return only that."""
     seen[wire] += 1
     if len(body) > LARGEST[wire]:
         return [f"the body has {len(body)} bytes"]
@@ -269,7 +269,7 @@ _HOSTED_TOOLS = {
         "code_execution_20250825": ("type name", "cache_control"),
     },
 }
-"""The providers' own tools by their types: the fields that each needs, and those that it may have."""
+"""The providers' own tools, by wire and type: the fields that each needs, and those that it may have."""
 
 
 def _functions(wire: str, request: Mapping[str, Any]) -> list[Any]:

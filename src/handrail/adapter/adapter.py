@@ -193,7 +193,7 @@ class Adapter:
         """Continue a recorded run as a stream of events that starts where the record ends.
 
         Recorded messages, model answers, finished calls and nested runs are not published again, because the session
-        already has them. An interrupted call is entered again and repeats its events with the same ids: `ToolStarted`,
+        already has them. An interrupted call that is entered again repeats its events with the same ids: `ToolStarted`,
         `QuestionAsked`, `ApprovalRequested`, `HandoffParked` and `HandoffAnswered`. A run publishes `PromptRendered`
         again once it gets past its record. Raises `DefinitionError` in a tool's handler.
         """

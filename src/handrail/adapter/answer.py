@@ -147,8 +147,8 @@ class Answer:
     def cut_off(self, calls: tuple[CallAsked, ...]) -> dict[str, str]:
         """Return the ids of the calls that were, or may have been, cut off with the answer, each with a message for the model.
 
-        The last call of an answer that was cut off may look complete although it is not. This depends only on the
-        recorded answer, so that a resumed run decides the same way.
+        The last call of an answer that was cut off may look complete although it is not. What this returns depends only on
+        the recorded answer, so that a resumed run decides the same way.
         """
         why = None if self.stop is None else _WHY_CUT.get(self.stop.reason)
         if why is None or not calls:

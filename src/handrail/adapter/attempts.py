@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from handrail.adapter.settings import Retry
 
 _QUICK_ATTEMPTS = 2
-"""Maximum number of times that a model is asked before the next candidate is."""
+"""Maximum number of attempts with one model, if there is a next candidate."""
 _LONGEST_QUICK_WAIT = 2.0
 """Maximum wait between two attempts, in seconds, if there is a next candidate."""
 

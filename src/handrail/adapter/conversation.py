@@ -172,7 +172,7 @@ class Conversation:
 
 
 def _sendable(message: Message) -> Message:
-    """Return the message without the lone surrogates in its text, if it is a user or tool message. File names can contain them."""
+    """Replace lone surrogates, which file names can contain, in the text of a user or tool message, and return the message."""
     if isinstance(message, AssistantMessage):
         return message  # an answer is already valid text
     if not isinstance(message, ToolMessage):

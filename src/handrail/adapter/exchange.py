@@ -42,7 +42,7 @@ _LEAST_OUTPUT = 16
 _MOST_SAID = 200
 """Maximum length of a recorded error, in characters."""
 _PER_MESSAGE = 16
-"""Upper bound for the tokens that a provider adds to each message."""
+"""Upper bound for the tokens that a provider adds to each message, call and result."""
 
 
 async def ask_once(

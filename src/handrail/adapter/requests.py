@@ -27,7 +27,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     startup_files: list[str] = []
     """The patterns of the startup files that the run's calls may change without a separate approval."""
     every: float | None = None
-    """Seconds after which the same request is submitted again; None for a run that is not repeated."""
+    """Seconds between repetitions of the run; None for a run that is not repeated."""
     due_at: float = 0.0
     """When the run was due, in seconds since 1970. The next repetition is due a multiple of `every` seconds later."""
     key: str = ""

@@ -95,7 +95,7 @@ class Run:
         self.judges_offers = False
         """Whether the run has had a provider's own tool, so that a decision on the offers is needed before each answer."""
         self._withheld: dict[str, str] = {}
-        """Why the provider's other tools are not offered, by their names."""
+        """Why tools of the provider are withheld from the next request, by name."""
         self._extra_tools = [
             *(tool for tool in added if not isinstance(tool, ProviderTool)),
             *extra_tools,
@@ -203,7 +203,7 @@ class Run:
         return self.frame.place.answer(self.answers)
 
     def offered_size(self) -> int:
-        """Return an upper bound for the number of bytes that describe the tools and the answer."""
+        """Return an upper bound for the number of bytes that describe the tools and the schema of the answer."""
         schema = None if self.output is None or self.answers_by_call else self.output.schema.json_schema
         tools = sum(_size_of(offered.tool) for offered in self.tools) + _AROUND * len(self.provider_tools)
         return tools if schema is None else tools + len(msgspec.json.encode(schema)) + _AROUND

@@ -36,7 +36,7 @@ class RunContext(msgspec.Struct, frozen=True):
     request_id: str
     session_id: str
     attempt: int
-    """1 for the first execution of the run, and one more each time it is resumed."""
+    """1 for the first execution of the run. It is higher each time the run is resumed."""
     worker_id: str
     """The process that executes the run, as its journal names it; "local" without a journal."""
     trace_id: str

@@ -53,7 +53,7 @@ def open_gate(
     A call needs approval only if a policy or its handler asks for it, or if it changes files that will later be run automatically.
     Without a filesystem and a journal, Handrail writes nothing to disk. Without an environment, it asks nobody.
 
-    To ask the model in a loop of your own, pass the `prompt`: the gate then has its tools, policies and resources too.
+    To ask the model in a loop of your own, pass a `prompt`: the gate then has the prompt's tools, policies and resources too.
     The prompt is rendered with these `params` and `opened` sections, and `gate.prompt` has its text. With an `adapter`, handlers
     can use `context.adapter`, and the adapter's own options apply unless an argument replaces them. The adapter's workers,
     if it has any, can be called by name.

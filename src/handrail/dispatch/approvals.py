@@ -1,6 +1,6 @@
 """Approvals: the permission that a call needs before it takes effect.
 
-Most calls with the effect `staged` run first, in their forks, and the changes that they made there are approved.
+A call with the effect `staged` may run first, in its fork. The approval is then for the changes that it made there.
 `runs_first` has the conditions.
 """
 
@@ -201,8 +201,8 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
     """Decide an approval request: from the record of a resumed run, if it has the decision, or else through the broker.
 
     An earlier answer to the same question, or a remembered decision that was used for it, takes precedence
-    over anything decided since: an approved call stays approved, even if something was denied or revoked while
-    its process was down. The mode *strict* is the exception: it denies the call. Raises `TypeError` if the broker does
+    over anything decided since: an approved call stays approved, even if such calls were denied, or the approval was revoked,
+    while its process was down. The mode *strict* is the exception: it denies the call. Raises `TypeError` if the broker does
     not return an `Approval`.
     """
     frame, log = attempt.frame, attempt.frame.log
@@ -263,7 +263,7 @@ def _decided_by(approval: Approval, mode: str | None) -> DecidedBy:
 
 
 def runs_first(attempt: Attempt) -> bool:
-    """Return whether a call runs before it is approved, so that a person can decide by its changes.
+    """Return whether a call runs before it is approved, so that a person can see its changes before deciding.
 
     This requires an effect that can be previewed, and a broker that shows previews. `Broker` does so if a person can be
     asked and the mode is *interactive* or not set. A call does not run first if its quorums can't be met, or if it asks
@@ -299,7 +299,7 @@ def why_ask(attempt: Attempt) -> str | None:
 
 
 def _outside_scope(attempt: Attempt) -> list[str]:
-    """Return the paths that a call changed outside the scope of its policies, unless they were approved by name before."""
+    """Return the paths that a call changed outside the scope of its policies, without those that were approved before it ran."""
     context, found = attempt.policy_context, dict[str, None]()
     for policy, _ in attempt.checked:
         if isinstance(policy, ChangePolicy):

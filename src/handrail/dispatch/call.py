@@ -85,7 +85,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def whole(self) -> Call:
-        """For a part, such as an act: the innermost call around it that is not a part, if there is one. Otherwise the call itself."""
+        """The innermost call that is not a part: this call, or one around it. If there is none, the outermost part."""
         whole = self
         while whole.kind.is_part and whole.parent is not None:
             whole = whole.parent.call

@@ -193,7 +193,7 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
         case WentSilent():
             return Failure(
                 "timed out",
-                f"{name} was stopped: it promised a heartbeat every {error} seconds and sent none.",
+                f"{name} was stopped: it promised a heartbeat every {error} seconds and did not send one in time.",
             )
         case TimedOut():
             return Failure(

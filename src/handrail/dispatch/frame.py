@@ -79,7 +79,7 @@ class People(msgspec.Struct, frozen=True, eq=False):
     """The environment in which questions are asked; None if the run has none."""
     broker: ApprovalBroker
     mode: ApprovalMode | None
-    """The broker's approval mode; None if the broker has none."""
+    """The approval mode of a `Broker`; None if it has none, or if the broker is not a `Broker`."""
     shows_previews: bool
     """Whether the broker shows previews, so that staged calls can run in their forks before they are approved."""
     questions: Questions
@@ -214,7 +214,7 @@ class Frame:
     """The tools that have a handler and require neither a person, a model nor a worker. Looking one up needs no check."""
     policies: tuple[ToolPolicy, ...]
     secretive: bool
-    """Whether any tool, shown or not yet shown, takes secrets. If so, what the model writes is masked."""
+    """Whether any tool, shown or not yet shown, takes secrets, or the run's answer may have some. If so, the model's calls are masked."""
 
     def __init__(
         self,

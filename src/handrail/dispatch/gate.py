@@ -147,7 +147,7 @@ class Gate:
     async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
         """Take a call through the eleven steps and return its result. Raises the error that ends the run, if there is one.
 
-        A call whose end is recorded is replayed instead. `passage` receives the outcome, even if this raises. The call
+        A call whose recorded end still applies is replayed instead. `passage` receives the outcome, even if this raises. The call
         has its own copy of the context variables, so that what its policies and its handler set stays in it.
         """
         passage = passage or Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
@@ -179,7 +179,7 @@ class Gate:
                 call.resolve(tool)
             if call.parent is not None:
                 check_nesting(call, call.parent)
-                attempt.transaction = new_transaction(attempt, tool)  # at the root, on first use
+                attempt.transaction = new_transaction(attempt, tool)  # at the root, created on first use
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # a copy: what is checked is what runs
@@ -239,7 +239,10 @@ class Gate:
             raise ending
 
     async def _replay(self, passage: Passage) -> bool:
-        """Replay the call if its end is recorded, and return whether it is. If not, the call continues at its last attempt."""
+        """Replay the call if its end is recorded and still applies, and return whether it was replayed.
+
+        Otherwise the call continues at its last attempt.
+        """
         passage.left = resume_attempt(passage.attempt)
         passage.result = await replay_call(passage.attempt)
         return passage.result is not None
@@ -459,7 +462,7 @@ class Gate:
         monotonic, record = frame.monotonic, frame.record
         if error is not None and error is ending:
             error = without_frames(error)  # it collects frames while it propagates
-        if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
+        if parking is None or not parking.parked or passage.recorded:  # else the resumed run ends the call
             seconds = monotonic() - frame.began - attempt.started
             if frame.lost.seconds or attempt.clock is not None:
                 seconds = max(0.0, seconds - attempt.excused())

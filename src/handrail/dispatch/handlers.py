@@ -306,7 +306,7 @@ def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Att
 
 
 def _render(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> tuple[str, str | None]:
-    """Return the text of a result, and its value as JSON, or None instead of JSON that was not needed.
+    """Return the text of a result, and its value as JSON, which is None if it was not needed.
 
     The text of a part's result is "", unless its value has attachments. Raises `WrongResult` if the value can't be shown.
     """

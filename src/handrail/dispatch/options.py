@@ -108,7 +108,7 @@ class RunArguments(ResumeArguments, total=False):
 
 
 class GuardArguments(SharedArguments, total=False):
-    """Arguments that set how long approvals may take, how deep calls may nest, and the clock."""
+    """The shared arguments, and those that set how long approvals may take, how deep calls may nest, and the clock."""
 
     approval_seconds: float | None
     """How long an approval may take, in seconds. By default there is no limit."""

@@ -1,4 +1,4 @@
-"""Answers to questions: the checks that an answer must pass, and what is recorded of an answer that contains secrets.
+"""Answers to questions: the checks that an answer must pass, and the form in which an answer with secrets is recorded.
 
 The asker gets the answer as it was given. If the answer contains secrets, the record has masks in their place, and a seal: a
 digest of the whole value, made with the journal's key. The seal shows whether a later answer has the same value.

@@ -54,7 +54,7 @@ class SqliteCalls:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._applying: set[str] = set()
-        """The ids of the calls that this process is committing, or whose files it is changing."""
+        """The ids of the calls that change files, and that this process is committing or applying."""
 
     def commit_now(self, unit: CommitUnit, /) -> bool:
         """Record a call that changes no files, if this can't block. Returns False if `commit` must be awaited instead.

@@ -6,15 +6,15 @@ list of sessions, and one for each step that belongs to no run. Apart from the s
 does not cover, a record is never changed. It is deleted only with its whole chain. To take a record back, as when a
 commit is void or a question is withdrawn, another record is added.
 
-The MAC of a record is one half of a keyed BLAKE2b digest of the journal, the chain, the record, its position in the
-journal and the chain's seal. The other half is the chain's new seal, which is stored once, at the head of the chain,
-and is replaced by the next record in the same transaction. So a changed, moved or copied record does not match its
+The MAC of a record is one half of a keyed BLAKE2b digest of the journal's id, the chain's name, the record, its positions
+in the journal and in the chain, and the chain's seal. The other half is the chain's new seal. Only the head of the chain
+stores it, and the transaction that adds the next record replaces it. So a changed, moved or copied record does not match its
 MAC, and a removed one leaves a gap, even at the end, because the seal of an earlier record can't be computed without the key.
 
-A whole chain that is removed with its head leaves a gap too, in the chain that recorded its beginning: a run's chain
+Removing a whole chain with its head is detected too, because another chain records that it began: a run's chain
 records that others began to add to the run, a session's chain records its runs and its principals' decisions, and the
-list of sessions records the sessions. The chains of steps that belong to no run, and of runs that are not recorded, have
-no such record. Replacing the whole file, or a chain and its head, by an older copy is not detected.
+list of sessions records the sessions. For the chains of steps that belong to no run, and of runs that are not recorded,
+there is no such record. Replacing the whole file, or a chain and its head, by an older copy is not detected.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def decisions_of(chain: str) -> tuple[str, str] | None:
 
 
 def session_chain(session_id: str) -> str:
-    """Return the name of the chain that records which runs began in a session, and whose decisions it has."""
+    """Return the name of the chain that records which runs began in a session, and who made decisions in it."""
     return f"session {session_id}"
 
 
@@ -101,7 +101,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 @contextlib.contextmanager
 def reading(chains: Chains, chain: str, link: int, what: str = "") -> Generator[None]:
-    """If SQLite finds damage in the block, raise `JournalAltered`, which names the chain and the record."""
+    """Raise `JournalAltered`, which names the chain and the record, if SQLite finds damage while the block runs."""
     try:
         yield
     except sqlite3.Error as error:
@@ -160,7 +160,7 @@ class Record(NamedTuple):
     """1 for a call by which its session finds the chain: the session's first call in it, and maybe later ones; otherwise 0."""
 
     def is_marked(self, sessions: Collection[str]) -> bool:
-        """Return whether `opens` is plausible in a chain that already has calls of these sessions. The MAC does not cover it."""
+        """Return whether `opens`, which the MAC does not cover, is plausible in a chain that already has calls of these sessions."""
         if self.opens == 0:
             return not self.session_id or self.session_id in sessions
         return self.opens == 1 and bool(self.session_id)

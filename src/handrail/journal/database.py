@@ -155,9 +155,9 @@ class Database:
         """Run `work` in a transaction and return its value once the transaction is committed.
 
         If `work` raises, the transaction is rolled back, and this raises the error. An error of the database is raised as a
-        `JournalError`, and so is one that a damaged value causes, such as a `ValueError`. A closed database raises a
-        `JournalError` too. Without `synced`, the commit may be lost in a power cut. `single` says that at most one
-        statement of `work` writes.
+        `JournalError`, and so is an exception that suggests a damaged value, such as a `ValueError`. Also raises
+        `JournalError` if the database is closed. Without `synced`, the commit may be lost in a power cut. `single` says that
+        at most one statement of `work` writes.
         """
         if self._connection is not None:
             return self._run_inline(self._connection, Job(work, synced=synced, single=single))
@@ -197,7 +197,7 @@ class Database:
         return self._connection is not None or self._shared is not None
 
     def add_now(self, run_id: str, record: NewRecord) -> bool:
-        """Add a record as `add` does, in the caller's thread, if this can't block.
+        """Add a record as `add` does, in the caller's thread, if this can't block or all jobs run there.
 
         Returns False if nothing was added and `add` must be awaited instead.
         """
@@ -314,7 +314,7 @@ class Database:
                 if self.path != MEMORY:
                     distrust_schema(connection)
                 if self._is_blank:
-                    # before the first change that may stay in the log, so that the file is recognised
+                    # This precedes the first change that may stay in the log, so that the file itself is marked as a journal.
                     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute("PRAGMA journal_mode = WAL")
                 # With OFF, data survives the process, because the operating system has it; with FULL, it also survives a power cut.
@@ -366,7 +366,11 @@ class Database:
             job.error = find_alteration(connection, self.path) or (
                 _damaged(self.path, error)
                 if is_damage(error)
-                else JournalError(self.path, f"it can't be written: {error}", "Check the disk and try again.")
+                else JournalError(
+                    self.path,
+                    f"it can't be read or written: {error}",
+                    "Check the disk, and whether another program has locked the file. Then try again.",
+                )
             )
         except _UNREADABLE as error:
             job.error = error
@@ -382,7 +386,7 @@ _UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def _damaged(path: str, error: Exception) -> JournalError:
-    """Return the error for a database whose values can't be read."""
+    """Return the error for a database that can't be read because it is damaged."""
     return JournalError(
         path,
         f"it is damaged: {type(error).__name__}: {error}",

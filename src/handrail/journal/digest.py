@@ -156,7 +156,7 @@ def _make(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(made, path)
     finally:
-        made.unlink()  # a process that ends before this leaves a second hard link, which `check_out_of_reach` reports
+        made.unlink()  # a process that ends before this may leave a second hard link, which `check_out_of_reach` reports
 
 
 def digest(key: bytes, *parts: Any) -> str:

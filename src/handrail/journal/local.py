@@ -246,7 +246,7 @@ class LocalQuestions:
             )
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
-        """Return the questions without an answer, oldest first. A run and a principal, if given, each limit them."""
+        """Return the questions without an answer, oldest first: of all runs or one, and to all principals or one."""
         return tuple(
             each.question
             for each in self._all()
@@ -277,7 +277,7 @@ class LocalQuestions:
                 self._close(pending, "cancelled")
 
     def is_known(self, question_id: str) -> bool:
-        """Return whether a question waits for its answer in this process, or was answered or declined in it."""
+        """Return whether a question that this process asked is kept, and is open, answered or declined."""
         pending = self._questions.get(question_id)
         return pending is not None and (
             pending.answer is None or pending.answer.outcome not in ("timed out", "cancelled")

@@ -110,7 +110,7 @@ def create_private_file(path: str) -> None:
 
 
 def check_surroundings(path: str) -> None:
-    """Raise `JournalExposed` if other users can replace a journal's files, or change what SQLite reads beside it.
+    """Raise `JournalExposed` if other users can replace a journal's files, or access the files that SQLite keeps beside it.
 
     Called before the journal is opened, because SQLite applies the files that it finds beside a database.
     """
@@ -136,7 +136,8 @@ def check_private(journal: str, path: Path) -> None:
 def check_secret(journal: str, path: Path) -> None:
     """Raise `JournalExposed` if a file with a secret is neither private to this user nor given to this user by root.
 
-    A file of root's may be readable by its group. That is how systemd, Kubernetes and administrators give a secret to a service.
+    A file that belongs to root may be readable by its group. That is how systemd, Kubernetes and administrators give a secret
+    to a service.
     """
     found = _exposure(str(path), by_root=True)
     if found is not None:
@@ -222,7 +223,7 @@ def _folder_exposure(folder: str) -> Exposure | None:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Return whether a group is this user's own: it has the user's name, and no other member."""
+    """Return whether a group is this user's own: it has the user's name, and lists no other member."""
     try:
         name, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
     except KeyError:
@@ -250,7 +251,7 @@ def check_out_of_reach(journal: str, folder: str) -> None:
     if not folder or journal == ":memory:" or not journal:
         return
     root, real = os.path.realpath(folder), os.path.realpath(journal)
-    advice = "Choose a file outside it, or leave it out to use the default, which tools can't reach."
+    advice = "Choose a file outside it, or leave the journal out to use the default, which tools can't reach."
     if _is_below(real, root):
         raise JournalExposed(journal, f"it is in {root!r}, which tools may change", advice)
     for part in _PARTS:

@@ -76,7 +76,7 @@ class SqliteQuestions:
                     database.transact_now(self._withdraw("id = ?", question.id))
                 raise
             finally:
-                self._local.forget(question.id)  # the answer is in the database
+                self._local.forget(question.id)  # whatever must last is in the database
         if answer.outcome in ("timed out", "cancelled"):
             await database.transact(self._withdraw("id = ?", question.id))
         return answer
@@ -351,7 +351,7 @@ class Watch:
         return self._every is not None
 
     def look_now(self, question_id: str | None) -> None:
-        """Look for the answer to this question, or for all answers if it is None. This is thread-safe.
+        """Look for the answer to a question, or to all questions if `question_id` is None. This is thread-safe.
 
         Questions that no asker waits for are skipped.
         """

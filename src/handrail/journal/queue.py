@@ -29,8 +29,8 @@ log = logging.getLogger("handrail.journal")
 _EVERY = 0.05
 """Seconds between checks for changes to the file. A check takes a few microseconds."""
 
-# The index `runs_for_workers` has the order and the conditions of the first two lines. A run that was interrupted is due
-# at once. A queued run with an owner is being begun, and its session's other runs wait for it.
+# The index `runs_for_workers` serves the conditions in the first two lines, and the order of `_FIRST`. A run that was
+# interrupted is due at once. A queued run with an owner is being begun, and the other queued runs of its session wait for it.
 _DUE = f"""SELECT {COLUMNS} FROM runs WHERE queue != '' AND status IN ('queued', 'running', 'parked')
     AND (due_at IS NOT NULL OR status != 'parked') AND coalesce(due_at, 0) <= :now
     AND (status != 'queued' OR NOT EXISTS (

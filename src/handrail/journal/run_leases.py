@@ -1,4 +1,4 @@
-"""Run leases in a journal's database: how they are acquired. Workers have at most one run of a session at a time."""
+"""Acquires run leases in a journal's database. At most one submitted run of a session has an owner at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def acquire(
     claims: bool = False,
     **changes: Any,
 ) -> StoredRun:
-    """Take the lease of a run that is free, and return its new row. Raises `JournalAltered` if its session was altered.
+    """Take the lease of a run that no other process holds, and return its new row.
+
+    Raises `JournalAltered` if its session was altered.
 
     `changes` are made only if this process did not own the run before. So `take`, which clears a request to stop
     the run, does not clear one that was made after a worker's claim. With `claims`, a new leg begins even if this process owned the run.
@@ -47,7 +49,7 @@ def acquire(
 
 
 def check_turn(connection: Connection, row: StoredRun) -> None:
-    """Raise `RunError` if the run was submitted, and a process has another submitted run of its session."""
+    """Raise `RunError` if the run was submitted, and a process owns another submitted run of its session that is not over."""
     query = """SELECT id FROM runs WHERE session_id = ? AND id != ? AND queue != '' AND owner != ''
         AND status IN ('queued', 'running', 'parked')"""
     found = connection.execute(query, (row.session_id, row.id)).fetchone() if row.queue else None
@@ -63,7 +65,7 @@ def earliest(*times: float | None) -> float | None:
 
 
 def _deaths(row: StoredRun, progress: int) -> int:
-    """Return how many consecutive processes have died while they executed this run, since it last made progress."""
+    """Return how many consecutive processes have died while they executed this run. After one that made progress, it is 1 again."""
     if row.status not in ("running", "queued") or not row.owner:
         return 0
     return row.deaths + 1 if row.progress == progress else 1

@@ -78,13 +78,13 @@ _REAL = ("leased_until", "began_at", "changed_at", "due_at")
 
 
 def insert_run(connection: Connection, chains: Chains, row: StoredRun) -> None:
-    """Add the row of a new run, and tell other processes of it."""
+    """Add the row of a new run, and notify other processes."""
     connection.execute(_INSERT, _sealed(chains, row))
     chains.tell(connection, "run", row.id)
 
 
 def update_run(connection: Connection, chains: Chains, row: StoredRun, **changes: Any) -> StoredRun:
-    """Apply these changes to a run's row, tell other processes of them, and return the new row."""
+    """Apply these changes to a run's row, notify other processes, and return the new row."""
     changed = row._replace(**changes)
     connection.execute(_UPDATE, (*_sealed(chains, changed), row.id))
     if changed.owner != row.owner:
@@ -118,7 +118,7 @@ def find_run(connection: Connection, chains: Chains, run_id: str) -> StoredRun:
 def find_owned(
     connection: Connection, chains: Chains, owner: str, run_ids: Collection[str]
 ) -> dict[str, StoredRun | HandrailError]:
-    """Return the row of each run that `owner` owns. For any other run, return the error: it is busy, unknown or altered.
+    """Return the row of each run that `owner` owns. For each other run, return `RunBusy`, `RunUnknown` or `JournalAltered`.
 
     The rows are locked until the end of the transaction.
     """
@@ -157,7 +157,7 @@ def check_run(chains: Chains, values: Sequence[Any], run_id: str | None = None) 
 
 
 def rescue_runs(connection: Connection, chains: Chains) -> Iterator[StoredRun | JournalAltered]:
-    """Yield every run that can still be read from a damaged journal, and an error for each altered run that is still noticed.
+    """Yield every run that can still be read from a damaged journal, and an error for each altered run that is found.
 
     A file's table of runs is read without its indexes, and from both ends, because SQLite can't read past a damaged page.
     The chains show runs that the table no longer has.

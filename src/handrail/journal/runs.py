@@ -380,14 +380,14 @@ def release(
 ) -> None:
     """Leave a run without an owner, with this status and outcome. If it is over, its open questions are withdrawn.
 
-    Otherwise it is due at `due_at`, or earlier if it was due earlier. Without either time, a queued run is due now, and so is
-    a submitted run that somebody has asked to stop, because a worker has to end it. Such a run is due within a second.
+    Otherwise it is due at `due_at`, or earlier if it was due earlier. Without either time, a queued run is due now. A submitted
+    run that somebody has asked to stop is due now, or within a second if it has a time, because a worker has to end it.
     """
     stops = bool(row.stopping and row.queue) and status not in OVER
     left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": int(stops)}
     due = None if status in OVER else earliest(row.due_at, due_at)
     if stops or (due is None and status == "queued"):
-        # If it has a time, it is due a second later, so that a leg that fails is not repeated at once.
+        # If it has a time, it waits up to a second, so that a leg that fails is not repeated at once.
         due = now if due is None else min(due, now + 1)
     update_run(connection, chains, row, changed_at=now, due_at=due, **left)
     if end_of(status, outcome) != end_of(row.status, row.outcome):
@@ -477,7 +477,7 @@ def insert_new(
 
 
 def _after(run: RunRecord, last: float | None) -> RunRecord:
-    """Return the run with a start time later than `last`, that of its session's last run, even if the clock was set back or stands still."""
+    """Return the run with a start time after `last`, the start of its session's last run, even if the clock was set back or stands still."""
     if last is None or run.began_at > last:
         return run
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))

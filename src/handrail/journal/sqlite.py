@@ -34,9 +34,9 @@ class SqliteJournal:
     harm, as a renewed lease can. Values of steps and answers that are read from the file are plain data. Several processes may
     use one file; each run has at most one owner. Close the journal when it is no longer needed.
 
-    Raises `JournalError` if the file can't be opened, is not a journal, is damaged, or was written with a different key or a
-    different version of the schema, and its subclass `JournalExposed` if other users could read or change it. Raises
-    `DefinitionError` if `durability` is invalid.
+    Raises `JournalError` if the file can't be opened, is not a journal, is damaged, has an altered schema or a different
+    version of it, or if the key is missing or is not the journal's. Raises its subclass `JournalExposed` if other users could
+    read or change the journal, and `DefinitionError` if `durability` is invalid.
 
     - `watch`: the number of seconds between checks for answers from other processes; None means never.
     - `inline`: write in the calling thread, for simulations.

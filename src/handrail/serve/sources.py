@@ -75,11 +75,11 @@ class Source(Protocol):
         ...
 
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
-        """Start a run with a message."""
+        """Return the stream of a new run with this message. The run starts when the stream is used."""
         ...
 
     def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
-        """Resume a recorded run."""
+        """Return the stream of a recorded run. The run is resumed when the stream is used."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""`SessionFork`: a session's state as one call, or one child session, sees and changes it."""
+"""`SessionFork`: a session's state as one call sees and changes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SessionFork(msgspec.Struct, eq=False):
     Reads see the parent's state when the fork was made or last refreshed, plus the fork's own events. Logs are an exception:
     the whole session shares them. `commit` raises `Conflict` if others have changed a state slice that the fork has read.
     Otherwise it replays the fork's events onto the newest state. Once the fork is committed or dropped, reads and events raise
-    `ContextExpired`, from any thread. Only `before` still works.
+    `ContextExpired`, from any thread. `before` still works.
     """
 
     root: Session

@@ -48,7 +48,7 @@ class Session:
     """Typed state, divided into slices. A call works on a fork of it.
 
     - `session[Plan].latest()`, `.all()` and `.where(...)` read a slice. Later events do not change a slice that was read.
-    - `session.dispatch(event)` reduces an event into every slice that handles it, or into none.
+    - `session.dispatch(event)` reduces an event into every slice that handles it or, if a reducer fails, into none.
     - The cost of a fork or a snapshot does not depend on the amount of state.
     - Concurrent dispatches, from tasks and threads, lose no updates.
     """
@@ -195,7 +195,7 @@ class Session:
     def restore(self, snapshot: Snapshot) -> None:
         """Restore a snapshot's state. Logs are not rolled back.
 
-        Raises `SessionError` for a snapshot of another session.
+        Raises `SessionError` for a snapshot of another session, and `DefinitionError` if a reducer calls this.
         """
         if snapshot.session_id != self._id:
             raise SessionError(

@@ -162,7 +162,10 @@ def test_files_of_a_live_process_count_as_applied_once_they_are_in_place(folders
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bool):
-    """If somebody edits a file at the last moment, the call conflicts, its message names the file, and its changes and its record are reverted."""
+    """If somebody edits a file at the last moment, the call conflicts, and its message names the file.
+
+    The call's changes are reverted, and its record is voided.
+    """
 
     async def main() -> None:
         files: DirectoryFilesystem = folders(FILES, disk=Meddling(lambda: files.root))

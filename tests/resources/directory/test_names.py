@@ -79,7 +79,7 @@ def test_each_name_has_one_spelling(name: bytes):
 
 @given(st.text(alphabet="ax41\\c3e9/.~0\n", min_size=1, max_size=20))
 def test_a_path_that_is_accepted_is_the_spelling_of_its_name(path: str):
-    """A path is accepted only in the one spelling of its name, so two different paths never lead to one file."""
+    """The normalised form of an accepted path is the one spelling of its name on disk. The name contains no `..`."""
     try:
         at = parse_path(path).path
     except PathRefused:

@@ -48,7 +48,7 @@ class Turn:
     thinking: str = ""
     acts: tuple[Act, ...] = ()
     ids: str = "none"
-    """`none`: the model gives no ids. `same`: it gives the same ids in every turn. `own`: it gives distinct ids."""
+    """`none`: no ids. `own`: distinct ids. `same`: the same ids in every turn of the root run, and distinct ids in nested runs."""
     fails: tuple[str, ...] = ()
     """The text that each failed request before this answer had streamed, or `call` for a part of a call."""
 

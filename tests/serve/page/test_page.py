@@ -199,7 +199,7 @@ def test_it_stays_at_the_end_only_while_the_reader_is_there(desk: Desk):
 
 
 def test_a_failed_run_says_so(page: Page):
-    """The log shows the error of a failed run, and the thread can continue."""
+    """The log says that a run failed, and the thread can continue."""
     say(page, "fail")
     expect(log(page).get_by_role("alert")).to_contain_text("The run failed.")
     say(page, "hello")

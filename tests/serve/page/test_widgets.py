@@ -270,7 +270,7 @@ def test_names_of_a_mapping_are_there_once(shown: Widgets):
 
 
 def test_what_has_no_fields_is_asked_for_as_json(shown: Widgets):
-    """A value for which there are no fields is entered as JSON and validated."""
+    """A value for which there are no fields is entered as JSON, and invalid JSON is refused."""
     shown.show("form", schema={"type": "object", "properties": {"odd": {"not": {}}}, "required": ["odd"]})
     odd = shown.page.get_by_label("Odd")
     odd.fill("{half")

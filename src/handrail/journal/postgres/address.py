@@ -43,7 +43,7 @@ class Address(NamedTuple):
 
 
 def parse_url(url: str) -> Address:
-    """Parse a journal's URL. Raises `JournalError`, whose message does not contain the password, if it is invalid."""
+    """Parse a journal's URL. Raises `JournalError` if the URL is invalid. The message does not contain the password."""
     try:
         parts = urlsplit(url)
         password = parts.password or ""
@@ -52,7 +52,7 @@ def parse_url(url: str) -> Address:
     except ValueError:
         raise JournalError("postgresql://…", "its URL can't be read", _ADVICE) from None
     if "@" in parts.path or parts.fragment or any("@" in name for name, _ in options):
-        # The password contains one of `/?#`, so the rest of it would be taken for another part of the URL, and shown.
+        # The password probably contains one of `/?#`. Then the rest of it would be taken for another part of the URL, and shown.
         advice = "In the password, write '/', '?', '#' and '@' as %2F, %3F, %23 and %40."
         raise JournalError("postgresql://…", "its URL can't be read", advice)
     before, _, host = parts.netloc.rpartition("@")
@@ -66,7 +66,9 @@ def parse_url(url: str) -> Address:
         shown = shown.replace(":/", ":///", 1)  # `urlunsplit` drops an empty host
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
         raise JournalError(
-            shown, f"its schema {schema!r} is not a plain name", "Use lower-case letters, digits and '_'."
+            shown,
+            f"its schema {schema!r} is not a plain name",
+            "Use at most 63 lower-case letters, digits and '_', and do not begin with a digit or 'pg_'.",
         )
     lease = _parse_lease(dict(options).get("lease"), shown)
     own = urlencode([each for each in options if each[0] not in _OWN], safe="/:")

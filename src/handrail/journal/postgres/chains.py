@@ -19,7 +19,7 @@ from handrail.journal.connection import Connection
 from handrail.journal.postgres.statements import PostgresConnection
 
 NOBODY = "-"
-"""The owner of a recorded run that no process has. The owner is "" for chains that belong to no recorded run."""
+"""The owner at the head of a recorded run's chain while no process owns the run. Other chains have the owner ""."""
 
 _COLUMNS = "number, chain, link, kind, key, at, session_id, body, mac, state, opens"
 _RECORD = f"INSERT INTO records ({_COLUMNS})"
@@ -102,7 +102,7 @@ class PostgresChains(Chains):
         return was_sent and self._is_added(connection, record)
 
     def begin_fenced(self, record: FencedRecord) -> tuple[Any, ...] | None:
-        """Return the values of the statement that adds a record, which is about to be sent.
+        """Return the values of the statement that adds a record, and keep them in the record as sent.
 
         Returns None unless this process knows the head of the run's chain, and that head has one of the record's owners.
         """

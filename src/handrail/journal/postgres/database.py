@@ -71,7 +71,7 @@ class PostgresDatabase(Database):
         """Upper bound of the error in `_offset`, in microseconds."""
         self._is_simulated = clock is not SYSTEM_CLOCK
         self._sender: Sender | None = None
-        """Sends records from the event loop; None if only the thread, or the caller's thread, can add them."""
+        """Sends records from the event loop; None if only the journal's thread or, with `inline`, the caller's can add them."""
         self._sends = os.name == "posix" and not inline and moments is None
         self.channel = ""
         """The name of the channel on which processes tell each other what happened."""

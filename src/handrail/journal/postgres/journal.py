@@ -30,8 +30,9 @@ class PostgresJournal:
     Once a method has returned, its record is available to every process on every machine that opens the same URL. Each
     run has at most one owner. A process owns its runs as long as it renews its lease, by the database's clock; after that, any
     other process may take them over. Close the journal when it is no longer needed. Raises `JournalError` if the URL is
-    invalid, if the database can't be opened, if its schema is not a journal's or was altered, or if the key is missing or is
-    not the journal's. Raises `DefinitionError` if `lease` is not a finite number above 0, or if psycopg is not installed.
+    invalid, if the database can't be opened, if its schema is not a journal's, was altered or has a different version, or if the
+    key is missing or is not the journal's. Raises `DefinitionError` if `lease` is not a finite number above 0, or if psycopg is
+    not installed.
 
     - `url`: `postgresql://USER@HOST/DATABASE`. Add `?schema=NAME` for a schema other than `handrail`, and `lease=SECONDS`
       for the length of the lease. The password is best kept in `PGPASSWORD` or `~/.pgpass`.

@@ -1,4 +1,4 @@
-"""Leases by the database's clock: one row for each process, which its heartbeat renews for all its runs."""
+"""Leases by the database's clock. Each process has one lease, in one row, for all the runs that it owns."""
 
 from __future__ import annotations
 

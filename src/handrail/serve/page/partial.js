@@ -45,7 +45,7 @@ function closed(text) {
   return whole.replace(/,\s*$/, "") + open.reverse().join("");
 }
 
-/** The text up to the last comma or bracket outside a string, without an incomplete key or word. */
+/** The text up to the last comma or opening bracket outside a string. */
 function withoutTail(text) {
   let end = 0;
   let inString = false;
