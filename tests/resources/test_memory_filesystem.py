@@ -345,10 +345,10 @@ def test_limits():
         with pytest.raises(FileLimitReached, match="would have 5 bytes, and the limit for a file is 4"):
             files.write("a", "12345")
         files.write("d/a", "1234")
-        with pytest.raises(FileLimitReached, match="together would exceed 6 bytes"):
+        with pytest.raises(FileLimitReached, match="limit of 6 bytes in total"):
             files.write("b", "123")
         files.write("b", "12")
-        with pytest.raises(FileLimitReached, match="more than 3 files and folders"):
+        with pytest.raises(FileLimitReached, match="limit of 3 files and folders"):
             files.mkdir("e")
         with pytest.raises(FileLimitReached, match="the limit for a file is 4"):
             files.append("d/a", "5")

@@ -31,9 +31,9 @@ from support.planted_secrets import MARK, Cut, Key, login_with
 @pytest.mark.parametrize(
     ("effect", "told"),
     [
-        ("pure", "none of its effects remain"),
-        ("read", "none of its effects remain"),
-        ("staged", "none of its effects remain"),
+        ("pure", "none of its own effects remain"),
+        ("read", "none of its own effects remain"),
+        ("staged", "none of its own effects remain"),
         ("idempotent", "it is not known whether it happened"),
         ("compensable", "it is not known whether it happened"),
         ("irreversible", "it is not known whether it happened"),

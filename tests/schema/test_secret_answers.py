@@ -384,8 +384,8 @@ async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: 
 @pytest.mark.parametrize(
     ("effect", "told"),
     [
-        ("read", "none of its effects remain"),
-        ("staged", "none of its effects remain"),
+        ("read", "none of its own effects remain"),
+        ("staged", "none of its own effects remain"),
         ("idempotent", "it is not known whether it happened"),
         ("irreversible", "it is not known whether it happened"),
     ],

@@ -426,7 +426,7 @@ async def session_before(journal: Journal, row: RunRow, session: Session | None)
 
 
 def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:
-    """Apply a finished run's commits, except the undone ones, its messages and its opened sections to a session."""
+    """Apply a finished run's messages, opened sections and commits to a session. Commits that were undone are left out."""
     for unit in units:
         if unit.run_id == row.record.id and unit.call_id not in undone:
             _redo(session, unit)
@@ -435,7 +435,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """Return the session as it was before its first run, restored into `session` if given. Raises `RunError` if that does not fit."""
+    """Return the session as it was before its first run, restored into `session` if given. Raises `RunError` if `session` does not fit."""
     base = base_of(runs)
     if session is None and base is not None:
         session = load_imported(base)

@@ -104,7 +104,7 @@ class DbosDispatcher:
                     return
                 DBOS.cancel_workflow(id)
             elif found.status == "DELAYED":
-                DBOS.cancel_workflow(id)  # delayed too long, because the submitting process has a slow clock
+                DBOS.cancel_workflow(id)  # delayed too long, because the submitting process's clock is behind
             elif found.status == "ENQUEUED":
                 return
 

@@ -133,7 +133,7 @@ class Runner:
         """Execute legs until `stop` is set. Then take no more runs, and give the current legs `grace` seconds to finish.
 
         Legs that are left after that are interrupted, and their runs are due for other workers at once. The same happens
-        without the `grace` if this worker fails or is cancelled.
+        without the grace period if this worker fails or is cancelled.
         """
         self._narrator = _narrator(self.journal, self._clock)
         duties = [self._tend(), self._claim() if self._engine is None else self._work(self._engine)]

@@ -315,7 +315,7 @@ class Recall:
             _record(session, fact)
 
     def when_covered(self, wake: Callable[[], object]) -> Callable[[], None]:
-        """Call `wake` on this loop when a new decision covers this request. Returns a function that unsubscribes."""
+        """Call `wake` on the running event loop when a new decision covers this request. Returns a function that unsubscribes."""
         loop = asyncio.get_running_loop()
 
         def look(_: ApprovalRemembered) -> None:

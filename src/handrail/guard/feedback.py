@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.guard")
 
 CAP = 3
-"""The default number of times that a provider or checker may speak in one run."""
+"""The default cap of a completion checker."""
 
 
 class RunState(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class FeedbackProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """A provider that tells the model how much time is left, once for each threshold in `at`, in seconds."""
+    """A provider that tells the model how much time is left, once for each number of seconds in `at`."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -116,7 +116,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """A provider that tells the model how much of its budget is left, once for each threshold in `at`, a spent fraction."""
+    """A provider that tells the model how much of its budget is left, once for each spent fraction in `at`."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
@@ -149,7 +149,7 @@ class CompletionChecker(Protocol):
     def name(self) -> str: ...
     @property
     def cap(self) -> int:
-        """Maximum number of times that the checker may keep one run from ending. After that the run ends anyway."""
+        """Maximum number of times that the checker may keep one run from ending. After that, the run may end although something is missing."""
         ...
 
     def missing(self, state: RunState, /) -> str | Awaitable[str | None] | None:
@@ -206,7 +206,7 @@ def _field(output: Any, field: str) -> Any:
 class CommandPassing:
     """A checker that lets a run end once this command exits with 0. The command runs on a fork of the run's files, which is dropped.
 
-    A command that can't run at all has not passed: the model is told so, and the run does not end as done.
+    A command that can't run at all has not passed, and the model is told why.
     """
 
     def __init__(self, shell: Shell, *argv: str, cap: int = CAP, name: str = "command") -> None:
@@ -302,7 +302,7 @@ async def ask(name: str, asked: Callable[[], Any]) -> Reply:
     except Exception as error:
         from handrail.raised_errors import in_short
 
-        log.exception("%r could not be asked", name)
+        log.exception("the feedback provider or completion checker %r raised an error", name)
         return Reply(problem=in_short(error))
     if said is None or isinstance(said, str):
         return Reply(said)

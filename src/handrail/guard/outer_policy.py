@@ -16,7 +16,7 @@ from handrail.tools import Tool, ToolResult
 class OuterPolicy:
     """A policy of an outer run, as it applies in a run nested in it: what it denies stays denied.
 
-    Calls about which it would ask are left to the nested run's own policies.
+    Where it would ask about a call, it allows the call instead.
     """
 
     __slots__ = ("name", "policy")

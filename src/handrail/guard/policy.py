@@ -250,7 +250,8 @@ class CapabilityPolicy:
             if not source.has_asked or not covered:
                 scope = ", ".join(map(repr, self._scope))
                 raise FileError(
-                    path, f"{tool.name} changes it outside its scope ({scope}), and nobody can be asked"
+                    path,
+                    f"{tool.name} changes it outside its scope ({scope}), and nobody has approved that. Use paths in the scope",
                 )
             context.session.dispatch(PolicyNote(self.name, path, _APPROVED))
 

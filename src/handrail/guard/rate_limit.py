@@ -139,7 +139,7 @@ class RateWindow:
 def _within(seconds: float, at: float, now: float) -> bool:
     """Return whether `at` is less than this many seconds away from `now`.
 
-    `at` may be in the future. A time that is further ahead than this comes from another machine's clock.
+    `at` may be ahead of `now`. A time that is further ahead than this comes from another machine's clock, and does not count.
     """
     return abs(now - at) < seconds
 

@@ -34,7 +34,7 @@ class ReadBeforeWritePolicy:
             return PolicyDecision.allow()
         if not paths:
             return PolicyDecision.deny(
-                f"{tool.name} writes files, but none of its arguments is declared as a path. "
+                f"{tool.name} writes files, but this call names no path to write. "
                 "Use a tool that names the file it writes."
             )
         try:
@@ -53,7 +53,10 @@ class ReadBeforeWritePolicy:
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
-        """Raise `FileError` if the call changed a file that was neither declared nor read. Otherwise note the files that the session now knows."""
+        """Raise `FileError` if the call changed an existing file that was neither declared nor read.
+
+        Otherwise note the files that the session now knows.
+        """
         if EFFECTS[tool.effect].writes:
             source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
             edits: list[Edit] = list(source.changed_files())

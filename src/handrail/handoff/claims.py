@@ -28,7 +28,7 @@ class _Unfinished(Exception):
 
 
 class Claim:
-    """One attempt to finish a handoff: its id, and the key of the call that runs its `after`."""
+    """One attempt to finish a handoff, with the handoff's id and the key of the call that runs `after`."""
 
     __slots__ = ("_frame", "_id", "_key", "_name", "_result")
 

@@ -101,7 +101,7 @@ class BudgetTracker:
 
     A spend is charged to this tracker and all its ancestors together, under one lock, so concurrent
     reservations never exceed a limit. The actual amount of a spend is always recorded, even if it is more than
-    was reserved; the remaining amount is then negative.
+    was reserved; the remaining amount can then be negative.
     """
 
     __slots__ = ("_above", "_limits", "_reserved", "_spent", "lock")

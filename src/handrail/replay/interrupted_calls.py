@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
     """Continue the count of the call's attempts, and note whether the call was charged before the process ended.
 
-    Unless the call is over, the model answers of earlier attempts are charged again. Returns the lasting effects of earlier
-    attempts.
+    Unless the call is over, the recorded model answers of its earlier attempts are charged. Returns the lasting effects of
+    these attempts.
     """
     log = attempt.frame.log
     if attempt.kind.undoes or attempt.number > 1:
@@ -50,9 +50,8 @@ async def decide_interrupted(attempt: Attempt) -> bool:
     calls, so it only has to commit. Otherwise raises `Unsuccessful`, which carries the call's result, or `OutcomeUnknown`.
 
     Once a call with a secret has begun, it runs again only if its probe says that it never took effect, or if it continues
-    work that goes on elsewhere. The record has a mask in place of a secret
-    argument from a model, and parsing rejects the mask. A secret from a person would have to be requested again, although the
-    call may have used the first answer already.
+    work that goes on elsewhere. The record has a mask in place of a secret argument from a model, and parsing rejects the
+    mask. A secret from a person would have to be requested again, although the call may have used the first answer already.
     """
     if attempt.kind.is_auxiliary:
         return False
@@ -97,7 +96,7 @@ async def decide_interrupted(attempt: Attempt) -> bool:
         )
         raise Unsuccessful(
             ToolResult.error(
-                f"{attempt.name} was interrupted when the process ended, and none of its effects remain. {why}"
+                f"{attempt.name} was interrupted when the process ended, and none of its own effects remain. {why}"
                 f"Call it again, {hint}.{_left_by(attempt, deposited)}"
             )
         )

@@ -151,7 +151,7 @@ def _rests(attempt: Attempt, is_around: bool) -> bool:
     """Return whether this call only waits for later answers or, if it `is_around` other calls, for these calls."""
     if not attempt.waiting and not is_around:
         return False
-    # If more questions are open than wait for later answers, or in the grace period, the handler may be about to continue.
+    # In the grace period, or if a question does not wait for a later answer, the handler may be about to continue.
     return attempt.asking <= attempt.waiting and attempt.grace is None
 
 

@@ -167,7 +167,7 @@ class RunResources:
             raise ExceptionGroup("closing resources", errors)
 
     async def close_logged(self, ended: BaseException | None = None) -> tuple[Exception, ...]:
-        """Close the run's resources after it has ended, without changing its outcome. Returns the errors that closing raised.
+        """Close the resources of a run that has ended, without changing its outcome. Returns the errors that closing raised.
 
         The errors are logged. If `ended` is the error that ended the run, they are also added to it as notes. A nested
         run with a forkable resource leaves the closing to the run around it.

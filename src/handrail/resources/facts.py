@@ -120,7 +120,7 @@ def _as_far_as_allowed() -> Generator[None]:
 
 
 def born_in(at: str, status: os.stat_result) -> Facts | None:
-    """Return facts for a private folder in which new files inherit what they would in the folder `at`, or None if that is nothing.
+    """Return facts for a private folder in which new files inherit the same as in the folder `at`, or None if they inherit nothing there.
 
     A set-group-ID folder passes on its group. A default access list decides who may access new files.
     """
@@ -166,7 +166,7 @@ def _shown_value(value: bytes) -> str:
 
 
 def _shown_list(value: bytes) -> str:
-    """Format an access list like `getfacl`, with numbers for users and groups. A malformed list is shown as plain bytes."""
+    """Format an access list like `getfacl`, with numbers for users and groups. A malformed list is shown like any other attribute."""
     try:
         entries = list(struct.iter_unpack("<HHI", value[4:]))
         return ",".join(_shown_entries(entries))

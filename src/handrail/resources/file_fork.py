@@ -101,7 +101,7 @@ class FileFork(Overlay):
             shared.release()
 
     def apply(self) -> None:
-        """Commit the changes to the files that were forked. Discards them if an outer fork has ended, or if the nearest one is sealed.
+        """Commit the changes to the files that were forked. Discards them if an outer fork has ended or the nearest outer fork is sealed.
 
         The reads then count as reads by the nearest outer fork, unless an outer fork has ended. Raises `ContextError` unless
         the fork is prepared.

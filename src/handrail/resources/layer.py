@@ -376,10 +376,12 @@ class Layer:
             raise FileLimitReached(path, problem)
         files, total = self._usage()
         if files + more > limits.max_files:
-            problem = f"there would be more than {limits.max_files} files and folders. Delete some first"
+            problem = (
+                f"the limit of {limits.max_files} files and folders would be exceeded. Delete some first"
+            )
             raise FileLimitReached(path, problem)
         if size > old_size and total + size - old_size > limits.max_total_size:
-            problem = f"all files together would exceed {limits.max_total_size} bytes. Delete some first"
+            problem = f"the limit of {limits.max_total_size} bytes in total would be exceeded. Delete some files first"
             raise FileLimitReached(path, problem)
 
     def _refuse_no_file(self, at: ParsedPath, node: Node) -> NoReturn:

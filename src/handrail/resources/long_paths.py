@@ -1,4 +1,4 @@
-"""Paths of any length: a system call accepts fewer than 4096 bytes, but folders can be nested more deeply."""
+"""Paths of any length: a system call accepts fewer than 4096 bytes, but the paths of deeply nested folders are longer."""
 
 from __future__ import annotations
 

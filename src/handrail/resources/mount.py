@@ -107,7 +107,10 @@ def mask_reserved(mask: Path, root: Path) -> None:
 
 
 def _imitate(folder: str, original: str) -> None:
-    """Copy a folder's mode, times, attributes and, if allowed, owner and group to its counterpart in the mask, because commands see those."""
+    """Give a folder in the mask the mode, times, attributes and, if allowed, owner and group of the original.
+
+    Commands see the folder in the mask instead of the original.
+    """
     facts = os.stat(original)
     with contextlib.suppress(PermissionError):
         os.chown(folder, facts.st_uid, facts.st_gid)

@@ -22,7 +22,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds for closing one resource, if closing it is async. A cancelled call waits for this too, before it ends."""
+"""Maximum seconds for closing one resource, if closing it is async. A cancelled call also waits for its resources to close."""
 
 
 class Kept:
@@ -96,7 +96,7 @@ class Scoped:
     def __init__(self) -> None:
         self.made: dict[type, Kept] = {}
         self.opening: dict[type, asyncio.Future[None]] = {}
-        """A future for each resource that is being created. It is done once the creation has succeeded or failed."""
+        """A future for each resource that `open` is creating, unless it is `fresh`. It is done once the creation has succeeded or failed."""
         self.waits: dict[type, set[type]] = {}
         """The protocols that each creation is waiting for. Used to find cycles that span several calls."""
         self._closers: list[Closer] = []

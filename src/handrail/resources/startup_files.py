@@ -78,7 +78,7 @@ _PROGRAMS = {
 """The files in a virtual environment's `bin` or `Scripts` folder that run when the environment is used.
 
 A virtual environment can have any name, so these files count in every folder named `bin` or `Scripts`. Other programs
-there are not listed, because they run only if something names them.
+there are not listed, because they run only on request.
 """
 _STARTS_WITH = ("__editable__", "_virtualenv.")
 """Beginnings of the names of modules that `.pth` files import when Python starts."""

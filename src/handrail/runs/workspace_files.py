@@ -90,7 +90,7 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
 
     @tool(effect="staged")
     def copy_files(source: str, *, context: ToolContext) -> str:
-        """Copy files of this host into the workspace. `source` is the path of `at` as it is shown."""
+        """Copy files of this host into the workspace. `source` is their path."""
         files = context.filesystem
         assert isinstance(files, Layered), "a workspace has layers"
         layers = files.layers()

@@ -311,7 +311,7 @@ def test_limits_hold_for_what_one_call_changes(folders: Folders):
         fork.write("a", "x" * 21)
     fork.write("a", "x" * 20)
     fork.write("b", "")
-    with pytest.raises(FileLimitReached, match="more than 2 files and folders"):
+    with pytest.raises(FileLimitReached, match="limit of 2 files and folders"):
         fork.write("c", "")
     commit(fork)
     files.write("c", "")

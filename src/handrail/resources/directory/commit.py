@@ -220,7 +220,7 @@ class Commit:
         """Raise the error for a commit that failed at `path`. `stuck` lists the paths that could not be restored."""
         if stuck:
             self.is_stuck = True
-            problem = f"the disk reported an error in the middle of the changes ({_reason(error)}), and what was there before could not be restored in {', '.join(stuck)}. Undo this call"
+            problem = f"the changes could not be completed ({_reason(error)}), and what was there before could not be restored in {', '.join(stuck)}. Undo this call"
             raise FileError(stuck[0], problem) from error
         if isinstance(error, Busy):
             problem = "another program is writing to this file. Try again when that program has closed it"

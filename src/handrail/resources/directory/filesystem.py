@@ -115,7 +115,7 @@ class DirectoryFilesystem(Linked):
     ) -> tuple[str, ...]:
         """Restore what this call's commit displaced, and remove what it created. Returns the restored and removed paths, sorted.
 
-        Call ids repeat between conversations, so pass the id of the call's run, and the id of its journal if the run
+        Call ids can repeat in other conversations, so pass the id of the call's run, and the id of its journal if the run
         was recorded. `handrail.runs.undo` does this, and also tells the model. Raises `UndoRefused` if no commit of the call
         is kept, or if someone has changed its paths since; the error then lists them. Raises `Conflict` if a
         prepared fork is about to change one of its paths, and `FileError` if the folder was moved or replaced, or if the

@@ -169,7 +169,7 @@ class Upper:
                 if self._written.get(entry.path) != _mark(entry):
                     self._written[entry.path] = _mark(entry)
                     yield entry
-        for path in sorted(gone):  # the fork created these paths, so there is nothing below to hide
+        for path in sorted(gone):  # no layer below has these paths, or the overlay would have left whiteouts
             del self._written[path]
             yield Entry(path, "gone")
 

@@ -75,9 +75,9 @@ class Ground(Shared):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
     def startup_links(self) -> Iterator[tuple[str, str]]:
-        """Yield each location of a startup file that is a link or is in a linked folder, with each path under the root that it leads to.
+        """Yield each path in `PLACES` or in a folder of hooks that is a link or is in a linked folder, with a path under the root that it leads to.
 
-        If a link leads to another link, the paths of both targets are included.
+        If a link leads to another link, the path is yielded once for each target.
         """
         there = self._startup_names()
         if not there:
@@ -272,8 +272,8 @@ class Linked(Layer):
     def _kinds(self, folder: str) -> Mapping[str, bool]:
         """Return the names in a folder, each with whether it is a folder. Empty if the path can't be used.
 
-        Links to folders are omitted, so that a search does not descend through links, which could form a cycle.
-        Names that a caller could not pass back are omitted too.
+        Of the links, only those to files are included, so that a search does not descend through links, which could form a
+        cycle. Names that a caller could not pass back are omitted.
         """
         with self._shared.lock:
             try:
@@ -394,7 +394,7 @@ def _can_be_said(path: str) -> bool:
 _AT_ONCE = 500
 """Maximum number of files per ripgrep process, so that their names fit on a command line."""
 WORTH = 32
-"""Minimum number of files for which ripgrep is faster."""
+"""Minimum number of files to search with ripgrep. For fewer files, starting it takes longer than it saves."""
 
 
 def files_holding(root: Path, text: str, paths: Sequence[str]) -> set[str] | None:

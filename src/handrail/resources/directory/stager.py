@@ -279,7 +279,7 @@ class _Stager:
         return steps
 
     def _check_folder(self, folder: str) -> None:
-        """Raise `FileError` if files can't be renamed into this folder. Called before anything is renamed."""
+        """Raise `FileError` if files can't be renamed into this folder, before the commit changes anything in the root."""
         if not folder or folder in self._born:
             return
         self._known.add(folder)

@@ -198,7 +198,7 @@ def turn(upper: str, stop: Stop) -> Generator[None]:
 
 
 class Output:
-    """A buffer that accepts any number of bytes. `read` returns at most `limit`, half from the start and half from the end."""
+    """A buffer that accepts any number of bytes. `read` returns at most `limit` of them, half from the start and half from the end."""
 
     __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "total")
 

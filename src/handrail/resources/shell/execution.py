@@ -54,7 +54,7 @@ class CommandLimits:
     cpu_seconds: float = 3600.0
     """Maximum seconds of CPU time, on all cores together."""
     disk: int | None = None
-    """Maximum bytes written to the folder. None means half of the free disk space, at most 8 GiB."""
+    """Maximum bytes of disk space that writes to the folder may add. None means half of the free disk space, at most 8 GiB."""
     files: int = 1_000_000
     """Maximum number of files and folders in the upper layer, or in the copy if the command runs on a copy.
 
@@ -111,7 +111,7 @@ class CommandResult:
 
     @property
     def ending(self) -> str:
-        """How the command ended, such as `exit code 1`, `killed by SIGSEGV` or `stopped after 60 s`."""
+        """How the command ended, such as `exit code 1` or `killed by SIGSEGV`."""
         if self.limit:
             return f"stopped, with everything it had started, because it used more than its limit of {self.limit}"
         if self.timed_out:

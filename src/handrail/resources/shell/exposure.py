@@ -83,7 +83,10 @@ def _home_of(path: str) -> list[str]:
 
 
 def _interpreter(path: str) -> list[str]:
-    """Return the path of the interpreter in a script's first line, as written and with links resolved, or an empty list."""
+    """Return the path of the interpreter that a script's first line names, twice: as written, and with links resolved.
+
+    Returns an empty list if the line names no existing interpreter.
+    """
     try:
         with open(path, "rb") as file:
             first = file.readline(256)

@@ -69,7 +69,7 @@ class Copy:
         self.unread = 0
         """Number of files and folders that could not be read. They are not in the copy and stay unchanged."""
         self.omitted = 0
-        """Number of links that lead out of the folder and are not in the copy. They stay unchanged."""
+        """Number of links that are not in the copy, because they lead out of the folder or can't be resolved. They stay unchanged."""
 
     def make(self) -> None:
         """Make the copy. Then wait briefly until the disk's clock has advanced, so that any later change gets a newer timestamp."""
@@ -269,7 +269,7 @@ class Copy:
         return below
 
     def _turn_outward(self, at: str) -> None:
-        """Make a link to a path in the copy lead to the same path in the folder, because the copy is removed."""
+        """Make a link to a path in the copy lead to the same path in the folder, because the copy will be removed."""
         if self._root and os.path.islink(at):
             target = os.readlink(at)
             if is_below(target, self._target):

@@ -21,7 +21,7 @@ View = Literal["overlay", "bind", "plain"]
 
 
 INODE = 1024
-"""Bytes of kernel memory that a file in a tmpfs takes, even if it is empty."""
+"""Estimated bytes of kernel memory that each file in a tmpfs takes besides its content."""
 
 
 class Limits(NamedTuple):
@@ -63,7 +63,7 @@ class Request(NamedTuple):
     cwd: str
     view: View
     lowers: list[str]
-    """The read-only layers, topmost first. If the command runs on a copy, only the copy."""
+    """The layers below `upper`, topmost first. If the command runs on a copy, this is only the copy, which the command changes."""
     upper: str
     work: str
     network: bool

@@ -18,7 +18,7 @@ from handrail.spelling import checked_arguments
 MAX_ARGUMENT = 128 * 1024 - 1
 """Maximum bytes in one argument, as in Linux."""
 MAX_COMMAND = 1024 * 1024
-"""Maximum bytes in all arguments together."""
+"""Maximum bytes in all arguments together, including a terminating zero and a pointer for each."""
 _SHOWN = 200
 
 # These programs run the program that their arguments name, so a rule with open arguments would allow everything.

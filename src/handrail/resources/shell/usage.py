@@ -25,7 +25,7 @@ _SYSTEM_V = {"shm": {14: 1, 15: 1}, "msg": {3: 1, 4: 64}, "sem": {3: 128}}
 """For each file in `/proc/sysvipc`, the columns to add up, each with the bytes that one unit in it stands for."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PER_CHECK = 2000
-"""After a walk that found N files, the next walk is N / `_PER_CHECK` checks later, but at least one, so that walking stays cheap."""
+"""After a walk that found N files, the next walk is N / `_PER_CHECK` checks later, or at the next check if N is small. So walking stays cheap."""
 
 
 class Usage:

@@ -1,9 +1,9 @@
 """`WorkspaceFilesystem`: a workspace while a run has it. `WorkspaceFork`: one call's version of it.
 
-Both work on this host's copy as they would on any folder. Two things differ. A commit is described by digests, so the
-journal's record of the call is the commit, whatever happens to the copy afterwards. And each file or link that is looked up
-is compared with its recorded state, so a change by another program is neither read nor committed. Ignored paths are not
-compared, and for a folder only the kind is.
+They work on this host's copy like a `DirectoryFilesystem` and its forks, except for two things. A commit is described by
+digests, so the journal's record of the call is the commit, whatever happens to the copy afterwards. And each file or link
+that is looked up is compared with its recorded state. If another program has changed it, the lookup raises `FileError`. Ignored
+paths are not compared, and for a folder only the kind is.
 """
 
 from __future__ import annotations
@@ -235,6 +235,6 @@ class WorkspaceFork(DirectoryFork):
         self._ground.area.discard(commit)
 
     def revert(self) -> None:
-        """Refuse further use of the copy, if the journal records changes of this fork. The journal's record is not reverted."""
+        """Refuse further use of the copy, if this fork has changes that the journal recorded. The record itself is not reverted."""
         if self._delta is not None:
             self._workspace.broke("a recorded change was not completed on this host")
