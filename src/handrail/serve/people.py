@@ -150,7 +150,7 @@ class People:
         for role in sorted(given):
             if not _ROLE.fullmatch(role):
                 raise DefinitionError(
-                    f"{role!r} can't be a role. Use {', '.join(ROLES)}, or another name in lowercase letters."
+                    f"{role!r} can't be a role. Use {', '.join(ROLES)}, or another name of up to 32 lowercase letters."
                 )
         if given.isdisjoint(ROLES):
             given.add("approver" if given else "user")

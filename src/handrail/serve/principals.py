@@ -109,7 +109,7 @@ class Principals:
         self._links: dict[bytes, _Link] = {}
         """The unused links, by the digest of their code."""
         self._checks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """A lock for each address and each user name whose secret is being checked."""
+        """A lock for each address from which, and each user name for which, a secret is being checked."""
         self._clock = clock
         self.link_used: Callable[[], None] = lambda: None
         """Called after a link has been used, so that the operator can be shown a new one."""
@@ -358,9 +358,9 @@ class Principals:
             raise
         except Exception:
             log.exception("the app's `authenticate` raised an error, so the request is refused")
-            raise RequestRefused(401, "NotSignedIn", "sign in first") from None
+            raise RequestRefused(401, "NotSignedIn", "you are not signed in. Sign in first.") from None
         if found is None or found == "":
-            raise RequestRefused(401, "NotSignedIn", "sign in first")
+            raise RequestRefused(401, "NotSignedIn", "you are not signed in. Sign in first.")
         if not isinstance(found, str) or not is_principal(found):  # pyright: ignore[reportUnnecessaryIsInstance]  # an app's own
             log.error(
                 "the app's `authenticate` returned %.80r. It must return 1 to %d printable characters, or None",
