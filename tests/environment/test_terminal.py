@@ -333,7 +333,7 @@ async def test_a_question_that_is_withdrawn_ends_and_says_so():
 
 
 async def test_a_question_answered_elsewhere_or_timed_out_is_withdrawn():
-    """A question that is answered elsewhere or times out is withdrawn from the screen."""
+    """A question that is answered elsewhere or times out is withdrawn, and the screen says so."""
     with at_terminal() as (seen, terminal):
         journal = MemoryJournal()
         asking = asyncio.ensure_future(journal.questions.ask(question(), terminal))

@@ -951,7 +951,7 @@ def test_the_count_itself_lets_in_no_more_than_may_be():
 
 
 def test_a_rate_costs_the_same_however_many_calls_there_were():
-    """After many calls, a stored rate window is no longer than the rate, and denied calls have added nothing to it."""
+    """After many calls, a stored window holds only as many calls as the rate allows. Denied calls are not counted."""
 
     async def main() -> None:
         session = Session()
