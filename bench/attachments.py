@@ -173,7 +173,7 @@ def say(what: str, figure: str, missed: bool = False) -> None:
 
 
 def low(costs: Sequence[float]) -> float:
-    """Return the lower quartile: other processes on the machine only ever add to a cost."""
+    """Return the lower quartile, because other processes on the machine only ever add to a cost."""
     return statistics.quantiles(costs, n=4)[0]
 
 

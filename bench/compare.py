@@ -2,9 +2,9 @@
 
     python bench/compare.py COMMIT
 
-Each side is a process that measures with its own bench/run.py. The two take turns, so a busy machine slows both. The
-cost of a side is divided by its own floor in the same round. A process's figures vary by up to a tenth with its memory
-layout, so both sides are restarted several times. The bare gate may be at most 1 µs slower than at COMMIT.
+Each side is a checkout, which a process measures with the checkout's own bench/run.py. The two processes take turns, so a busy
+machine slows both. The cost of a side is divided by its own floor in the same round. A process's figures vary by up to
+a tenth with its memory layout, so both are restarted several times. The bare gate may be at most 1 µs slower than at COMMIT.
 """
 
 from __future__ import annotations

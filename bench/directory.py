@@ -1,4 +1,4 @@
-"""Measure calls on a real folder, compared with bare disk operations and git, and searches, compared with Python's engine.
+"""Measure calls on a real folder against bare disk operations and git, and searches against Python's regex engine.
 
 The figures are medians of wall time, since the disk is the bottleneck of a call. Rows with a limit say whether it was
 met.
@@ -148,7 +148,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 async def snapshots(base: Path) -> None:
-    """Print the time of a git commit of one changed file and a reset, and of a call that changes the file and an undo."""
+    """Print the time to commit one changed file with git and reset it, and of a call that changes the file and is undone."""
     for files in GIT:
         folder = folder_of(base / "git", files)
         git(folder, "init", "-q")

@@ -3,7 +3,7 @@
     python bench/mcp_calls.py
 
 The servers are separate processes. They are called over standard input and output, and over HTTP on loopback with a
-bearer token. The sides take turns, so a busy machine slows both. Each ratio may be at most 1.5.
+bearer token. The sides take turns, so a busy machine slows all of them. Each ratio may be at most 1.5.
 """
 
 from __future__ import annotations

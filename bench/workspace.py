@@ -2,7 +2,7 @@
 
     python bench/workspace.py [FILES] [JOURNAL]
 
-Each host is a folder for copies and its own connection to the journal, which is a SQLite file by default, or at the given
+Each host has a folder for copies and its own connection to the journal, which is a SQLite file by default, or at the given
 PostgreSQL URL. The run fills the workspace, is parked, and continues on the second host, where it changes a few files. Then
 a second run opens the workspace on the first host again. After each undo, the second host opens it once more.
 """

@@ -141,7 +141,7 @@ def arguments(table: dict[str, Any]) -> argparse.Namespace:
 def main() -> int:
     """Run all jobs, store the results and print the tables.
 
-    Fails if the floor or Handrail did not do the work.
+    Returns 1 if a job of the floor or of Handrail failed.
     """
     table = tomllib.loads((venvs.HERE / "peers.toml").read_text())
     options = arguments(table)

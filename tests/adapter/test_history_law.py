@@ -183,9 +183,9 @@ RESULT = ToolMessage((CallAnswered("a", "act", "done"),))
     [
         ([USER, CALL], "have no results"),
         ([USER, CALL, USER], "comes before the results of the calls a"),
-        ([USER, RESULT], "does not have the results of the calls in the message before it"),
-        ([USER, CALL, ToolMessage(())], "does not have the results"),
-        ([USER, CALL, RESULT, RESULT], "does not have the results"),
+        ([USER, RESULT], "the results in message 2 do not match the calls in the message before it"),
+        ([USER, CALL, ToolMessage(())], "the results in message 3 do not match"),
+        ([USER, CALL, RESULT, RESULT], "the results in message 4 do not match"),
         ([USER, "text"], "message 2 is a str"),
     ],
 )

@@ -25,7 +25,7 @@ from handrail import (
     tool,
 )
 from handrail.adapter import attempts
-from handrail.cancellation import shielded
+from handrail.cancellation import finish
 from handrail.errors import DefinitionError, JournalError, PromptEvaluationError, RunBusy, RunError, RunParked
 from handrail.journal.sqlite import MemoryJournal
 from handrail.journals import Journal
@@ -339,9 +339,9 @@ async def test_a_cancellation_while_an_answer_is_recorded_is_not_lost(
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        return await shielded(work)
+        return await finish(work)
 
-    monkeypatch.setattr(attempts, "shielded", cancelled_meanwhile)
+    monkeypatch.setattr(attempts, "finish", cancelled_meanwhile)
     deadline = Deadline(datetime.now(UTC) + timedelta(days=1)) if has_deadline else None
     adapter = Adapter(ScriptedModel([ToolCall("look"), "done"]), journal=journal)
     running = asyncio.ensure_future(

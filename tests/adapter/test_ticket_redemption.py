@@ -49,6 +49,7 @@ from handrail.limits import BudgetTracker
 from handrail.messages import Price, Traits
 from handrail.question import Answer
 from handrail.records import RunRecord
+from handrail.resources.bindings import RunResources
 from support import SUPPORT, importing_support, warm_python
 from support.examples import at_most
 from support.rig import Note
@@ -527,6 +528,39 @@ async def test_one_that_was_cancelled_is_spent(stage: Stage):
 
     assert await stage.run(acting(here)) == "went on"
     assert stage.notes == []
+
+
+@pytest.mark.parametrize("step", ["deposit", "release", "release unopened", "close"])
+async def test_a_cancellation_in_the_last_steps_of_a_redemption_is_raised_after_them(
+    stage: Stage, step: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The step is completed: a result that was deposited is found, and a claim that was released can be acquired."""
+    redeeming: list[asyncio.Future[Any]] = []
+    name = step.split()[0]
+    owner: Any = RunResources if name == "close" else type(stage.there.tickets)
+    method = "close_logged" if name == "close" else name
+    finish_step = getattr(owner, method)
+
+    async def cancelled_meanwhile(*given: Any) -> Any:
+        redeeming[0].cancel()
+        await asyncio.sleep(0)
+        return await finish_step(*given)
+
+    async def here(context: ToolContext) -> str:
+        ticket = context.ticket()
+        arguments = {"colour": "red"} if step == "release" else {}
+        session = Session(id="other") if step == "release unopened" else None
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, method, cancelled_meanwhile)
+            redeeming.append(
+                asyncio.ensure_future(stage.redeem(ticket, arguments=arguments, session=session))
+            )
+            with pytest.raises(asyncio.CancelledError):
+                await redeeming[0]
+        return (await stage.redeem(ticket)).render()
+
+    assert await stage.run(acting(here)) == "marked"
+    assert stage.notes == ["there"]
 
 
 async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(

@@ -277,7 +277,7 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
         connection.execute("INSERT INTO records (nonsense) VALUES (1)")
 
     async def main(journal: SqliteJournal) -> Any:
-        with pytest.raises(JournalError, match="it can't be written: table records has no column"):
+        with pytest.raises(JournalError, match="it can't be read or written: table records has no column"):
             await journal._database.transact(half)
         await journal.calls.commit(unit("1"))
         halves = await journal._database.transact(

@@ -240,11 +240,11 @@ class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
     text: str
     """The text of the newly opened sections."""
     tools: tuple[AnyTool, ...]
-    """The tools that are shown for the first time, in order."""
+    """The tools that are shown for the first time, in declaration order."""
     rendered: RenderedPrompt[OutputT]
     """The complete prompt after the sections were opened."""
     attachments: tuple[Attachment, ...] = ()
-    """The attachments that are shown for the first time, in order."""
+    """The attachments that are shown for the first time, in declaration order."""
 
 
 def text_of(node: Node, opened: frozenset[str]) -> str:

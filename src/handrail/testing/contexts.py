@@ -139,7 +139,7 @@ def worker_context(
 ) -> WorkerContext:
     """Create a context for testing a worker's tools.
 
-    `workers` maps the names of the workers that it may call to their descriptions, and `results` has their answers. With
+    `workers` maps the names of the workers that this one may call to their descriptions, and `results` has their answers. With
     `answers`, there is a person to ask, and the context is a `WorkerUserContext`. With `replies`, there is a model to ask.
     """
     listed = RegistryView(dict(workers or {}))

@@ -125,7 +125,8 @@ class Person(Environment):
 class Agent(Person):
     """An environment with a model in place of a person, which answers as a `Person` does.
 
-    Handrail's own broker never asks a model for an approval. A different broker gets the decision in `approve`.
+    Handrail's own broker never asks a model for an approval. A different broker gets the decision in `approve`, which approves
+    everything by default.
     """
 
     run_mode: RunMode = "agent"

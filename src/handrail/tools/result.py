@@ -123,7 +123,7 @@ def json_of(result: ToolResult[Any]) -> bytes:
 
 
 def rendering_of(result: ToolResult[Any]) -> tuple[str, bytes]:
-    """Return what `shown_text` and `json_of` return, but encode a number only once."""
+    """Return what `shown_text` and `json_of` return, but encode a number or a boolean only once."""
     json, has_more = json_of(result), result.message or result.exclude_value_from_context
     is_number = type(result) is ToolResult and type(result.value) in _NUMBERS
     if is_number and not has_more and "text" not in result.__dict__:

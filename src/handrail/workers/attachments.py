@@ -104,7 +104,9 @@ def accept(
             problems.append(str(error))
             continue
         if attachment.name in found:
-            problems.append(f"{attachment.name} is given twice. Pass it once")
+            problems.append(
+                f"two attachments are named {attachment.name}. Pass it once, or rename one of them"
+            )
         found[attachment.name] = attachment
     if problems:
         raise ToolValidationError(
@@ -140,7 +142,7 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
         content = folder.read_bytes(name)
     except ResourceError:
         raise ToolValidationError(
-            f"{name} can't be read, because this run has no files. Pass its bytes instead"
+            f"{name} can't be read, because this run has no files, or they are not open yet. Pass its bytes instead"
         ) from None
     except FileError as error:
         raise ToolValidationError(str(error).rstrip(".")) from None

@@ -125,7 +125,9 @@ class _Builder:
         several = schema.get("anyOf", schema.get("oneOf"))
         if several is not None:
             if not isinstance(several, list) or not several:
-                return self.refuse(where, "`anyOf` is not a list of schemas", "Write `anyOf: [...]`.")
+                return self.refuse(
+                    where, "`anyOf` or `oneOf` is not a list of schemas", "Write `anyOf: [...]`."
+                )
             forms = enumerate(cast("list[Any]", several))
             return _union(self.type_of(form, f"{where}.anyOf[{index}]") for index, form in forms)
         kind = schema.get("type")

@@ -96,7 +96,7 @@ class InstructionsSection(MarkdownSection[Rendered]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Worker:
-    """An agent kept in a file or, if a model created it, in a session. The value is immutable; a file is read once."""
+    """An agent kept in a file or, if a model created it, in a session. Later changes to the file do not affect this value."""
 
     name: str
     description: str

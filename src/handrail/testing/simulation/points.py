@@ -86,7 +86,7 @@ class Points:
         self._armed = False
 
     def transaction(self, moment: Literal["before", "after"], connection: Connection) -> None:
-        """Count a journal transaction that is about to begin, or report that it has just become durable."""
+        """Count a journal transaction before it begins. Once it is durable, note its number if it has changed the journal."""
         if not self._armed:
             return
         if moment == "before":
