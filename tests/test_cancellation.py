@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.cancellation import Cancellation
+from handrail.cancellation import Cancellation, finish
 from handrail.testing import run_virtual
 
 
@@ -207,6 +207,43 @@ def test_what_is_done_is_not_cancelled():
         node.cancel()
         assert task.result() == "done"
         assert node.cancelled
+
+    in_loop(script)
+
+
+@pytest.mark.parametrize("when", ["before", "during", "never"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_finished_step_raises_the_cancellation_that_came_meanwhile(when: str, fails: bool):
+    """`finish` raises the cancellation after the step, or the step's own error if it fails."""
+
+    async def script() -> None:
+        done: list[str] = []
+
+        async def step() -> str:
+            await asyncio.sleep(2)
+            done.append("step")
+            if fails:
+                raise ValueError("failed")
+            return "value"
+
+        async def work() -> str:
+            if when == "before":
+                task.cancel()
+            return await finish(step())
+
+        task = asyncio.ensure_future(work())
+        await asyncio.sleep(1)
+        if when == "during":
+            task.cancel()
+        await asyncio.wait({task})
+        assert done == ["step"]
+        if fails:
+            assert not task.cancelled()
+            assert str(task.exception()) == "failed"
+        elif when == "never":
+            assert task.result() == "value"
+        else:
+            assert task.cancelled()
 
     in_loop(script)
 

@@ -151,6 +151,7 @@ class Agent(Generic[OutputT]):
 
         The arguments are those of `run`. The run starts when the stream is iterated or its `.response` is awaited.
         """
+        check_names("stream", RunArguments, arguments)
         return self.adapter.stream(self.prompt, params, message=message, **arguments)
 
     def resume(

@@ -287,18 +287,36 @@ class _DeadlineClock(msgspec.Struct, eq=False):
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Await `work` to its end, even if this task is cancelled meanwhile, and return its value.
 
-    The cancellation is not lost: the task still counts it, and the scope around the work reports it. If the work raises
-    `GeneratorExit`, this raises `RuntimeError` instead.
+    The cancellation is not lost: the task still counts it, and the scope around the work reports it. Where no scope does,
+    use `finish`. If the work raises `GeneratorExit`, this raises `RuntimeError` instead.
     """
+    return (await _to_its_end(work))[0]
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end as `shielded` does. If this task was cancelled meanwhile, raise the `CancelledError` then.
+
+    If the work itself raises, its error is raised instead of the cancellation.
+    """
+    value, was_cancelled = await _to_its_end(work)
+    if was_cancelled:
+        raise asyncio.CancelledError
+    return value
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
+    """Return the value of `work`, and whether this task was cancelled meanwhile."""
     import anyio
 
-    task = asyncio.ensure_future(work)
+    task, was_cancelled = asyncio.ensure_future(work), False
     with anyio.CancelScope(shield=True):
         while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 await asyncio.wait({task})
+            except asyncio.CancelledError:
+                was_cancelled = True
     try:
-        return task.result()
+        return task.result(), was_cancelled
     except GeneratorExit as error:
         # A `GeneratorExit` would look as if this coroutine had been closed.
         raise RuntimeError("shielded work raised GeneratorExit") from error

@@ -192,9 +192,9 @@ class CallFailed(ToolError, RuntimeError):
 
 
 class ActFailed(ToolError, RuntimeError):
-    """An act of a handoff raised. The message is withheld, since it may contain private data.
+    """An act of a handoff raised an exception. Its message is withheld, since it may contain private data.
 
-    `raised` is the name of the exception's class, and `where` lists the lines of its traceback, innermost last.
+    `raised` is the name of the exception's class, and `where` lists the places in its traceback, innermost last.
     """
 
     def __init__(self, raised: str, where: Sequence[str] = ()) -> None:

@@ -407,7 +407,7 @@ class Environment(ABC):
     keeps_secrets: bool = False
     """Whether a call that was given a secret may also wait for an open question. Its run then stays in memory."""
     prompt_model: Callable[[Any], PromptModel] | None = None
-    """A function that creates a call's `prompt_model` verb; None to use the run's own model."""
+    """A function that creates a call's `prompt_model` verb; None to use the run's own model, if there is one."""
     adapter: Callable[[Any], BoundAdapter] | None = None
     """A function that creates a call's adapter, in a run that has none; None if such a call has no adapter."""
 

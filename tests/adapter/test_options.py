@@ -9,6 +9,7 @@ import pytest
 
 from handrail import (
     Adapter,
+    Agent,
     Budget,
     Deadline,
     MemoryFilesystem,
@@ -69,10 +70,26 @@ def test_a_misspelt_argument_is_named_and_the_right_one_suggested(verb: str) -> 
         WRONG[verb]()
 
 
-def test_a_misspelt_argument_of_a_worker_is_named(tmp_path: Any) -> None:
+@pytest.mark.parametrize("verb", ["run", "stream"])
+@pytest.mark.parametrize(
+    ("wrong", "hint"), [("dedline", "deadline"), ("message_calback", "message_callback"), ("message", "")]
+)
+def test_an_argument_that_a_worker_does_not_take_is_named(
+    verb: str, wrong: str, hint: str, tmp_path: Any
+) -> None:
+    """A registry's `run` and `stream` refuse an unknown argument, and suggest one with a similar name.
+
+    `message` is refused, because the worker's input is the message.
+    """
     registry: WorkerRegistry = sound(tmp_path, main=PLAIN)
-    with pytest.raises(TypeError, match=r"^run takes no argument 'dedline'\. Did you mean 'deadline'"):
-        registry.run("main", "hi", model=ScriptedModel(["x"]), dedline=None)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match=rf"^{verb} takes no argument '{wrong}'\..*{hint}"):
+        getattr(registry, verb)("main", "hi", model=ScriptedModel(["x"]), **{wrong: None})
+
+
+@pytest.mark.parametrize("verb", ["run", "stream"])
+def test_an_agent_takes_its_message_by_position_only(verb: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{verb} takes no argument 'message'\."):
+        getattr(Agent(ScriptedModel(["x"]), "Answer."), verb)("hi", message="no")
 
 
 TAKEN_BY: dict[Any, Callable[..., Any]] = {

@@ -277,7 +277,7 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
         connection.execute("INSERT INTO records (nonsense) VALUES (1)")
 
     async def main(journal: SqliteJournal) -> Any:
-        with pytest.raises(JournalError, match="it can't be written: table records has no column"):
+        with pytest.raises(JournalError, match="it can't be read or written: table records has no column"):
             await journal._database.transact(half)
         await journal.calls.commit(unit("1"))
         halves = await journal._database.transact(
@@ -367,7 +367,7 @@ def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytes
     first = key.read_bytes()
     key.unlink()
     with pytest.raises(
-        JournalError, match=r"its key 'runs.db.key' is missing. Restore the original file, or set"
+        JournalError, match=r"its key 'runs.db.key' is missing. Restore the original file or, if"
     ):
         SqliteJournal(path)
     assert not key.exists()

@@ -17,17 +17,21 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from handrail import (
     Agent,
     Attachment,
+    CapabilityPolicy,
     DirectoryFilesystem,
     MarkdownSection,
     MemoryFilesystem,
     Prompt,
     ScriptedModel,
+    Tool,
+    ToolContext,
     ToolResult,
     UserContext,
     tool,
 )
 from handrail.mcp import ToolServer
 from handrail.mcp.apps import load_app
+from handrail.prompt.section import LiveSection
 from mcp import Client, MCPError
 
 modes = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
@@ -308,6 +312,50 @@ async def test_arguments_of_prompts_are_completed(mode: Any) -> None:
         assert (await complete("nothing", "a")).values == []
         with pytest.raises(MCPError, match="no prompt 'print'"):
             await client.complete(PromptReference(name="print"), {"name": "colour", "value": ""})
+
+
+class Live(LiveSection):
+    """A live section whose text and condition use the params. Each connection adds a tool to it."""
+
+    def __init__(self) -> None:
+        super().__init__("Live", "live", "Live in $city.", enabled=_in_a_city)
+        self._found: tuple[Tool[Any, Any], ...]
+        object.__setattr__(self, "_found", ())
+
+    async def connect(self) -> None:
+        def handle(params: None, *, context: ToolContext) -> ToolResult[None]:
+            return ToolResult.ok(message="Done.")
+
+        made = Tool(f"live_{len(self._found)}", "Does it.", handle, effect="read")
+        object.__setattr__(self, "_found", (*self._found, made))
+
+    def current_tools(self) -> tuple[Tool[Any, Any], ...]:
+        return self._found
+
+
+async def test_a_prompt_with_params_serves_the_current_tools_of_all_its_sections() -> None:
+    """Live sections are included. A section's policies decide on its own tools and on those of the sections inside it."""
+
+    @tool(effect="read")
+    def fare() -> int:
+        """Look up a fare."""
+        return 4
+
+    @tool(effect="read")
+    def route() -> str:
+        """Look up a route."""
+        return "north"
+
+    deny = CapabilityPolicy(effects={"read": "deny"})
+    outer = MarkdownSection("Outer", "outer", "", policies=[deny], children=[Live()])
+    routes = MarkdownSection("Routes", "routes", "", tools=[route], policies=[deny])
+    fares = MarkdownSection[Trip]("Fares", "fares", "In $city.", tools=[fare])
+    agent = Agent(ScriptedModel([]), [PLAN, outer, routes, fares], name="guide")
+    async with Client(agent.mcp().server, mode="2026-07-28") as client:
+        listed = [[each.name for each in (await client.list_tools()).tools] for _ in range(2)]
+        denied = [(await client.call_tool(name, {})).is_error for name in ("fare", "live_0", "route")]
+    assert listed == [["fare", "live_0", "route"], ["fare", "live_0", "live_1", "route"]]
+    assert denied == [False, True, True]
 
 
 @modes

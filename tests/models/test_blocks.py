@@ -248,3 +248,17 @@ async def test_thinking_in_the_content_of_chat(stream: bool) -> None:
     said = root_conversation(session).messages
     answer = next(each for each in said if isinstance(each, AssistantMessage))
     assert (answer.text, answer.thought) == ("I look.", "Hm, so.")
+
+
+async def test_text_before_the_parts_of_chat_is_sent_back() -> None:
+    """If the content begins as text and continues as a list of parts, the text is sent back as the first part."""
+    think = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+    call = {"id": "call_1", "function": {"name": "look", "arguments": "{}"}}
+    deltas = [{"content": "I "}, {"content": "look"}, {"content": [think]}, {"content": "."}]
+    model, sent = requests_of("chat", [[chat_stream(*deltas, {"tool_calls": [call]})]], stream=True)
+    session = Session()
+    await evaluate(Adapter(model, retry=ONCE), True, session=session)
+    begun, end = ({"type": "text", "text": text} for text in ("I look", "."))
+    assert json.loads(sent[1])["messages"][2]["content"] == [begun, think, end]
+    said = root_conversation(session).messages
+    assert next(each.text for each in said if isinstance(each, AssistantMessage)) == "I look."

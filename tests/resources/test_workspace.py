@@ -229,6 +229,25 @@ async def test_a_second_run_is_refused_with_the_name_of_the_first(
     await run(journal, there, steps("write a one"), run_id="r3")
 
 
+async def test_a_cancellation_while_the_workspace_is_released_is_raised_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    journal = SqliteJournal(tmp_path / "runs.db")
+    release = journal.workspaces.release
+
+    async def cancelled_meanwhile(*given: Any) -> None:
+        running.cancel()
+        await asyncio.sleep(0)
+        await release(*given)
+
+    running = asyncio.ensure_future(run(journal, tmp_path / "here"))
+    with monkeypatch.context() as patched:
+        patched.setattr(journal.workspaces, "release", cancelled_meanwhile)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    await run(journal, tmp_path / "here", run_id="r2")  # the workspace is free
+
+
 @pytest.mark.parametrize("depth", ["call", "nested agent"])
 async def test_a_run_that_loses_its_workspace_stops_and_can_be_resumed(
     journal: AnyJournal, hosts: tuple[Path, Path], depth: str

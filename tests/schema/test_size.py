@@ -41,3 +41,24 @@ def test_as_many_values_as_allowed_are_parsed():
     """Arguments with exactly the maximum number of values are accepted."""
     given = json.dumps({"numbers": [1] * (MOST_VALUES - 2)})
     assert open_gate([add]).invoke("add", given).wait().value == str(MOST_VALUES - 2)
+
+
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}")])
+def test_nested_values_count_too(begin: str, end: str):
+    """Lists and objects that are nested in one another count as values, though few commas separate them."""
+    deep = begin * 150 + "1" + end * 150
+    given = f'{{"numbers": [{",".join([deep] * 500)}]}}'
+    assert (
+        "contain 75,502 values, and the limit is 20,000"
+        in open_gate([add]).invoke("add", given).wait().render()
+    )
+    for data in (given, given.encode()):
+        with pytest.raises(ToolValidationError, match="75,502 values"):
+            check_size(data)
+
+
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}")])
+def test_values_that_are_nested_too_deeply_are_refused(begin: str, end: str):
+    """The parser refuses values that are nested too deeply, before it builds them."""
+    given = f'{{"numbers": {begin * 50_000}1{end * 50_000}}}'
+    assert "recursion limit exceeded" in open_gate([add]).invoke("add", given).wait().render()

@@ -13,7 +13,10 @@ from handrail.prompt import Prompt
 
 
 def code_of(app: str) -> str:
-    """Return a digest of an app's code, or "" if there is no app. Raises `ImportError` if its module can't be imported."""
+    """Return a digest of an app's own files: its module, or the `.md` and `.py` files in its folder; "" if there is no app.
+
+    Raises `ImportError` if its module can't be imported.
+    """
     if not app:
         return ""
     module, colon, _ = app.partition(":")

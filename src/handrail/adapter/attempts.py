@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from handrail.adapter.answer import Answer, FailedRequest, RecordedAnswer, read_answer, write_answer
 from handrail.adapter.exchange import ask_once, charge
 from handrail.adapter.undone_calls import tell_undone
-from handrail.cancellation import open_scope, shielded
+from handrail.cancellation import finish, open_scope
 from handrail.errors import BudgetExceededError, DeadlineExceededError, DefinitionError, ModelError
 from handrail.events import ModelFailed
 from handrail.models import ModelKeyMissing
@@ -165,10 +165,7 @@ class Attempts:
             run.answered_by = answer.model
             if run.frame.log.is_kept:
                 recorded = write_answer(answer, seconds, cost, run.masking, tuple(self._failed))
-                scope = open_scope()
-                await shielded(run.frame.log.note("model answer", run.place_of_answer, recorded))
-                if scope.close():
-                    raise asyncio.CancelledError  # it was requested while the answer was recorded
+                await finish(run.frame.log.note("model answer", run.place_of_answer, recorded))
             return answer
 
     def _wait_after(self, retry: Retry, tries: int, error: ModelError, after: str | None) -> float | None:

@@ -223,7 +223,7 @@ def check_well_formed(messages: Iterable[Message]) -> None:
         if isinstance(message, ToolMessage):
             if open_calls != [result.id for result in message.results]:
                 raise DefinitionError(
-                    f"message {number} does not have the results of the calls in the message before it. "
+                    f"the results in message {number} do not match the calls in the message before it. "
                     "Give one result for every call, in the same order."
                 )
             open_calls = None

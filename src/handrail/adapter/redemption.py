@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import msgspec
 
 from handrail.adapter.run_record import load_resumed
-from handrail.cancellation import shielded
+from handrail.cancellation import finish
 from handrail.clock import Clock
 from handrail.context.ticket import Ticket
 from handrail.deadline import Deadline
@@ -151,7 +151,7 @@ class _Redemption:
         try:
             frame: Frame = await open_frame()
         except BaseException:
-            await shielded(self._box.release(*self._which, self._by))
+            await finish(self._box.release(*self._which, self._by))
             raise
         if on_event is not None:
             frame.session.dispatcher.subscribe(object, on_event)
@@ -164,7 +164,7 @@ class _Redemption:
         finally:
             around.open_transaction.drop()
             frame.cancellation.close()
-            await shielded(frame.world.resources.close_logged())
+            await finish(frame.world.resources.close_logged())
 
     async def _carry_out(self, gate: Gate, around: Attempt, arguments: Arguments) -> ToolResult[Any]:
         passage = gate.open(new_call(gate, self._tool.name, arguments, parent=around))
@@ -178,9 +178,9 @@ class _Redemption:
         result, newest = passage.result, passage.attempt
         has_begun = newest.number > 1 or newest.token is not None
         if result is None or not has_begun:  # the ticket can still be redeemed
-            await shielded(self._box.release(*self._which, self._by))
+            await finish(self._box.release(*self._which, self._by))
         else:
-            await shielded(self._deposit(newest, result, passage.status, around.open_transaction))
+            await finish(self._deposit(newest, result, passage.status, around.open_transaction))
         if result is None or (ended is not None and not isinstance(ended, PromptEvaluationError)):
             raise ended or asyncio.CancelledError
         return result

@@ -133,7 +133,7 @@ class _Keeper:
             self._task = self.loop.create_task(self._keep(), context=Context())
 
     def remove(self, run_id: str) -> None:
-        """No longer renew the lease of a run."""
+        """Stop renewing the lease of a run."""
         self._runs.pop(run_id, None)
         if not self._runs and self._task is not None:
             with _lock:

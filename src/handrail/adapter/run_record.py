@@ -67,7 +67,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     budget: dict[str, int | Decimal] | None
     base: bytes | None
     """The session's state when the run began; None if it can be restored from an earlier run in the journal."""
-    folder: str = ""  # the folder of the run's files; "" if they are not on disk
+    folder: str = ""  # the folder of the run's files, or `workspace:NAME`; "" for other files
     startup_files: list[str] = []
     """The patterns of the startup files that the run's calls may change without a separate approval."""
     offered: dict[str, str] = {}  # the description and JSON Schema of each tool
@@ -218,7 +218,7 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
         raise RunError(
             record.id,
             f"it works on the files in {begin.folder!r}, and no files were passed",
-            "Pass filesystem=DirectoryFilesystem(...), or --files FOLDER on the command line.",
+            "Pass filesystem=DirectoryFilesystem(...) or Workspace(...), or --files on the command line.",
         )
     given = {tool.name for tool in tools}
     missing = [name for name in begin.added if name not in given]
@@ -426,7 +426,7 @@ async def session_before(journal: Journal, row: RunRow, session: Session | None)
 
 
 def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:
-    """Apply a finished run's commits, except the undone ones, its messages and its opened sections to a session."""
+    """Apply a finished run's messages, opened sections and commits to a session. Commits that were undone are left out."""
     for unit in units:
         if unit.run_id == row.record.id and unit.call_id not in undone:
             _redo(session, unit)
@@ -435,7 +435,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """Return the session as it was before its first run, restored into `session` if given. Raises `RunError` if that does not fit."""
+    """Return the session as it was before its first run, restored into `session` if given. Raises `RunError` if `session` does not fit."""
     base = base_of(runs)
     if session is None and base is not None:
         session = load_imported(base)

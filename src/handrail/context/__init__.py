@@ -301,7 +301,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def filesystem(self) -> Filesystem:
-        """This call's fork of the files. It is the same object as `resources.get(Filesystem)`.
+        """The files as this call sees them: its fork, if they can be forked. It is the same object as `resources.get(Filesystem)`.
 
         Raises `ResourceError` if the run has no files.
         """

@@ -88,7 +88,7 @@ TRACING_SPAN: ExtraKey[Any] = ExtraKey(
 PROVIDER_REQUEST_ID = ExtraKey("provider_request_id", str, "The provider's id for the request.")
 RATE_LIMIT = ExtraKey("rate_limit", RateLimit, "The provider's rate limit, as last reported.")
 
-RETRIES = ExtraKey("retries", int, "How many times the request was retried.")
+RETRIES = ExtraKey("retries", int, "How many earlier requests were made for the same answer.")
 
 
 @dataclass(frozen=True, slots=True)

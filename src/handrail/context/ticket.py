@@ -36,7 +36,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     budget: dict[str, float]
     capabilities: tuple[str, ...]
     effect: str
-    """The call's effect. It limits which tools may run under the ticket."""
+    """The call's effect. If it is transactional, the tool that runs under the ticket must not have a stronger one."""
 
     def seal(self, key: bytes) -> str:
         """Encode the ticket as stable, URL-safe text, signed with `key`. Raises `TicketError` if the key is too short."""

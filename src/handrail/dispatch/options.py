@@ -335,7 +335,7 @@ def check_value(name: str, value: Any) -> None:
     elif name == "approval_seconds" and not is_span(value):
         raise DefinitionError(
             f"approval_seconds is {value!r}. "
-            "Pass a positive number of seconds after which the approval expires, or None for no limit."
+            "Pass a positive number of seconds after which a request for approval expires, or None for no limit."
         )
 
 

@@ -325,7 +325,7 @@ def _is_equal(one: object, other: object) -> bool:
 
 
 def _sent(arguments: Any) -> Any:
-    """Return the arguments that were sent as plain JSON, or as text if they can't be read or written as JSON."""
+    """Return, as plain JSON, the arguments that were sent. If they can't be read or written as JSON, return them as text."""
     try:
         text = arguments if isinstance(arguments, str | bytes) else to_json(arguments)
         return pydantic_core.from_json(text) if text.strip() else {}

@@ -160,7 +160,7 @@ class Record(NamedTuple):
     """1 for a call by which its session finds the chain: the session's first call in it, and maybe later ones; otherwise 0."""
 
     def is_marked(self, sessions: Collection[str]) -> bool:
-        """Return whether `opens` is plausible in a chain that already has calls of these sessions. The MAC does not cover it."""
+        """Return whether `opens`, which the MAC does not cover, is plausible in a chain that already has calls of these sessions."""
         if self.opens == 0:
             return not self.session_id or self.session_id in sessions
         return self.opens == 1 and bool(self.session_id)

@@ -197,7 +197,7 @@ class Database:
         return self._connection is not None or self._shared is not None
 
     def add_now(self, run_id: str, record: NewRecord) -> bool:
-        """Add a record as `add` does, in the caller's thread, if this can't block.
+        """Add a record as `add` does, in the caller's thread, if this can't block or all jobs run there.
 
         Returns False if nothing was added and `add` must be awaited instead.
         """
@@ -366,7 +366,11 @@ class Database:
             job.error = find_alteration(connection, self.path) or (
                 _damaged(self.path, error)
                 if is_damage(error)
-                else JournalError(self.path, f"it can't be written: {error}", "Check the disk and try again.")
+                else JournalError(
+                    self.path,
+                    f"it can't be read or written: {error}",
+                    "Check the disk, and whether another program has locked the file. Then try again.",
+                )
             )
         except _UNREADABLE as error:
             job.error = error
@@ -464,7 +468,7 @@ def _prepare(
             raise JournalError(
                 path,
                 "its records were not written with this key",
-                "Restore the original key file, or set HANDRAIL_KEY to the original key.",
+                "Set HANDRAIL_KEY and HANDRAIL_KEY_FILE as when the journal was created. If both were unset, restore the key file.",
             )
         connection.execute("COMMIT")
     except BaseException:

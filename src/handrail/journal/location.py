@@ -223,7 +223,7 @@ def _folder_exposure(folder: str) -> Exposure | None:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Return whether a group is this user's own: it has the user's name, and no other member."""
+    """Return whether a group is this user's own: it has the user's name, and lists no other member."""
     try:
         name, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
     except KeyError:

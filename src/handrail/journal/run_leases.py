@@ -55,7 +55,9 @@ def check_turn(connection: Connection, row: StoredRun) -> None:
     found = connection.execute(query, (row.session_id, row.id)).fetchone() if row.queue else None
     if found is not None:
         raise RunError(
-            row.id, f"a worker has the run {found[0]!r} of the same session", "Wait until that run is over."
+            row.id,
+            f"a worker has the run {found[0]!r} of the same session",
+            "Wait until that run is over or parked.",
         )
 
 

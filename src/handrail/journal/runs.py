@@ -477,7 +477,7 @@ def insert_new(
 
 
 def _after(run: RunRecord, last: float | None) -> RunRecord:
-    """Return the run with a start time later than `last`, that of its session's last run, even if the clock was set back or stands still."""
+    """Return the run with a start time after `last`, the start of its session's last run, even if the clock was set back or stands still."""
     if last is None or run.began_at > last:
         return run
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))

@@ -95,7 +95,7 @@ class SqliteJournal:
 
 @checked_arguments
 class MemoryJournal(SqliteJournal):
-    """A journal that lives as long as the object, for tests and for runs that will not be resumed."""
+    """A journal that lives as long as the object, for tests and for runs that no other process will resume."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(MEMORY, clock=clock, watch=None, inline=True)

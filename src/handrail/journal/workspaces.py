@@ -327,7 +327,7 @@ def _replace(connection: Connection, chains: Chains, row: WorkspaceRow, **change
 def _change(
     connection: Connection, chains: Chains, row: WorkspaceRow, changes: Sequence[WorkspaceChange]
 ) -> list[str]:
-    """Make changes as the next version. If some paths are not in their old states, changes nothing and returns them."""
+    """Make changes as a workspace's next version, and return []. If some paths are not in their old states, change nothing and return them."""
     before: dict[str, tuple[Any, ...]] = {}
     for some in chunks([change.path for change in changes]):
         for values in fetch(connection, f"{_FILES} AND path IN ({marks(some)})", row.name, *some):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from handrail.adapter import Adapter
 from handrail.agent import Agent
 from handrail.errors import DefinitionError
-from handrail.guard.policy import within_scope
 from handrail.mcp.call_model import NoModel
 from handrail.mcp.server import ToolServer
 from handrail.messages import Model
-from handrail.prompt import Prompt, Section
-from handrail.prompt.section import walk
+from handrail.prompt import MarkdownSection, Prompt, Section
+from handrail.prompt.section import LiveSection
 from handrail.serve.sources import load_app_module
 from handrail.tools import Tool
 
@@ -50,22 +49,42 @@ def app_of(found: Any, adapter: Adapter | None = None) -> App:
 def _without_params(prompt: Prompt[Any]) -> Prompt[Any]:
     """Return a prompt that can be rendered without params: the prompt itself, if it takes none.
 
-    Otherwise, this is a new prompt with the same policies and resources. It has the tools of all sections that are not live.
+    Otherwise, this is a new prompt with the same tools, policies and resources. All its sections are shown in full.
     """
     if prompt.params_type is None:
         return prompt
-    scoped = [
-        within_scope(policy, frozenset(tool.name for _, inner in walk([section]) for tool in inner.tools))
-        for _, section in walk(prompt.sections)
-        for policy in section.policies
-    ]
     return Prompt(
         prompt.name,
-        "Call a tool.",
-        tools=[*prompt.tools, *(tool for _, section in walk(prompt.sections) for tool in section.tools)],
-        policies=[*prompt.policies, *scoped],
+        [_section_without_params(section) for section in prompt.sections],
+        tools=prompt.tools,
+        policies=prompt.policies,
         resources=prompt.resources,
     )
+
+
+def _section_without_params(section: Section[Any]) -> Section[Any]:
+    children = [_section_without_params(child) for child in section.children]
+    if isinstance(section, LiveSection):
+        return _LiveTools(section, children)
+    return MarkdownSection(
+        section.title, section.key, "", tools=section.tools, policies=section.policies, children=children
+    )
+
+
+class _LiveTools(LiveSection):
+    """The tools and policies of a live section, without its text and conditions."""
+
+    _source: LiveSection
+
+    def __init__(self, source: LiveSection, children: Sequence[Section[Any]]) -> None:
+        super().__init__(source.title, source.key, "", policies=source.policies, children=children)
+        object.__setattr__(self, "_source", source)
+
+    async def connect(self) -> None:
+        await self._source.connect()
+
+    def current_tools(self) -> tuple[Tool[Any, Any], ...]:
+        return self._source.current_tools()
 
 
 def serve_agent(agent: Agent[Any], **arguments: Any) -> ToolServer:

@@ -29,7 +29,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class Call(Protocol):
-    """Calls a tool of the server, by the server's name for it."""
+    """Calls a server's tool with these arguments, and returns its result."""
 
     def __call__(
         self, tool: McpTool, arguments: dict[str, Any], context: ToolContext, /

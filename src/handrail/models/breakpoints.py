@@ -41,7 +41,7 @@ def marked_messages(
 ) -> bytes | bytearray:
     """Return the encoded messages, with a mark at the end of the previous request if that is too far back to be found.
 
-    With the mark, everything up to that block is read from the cache.
+    With the mark, the provider reads everything up to it from the cache.
     """
     newest = _since_last_request(messages)
     if sum(map(_blocks, newest)) < _LOOKBACK or len(newest) == len(messages):

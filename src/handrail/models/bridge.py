@@ -225,7 +225,10 @@ def _library(module: str) -> Any:
 
 
 def _checked_profile(library: Any, name: str) -> Mapping[str, Any]:
-    """Return the profile of the named model. Raises `DefinitionError` if its provider is unknown or not installed."""
+    """Return the profile of the named model.
+
+    Raises `DefinitionError` if there is no name after the colon, or if the provider is unknown or not installed.
+    """
     provider, _, model = name.partition(":")
     try:
         if not model:

@@ -356,7 +356,7 @@ class _Pieces:
         self._more: dict[int, dict[str, Any]] = {}
         """The fields of each call that are not the API's own, by the position of the call."""
         self._content: list[Any] = []
-        """The parts of the content so far, if any of it came as a list of parts."""
+        """The content so far: pieces of text, or parts if any of it came as a list of parts."""
         self._calls: list[tuple[str, str]] = []
         """The id and name of each call so far."""
         self._at: dict[Any, int] = {}
@@ -381,8 +381,8 @@ class _Pieces:
             self._refused = self._refused or bool(delta.get("refusal"))
             content = delta.get("content")
             text = _text(content) or delta.get("refusal")
-            if content and (self._content or isinstance(content, list)):
-                self._content = _with_content(self._content, content)
+            if content:
+                self._add(content)
             if text:
                 yield TextPart(text)
             for call in delta.get("tool_calls") or ():
@@ -402,6 +402,15 @@ class _Pieces:
             kept = {"content": self._content, **kept}
         more = [self._more.get(number, {}) for number in range(len(self._calls))]
         return StopPart("refused" if self._refused else reason, _kept(self._wire, kept, more))
+
+    def _add(self, content: Any) -> None:
+        """Add a piece of the content. The pieces of text before the first list of parts become one part."""
+        is_text = not self._content or isinstance(self._content[-1], str)
+        if is_text and isinstance(content, str):
+            self._content.append(content)
+            return
+        before = _with_content([], "".join(self._content)) if is_text and self._content else self._content
+        self._content = _with_content(before, content)
 
     def _call(self, call: Any) -> CallPart:
         """Convert a fragment of a call. Some servers omit the index, or use the same one for all calls."""

@@ -34,8 +34,7 @@ def check_size(data: str | bytes) -> None:
 
     Text that is not JSON passes, because parsing reports it.
     """
-    commas = data.count(",") if isinstance(data, str) else data.count(b",")
-    if commas < MOST_BIG_INTEGERS:
+    if _most_values(data) <= MOST_BIG_INTEGERS:
         return
     try:
         given = pydantic_core.from_json(data)
@@ -54,6 +53,13 @@ def check_size(data: str | bytes) -> None:
                 f"the arguments contain {number:,} {what}, and the limit is {most:,}. Send fewer, or write them to "
                 "a file and pass its path."
             )
+
+
+def _most_values(data: str | bytes) -> int:
+    """Return the most values that JSON text can contain: each begins the text, or follows a comma or an opening bracket."""
+    if isinstance(data, bytes):
+        return 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
+    return 1 + data.count(",") + data.count("[") + data.count("{")
 
 
 def _values_in(value: Any) -> Iterator[Any]:

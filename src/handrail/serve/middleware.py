@@ -240,7 +240,9 @@ class GuardMiddleware:
         if method == "POST":
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
-                raise RequestRefused(415, "NotJson", "send JSON, with `Content-Type: application/json`")
+                raise RequestRefused(
+                    415, "NotJson", "the body is not declared as JSON. Send `Content-Type: application/json`."
+                )
         return _replay(await self._read_body(request, receive), receive)
 
     async def _read_body(self, request: Request, receive: Receive) -> bytes:

@@ -64,7 +64,7 @@ def _add(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         case "reasoning":
             pass
         case kind:
-            raise LookupError(f"items of the type {kind!r}")
+            raise LookupError(f"items of the type {kind!r} are not supported")
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:

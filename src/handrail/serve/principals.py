@@ -109,7 +109,7 @@ class Principals:
         self._links: dict[bytes, _Link] = {}
         """The unused links, by the digest of their code."""
         self._checks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """A lock for each address and each user name whose secret is being checked."""
+        """A lock for each address from which, and each user name for which, a secret is being checked."""
         self._clock = clock
         self.link_used: Callable[[], None] = lambda: None
         """Called after a link has been used, so that the operator can be shown a new one."""
@@ -217,23 +217,24 @@ class Principals:
     def watch(self, person: Person) -> Callable[[], bool]:
         """Return a function that returns whether a person may still read an open stream.
 
-        Calling it is cheap: users and sessions are read again only after a change. Until then, a session that expires
-        is not noticed.
+        Calling it is cheap: users and sessions are read again only after a change.
         """
-        checked = self.people.generation()
-        current = True
+        people = self.people
+        ends_at = people.ends_at(person.session) if person.session else math.inf
+        checked = people.generation()
+        current = self._is_current(person)  # they may have changed since the request was authenticated
 
         def is_current() -> bool:
             nonlocal checked, current
-            now = self.people.generation()
+            now = people.generation()
             if current and now != checked:
                 checked, current = now, self._is_current(person)
-            return current
+            return current and people.now() < ends_at
 
         return is_current
 
     def _is_current(self, person: Person) -> bool:
-        if person.session and not self.people.is_session(person.session):
+        if person.session and self.people.now() >= self.people.ends_at(person.session):
             return False
         found = self.people.find(person.name)
         return not self.has_people or (found is not None and found.may("see"))
@@ -358,9 +359,9 @@ class Principals:
             raise
         except Exception:
             log.exception("the app's `authenticate` raised an error, so the request is refused")
-            raise RequestRefused(401, "NotSignedIn", "sign in first") from None
+            raise RequestRefused(401, "NotSignedIn", "you are not signed in. Sign in first.") from None
         if found is None or found == "":
-            raise RequestRefused(401, "NotSignedIn", "sign in first")
+            raise RequestRefused(401, "NotSignedIn", "you are not signed in. Sign in first.")
         if not isinstance(found, str) or not is_principal(found):  # pyright: ignore[reportUnnecessaryIsInstance]  # an app's own
             log.error(
                 "the app's `authenticate` returned %.80r. It must return 1 to %d printable characters, or None",

@@ -361,7 +361,7 @@ class Thread(ThreadRecord):
         """Raise `AnswerRefused` if no process has the question's run and this server's prompt can't resume it."""
         row = await self._journal.runs.get(question.run_id)
         if not row.held and not self._source.owns(row.record):
-            problem = f"its run used the prompt {row.record.prompt!r}, which is not the one served here"
+            problem = f"its run used the prompt {row.record.prompt!r}, and the prompt served here has another name or app"
             raise AnswerRefused(question.id, problem, "Serve that prompt, or cancel the run.")
 
     def _is_elsewhere(self, row: RunRow) -> bool:

@@ -26,7 +26,7 @@ log = logging.getLogger("handrail.events")
 SLOW = 0.1
 """Seconds after which a subscriber counts as blocking."""
 _SAME_CLOCK = 1.0
-"""Maximum difference in seconds between two clocks that show the same time."""
+"""Two clocks whose times differ by less than this many seconds count as the same clock."""
 
 
 class Dispatcher:

@@ -1,4 +1,4 @@
-"""`SessionFork`: a session's state as one call, or one child session, sees and changes it."""
+"""`SessionFork`: a session's state as one call sees and changes it."""
 
 from __future__ import annotations
 

@@ -399,6 +399,7 @@ class WorkerRegistry:
 
         A second run on the same session continues the conversation.
         """
+        check_names("stream", WorkerRunArguments, arguments)
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.stream(prompt, rendered, **rest)
 

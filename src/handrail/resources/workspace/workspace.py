@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
-from handrail.cancellation import shielded
+from handrail.cancellation import finish
 from handrail.errors import DefinitionError, JournalError
 from handrail.journals import Journal, Workspaces
 from handrail.records import WORKSPACE, WorkspaceFile, WorkspaceRow, workspace_name
@@ -116,7 +116,7 @@ class Workspace:
             with contextlib.suppress(
                 JournalError
             ):  # another process can acquire the workspace once this lease has expired
-                await shielded(journal.workspaces.release(self.name, run_id))
+                await finish(journal.workspaces.release(self.name, run_id))
 
     def _is_ignored(self, path: str) -> bool:
         return is_ignored(path, self.ignore)

@@ -1,4 +1,5 @@
-// Attachments: pictures that the server has are shown, and all others are links. Also encodes files that people attach.
+// Attachments: pictures of the types in SHOWN that the server has are shown, and all other attachments are links. Also
+// encodes files that people attach.
 
 import * as server from "./server.js";
 import { html, useEffect, useState } from "./vendor/standalone.js";

@@ -76,7 +76,7 @@ const Activity = drawnFor(
 const Card = drawnFor(
   ({ id, view }) => {
     const agents = agentsOf(view, id);
-    // If the call has agents, anything may have changed. If not, only these may have.
+    // A call with agents is drawn again after every change of the view, and any other call only if one of the other values changes.
     return [view.calls[id], view.activities[`progress-${id}`], agents.length ? view : null, ...allInside(view, id), ...questionsOf(view, id), ...closedOf(view, id)];
   },
   ({ id, view, conversation }) => {

@@ -1,6 +1,6 @@
-// Limits on the Markdown that the page renders. A Markdown parser needs more stack for deeper nesting, and more time for
-// more table cells and for a greater length of a paragraph times its marks. Text beyond these limits is therefore shown as
-// it was written.
+// Limits on the Markdown that the page renders. The parser's stack grows with the nesting. The parser's time grows with
+// the number of table cells, and with the length of a paragraph times the number of its marks. Text beyond these limits is
+// therefore shown as it was written.
 //
 // What looks like a code fence here may not be one for the parser, for example inside an HTML comment. So the limits for
 // code hold everywhere, and stricter ones hold outside of what looks like code. The cost of the marks is measured in the

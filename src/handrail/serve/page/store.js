@@ -209,7 +209,7 @@ export function allInside(view, callId) {
   return innerOf(view, callId).flatMap((call) => [call, ...allInside(view, call.id)]);
 }
 
-/** The closed questions of a call, and of the calls in it that have no card of their own, whose ids begin with its id. */
+/** The closed questions of a call and of its inner calls without a card of their own. Their ids begin with the call's id. */
 export function closedOf(view, callId) {
   return Object.values(view.closed).filter(({ question: { call_id: id = "" } }) => id === callId || (id.startsWith(`${callId}.`) && !view.calls[id]?.name));
 }

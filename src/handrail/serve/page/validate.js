@@ -95,7 +95,7 @@ const SECONDS = /^[+-]?(\d+\.?\d*|\.\d+)$/; // a number of seconds since 1970 is
 const PERIOD = /^[+-]?P(?=.)(\d+Y)?(\d+M)?(\d+W)?(\d+([.,]\d+)?D)?(T(\d+([.,]\d+)?H)?(\d+([.,]\d+)?M)?(\d+([.,]\d+)?S)?)?$/i;
 const DAYS_AND_TIME = /^[+-]?(?=\S)(\d+ ?d(ays?)?,? ?)?(\d+:\d\d(:\d\d(\.\d+)?)?)?$/i;
 
-/** The known formats, each with a check that is as liberal as pydantic's, and a description with an example. */
+/** The known formats, each with a liberal check, and a description with an example. */
 export const FORMATS = {
   date: { fits: isDate, words: "a date, such as 2026-05-31" },
   time: { fits: (text) => TIME.test(text), words: "a time, such as 14:30" },

@@ -1,4 +1,4 @@
-// Times, sizes and statuses in words.
+// Times, numbers, prices and statuses in words.
 
 export const STATUS = {
   writing: "writing",

@@ -1,7 +1,7 @@
 // Parses unified diffs as Handrail's filesystems write them. No DOM: node can test it.
 //
-// A hunk is read by the counts in its header, never by what a line looks like. A file that contains
-// "--- a/x" or "diff --git" can therefore not be taken for another file.
+// A hunk is read by the counts in its header, never by what a line looks like. So a line such as "--- a/x" or
+// "diff --git" in a file can't be taken for the header of another file.
 
 /**
  * @typedef {{type: "same"|"added"|"removed", text: string, old: number|null, new: number|null, bare: boolean}} Line

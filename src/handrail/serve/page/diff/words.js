@@ -62,7 +62,7 @@ function common(a, b) {
   return pairs;
 }
 
-/** The share of the longer line that both lines have in common, without blanks. */
+/** The share of the longer line that both lines have in common, not counting blanks. */
 function alike(words, kept, before, after) {
   const same = words.reduce((sum, word, at) => sum + (kept[at] ? word.trim().length : 0), 0);
   const most = Math.max(before.replace(/\s/g, "").length, after.replace(/\s/g, "").length);

@@ -25,7 +25,7 @@ export function Field({ form, schema, path, label, required, value, onChange, to
     required,
     optional: nullable || !required,
     default: given ? found.default : undefined,
-    // The value of a cleared field is undefined, or null if that makes a difference.
+    // A cleared field becomes null if it may be null and is required or has a default. Any other field becomes undefined.
     empty: nullable && (required || given) ? null : undefined,
     id: idOf(form, path),
     errors: form.errorsAt(path),

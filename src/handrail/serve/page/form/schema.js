@@ -99,7 +99,7 @@ export function shapeOf(schema) {
   return "json";
 }
 
-/** The schema of a mapping's values, or null if there is none, or one for each of several patterns. */
+/** The schema of a mapping's values; null if there is none, or if each of several patterns has its own. */
 export function entriesOf(schema) {
   if (isObject(schema.additionalProperties)) return schema.additionalProperties;
   const patterns = Object.values(schema.patternProperties ?? {});
