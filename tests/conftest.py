@@ -69,7 +69,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
-    """Escape lone surrogates in a report. A worker process could not send them, and would end the whole run."""
+    """Escape lone surrogates in a report. An xdist worker can't send them: it would fail, and end the whole run."""
     report = yield
     report.sections = [(name, _printable(text)) for name, text in report.sections]
     if report.failed and report.longrepr is not None:

@@ -121,10 +121,7 @@ async def test_a_resumed_run_has_its_attachments() -> None:
 
 
 async def test_a_later_run_of_a_restored_session_has_them() -> None:
-    """A session from a journal has only references to bytes.
-
-    The next run loads the bytes, and its record refers to them too.
-    """
+    """A run of a session restored from a journal loads the attachments' bytes, and its record refers to them too."""
     journal = MemoryJournal()
     first = ScriptedModel([ToolCall("plot", {}), "ok"])
     session = Session(id="s")

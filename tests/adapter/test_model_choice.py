@@ -327,7 +327,7 @@ class City:
 
 
 async def test_a_typed_answer_is_asked_for_as_all_models_can_give_it() -> None:
-    """A typed answer has a native schema only if all models are known to support that. Otherwise, it is a call of `final_answer`."""
+    """If all models are known to support native schemas, a typed answer uses one. Otherwise, it calls `final_answer`."""
     prompt = Prompt("typed", "Answer.", output=City)
     natives = first_that_works(one("a:1", down(), down()), one("b:1", said('{"name": "Oslo"}')))
     assert (await told(natives, prompt=prompt))[0].output == City("Oslo")
@@ -354,7 +354,7 @@ async def test_the_first_model_must_take_what_is_attached() -> None:
 
 
 async def test_a_budget_counts_every_request() -> None:
-    """A budget counts every request, even if it fails or is refused, and each is charged at the price of its own model."""
+    """A budget counts every request, even if it fails or gets a refusal, and charges it at its own model's price."""
     a = one("a:1", down(), said("", stop="refused"))
     model = first_that_works(a, one("b:1", said("B."), price=5), on_refusal=True)
     response, _, _ = await told(model, budget=Budget(requests=3, money=10_000_000))

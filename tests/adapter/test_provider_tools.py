@@ -110,12 +110,12 @@ class Watch:
     ],
 )
 async def test_a_denied_tool_is_not_offered(policy: Any, left: list[str]) -> None:
-    """A policy decides on a provider's tool by its capabilities and its effect, and a denied one is left out."""
+    """A policy can deny a provider's tool by a capability or by its effect. A denied tool is not offered."""
     assert await offers(policies=[policy]) == [left]
 
 
 async def test_a_policy_that_raises_denies() -> None:
-    """If a policy can't decide, the tool is not offered, and the run goes on without it."""
+    """If a policy raises an error, the provider's tool that it checks is not offered, and the run goes on without it."""
 
     class Broken(Watch):
         def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
@@ -188,7 +188,7 @@ async def test_a_misspelt_policy_is_refused() -> None:
 
 
 async def test_the_offer_is_not_a_call() -> None:
-    """Policies see the offer of a provider's tool as a call without arguments, but it has no call number and no events of a call."""
+    """Policies check the offer of a provider's tool, which has no arguments, no call number and no call events."""
     watch, session, seen = Watch(PolicyDecision.allow()), Session(), list[str]()
     session.dispatcher.subscribe(ToolStarted, lambda event: seen.append(event.tool))
     model = ScriptedModel([ToolCall("look"), "Done."])
@@ -252,7 +252,7 @@ async def test_a_pure_call_offers_nothing() -> None:
 
 
 async def test_an_agent_as_a_tool_offers_its_own() -> None:
-    """An agent that is called as a tool offers its own provider's tools, not those of its caller."""
+    """An agent that is called as a tool offers the provider's tools that it was given, not those of its caller."""
     inner = ScriptedModel(["Found."])
     agent = Agent(inner, "Search.", name="searcher", description="Searches.", tools=[SEARCH])
     outer = ScriptedModel([ToolCall("searcher", {"message": "rust"}), "Done."])
@@ -261,7 +261,7 @@ async def test_an_agent_as_a_tool_offers_its_own() -> None:
 
 
 async def test_an_opened_section_offers_its_tools_from_then_on() -> None:
-    """A section that is shown as a summary offers its provider's tools in the requests after it was opened."""
+    """The provider's tools of a section shown as a summary are offered only in the requests after it was opened."""
     web = MarkdownSection("Web", "web", "Search.", tools=[SEARCH], summary="The web.", visibility="summary")
     model = ScriptedModel([ToolCall("open_sections", {"sections": ["web"]}), "Done."])
     await Adapter(model).evaluate(Prompt("p", [web]), "Go.")
@@ -269,7 +269,7 @@ async def test_an_opened_section_offers_its_tools_from_then_on() -> None:
 
 
 class Live(LiveSection):
-    """A section that offers the first of these sets of tools. Each call of `advance` moves it to the next set."""
+    """A section that has the first of `states` as its tools, until `advance` moves it to the next."""
 
     def __init__(self, *states: tuple[ProviderTool, ...]) -> None:
         super().__init__("Live", "live", "Live.")
@@ -341,7 +341,7 @@ def test_a_deadline_ends_a_policy_that_waits() -> None:
 
 
 async def test_a_resumed_run_offers_the_same(tmp_path: Path) -> None:
-    """A parked run that is resumed offers the same tools in its next request. No policy is asked about answers from the record."""
+    """A resumed run offers the same tools in its next request. Policies do not decide on recorded requests again."""
     watch = Watch(PolicyDecision.allow())
     model = ScriptedModel([ToolCall("ask"), "Done."])
     prompt = Prompt("p", "x", tools=[ask, SEARCH], policies=[watch])
@@ -355,7 +355,7 @@ async def test_a_resumed_run_offers_the_same(tmp_path: Path) -> None:
 
 
 async def test_a_resumed_run_needs_its_added_tools(tmp_path: Path) -> None:
-    """A run that began with an added provider's tool is not resumed without it."""
+    """A run that was given a provider's tool in addition to its prompt's can't be resumed without it."""
     model = ScriptedModel([ToolCall("ask"), "Done."])
     adapter = Adapter(model, journal=SqliteJournal(tmp_path / "j.db"))
     with pytest.raises(RunError, match="web_search"):

@@ -55,7 +55,7 @@ class Pick(BaseModel):
 
 
 class Counted:
-    """Tools that record each time their handler starts."""
+    """Tools whose handlers record each start."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -186,7 +186,7 @@ async def test_a_nested_agent_is_replayed_without_asking_its_model(tmp_path: Pat
 async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path):
     """If a process is killed while a question is open, another can resume the run three days later.
 
-    `before` and `after` each run once, and no secret is shown.
+    The handoff's `before` and `after` each run once, and the client never sees its private part.
     """
     waiting = warm_python.start([APP, tmp_path, "wait"])
     assert waiting.stdout is not None

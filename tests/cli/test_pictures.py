@@ -43,12 +43,12 @@ ITERM = re.compile(r"\x1b\]1337;File=([^:]*):([^\x07]*)\x07")
     ],
 )
 def test_the_terminal_says_what_it_can_draw(variables: dict[str, str], protocol: str | None):
-    """The protocol is read from environment variables. Inside a terminal multiplexer, there is none."""
+    """The protocol for pictures is read from environment variables. Inside a terminal multiplexer, there is none."""
     assert protocol_of(variables) == protocol
 
 
 def test_kitty_gets_a_picture_in_chunks():
-    """Kitty gets a PNG in sequences of at most 4096 characters. The first one has the keys, and `m=0` marks the last."""
+    """Kitty gets a PNG in chunks of at most 4096 characters of data. The first has the keys, and the last has `m=0`."""
     (picture,) = pictures_in([NOTES, PHOTO, SHOT, LIE], "kitty")
     chunks = KITTY.findall(picture.sequence)
     assert KITTY.sub("", picture.sequence) == ""

@@ -255,6 +255,7 @@ async def test_a_different_principal_can_not_answer(log: Log) -> None:
     with pytest.raises(CallUnknown):
         await server.calls.row(call.run_id, "bob")
     await server.calls.stop()
+    server = ToolServer(prompt_of(log), journal=journal)
     with pytest.raises(CallUnknown):
         await server.calls.resume(call.run_id, principal="bob", asks=True)
     found = await server.calls.resume(call.run_id, principal="ann", asks=True)

@@ -620,7 +620,10 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
         ),
         (["desk.py", "--files", "work/{principal}"], "'work' is not a folder"),
         (["desk.py", "--tls-cert", "desk.py"], "Give both"),
-        (["desk.py", "--tls-cert", "desk.py", "--tls-key", "desk.py"], "not a certificate and its key"),
+        (
+            ["desk.py", "--tls-cert", "desk.py", "--tls-key", "desk.py"],
+            "can't be used as a certificate and its key",
+        ),
         (["desk.py", "--host", "no.such.host.invalid"], "can't listen on no.such.host.invalid"),
         (["desk.py", "--approve", "later"], "is not one of ask, all, strict"),
         (["desk.py", "--journal", "/dev/null/x"], "--journal"),
