@@ -516,7 +516,10 @@ async def test_a_tool_without_capabilities_has_scopes_of_its_own():
 
 
 async def test_a_permission_is_for_the_kind_and_the_tool():
-    """A permission that is remembered with a scope covers its tool's calls with other arguments, but no other kind and no other tool."""
+    """A permission that is remembered with a scope covers its tool's calls with other arguments.
+
+    It covers no other kind of permission and no other tool.
+    """
     desk = Desk(SCOPE)
     assert (await desk.call("need", kind="net")).value
     assert (await desk.call("need", kind="net", again=1)).value
@@ -527,7 +530,7 @@ async def test_a_permission_is_for_the_kind_and_the_tool():
 
 
 async def test_a_message_is_remembered_as_it_was_put():
-    """A remembered approval of a message covers the message in an identical call, but no other message and no call with other arguments."""
+    """A remembered answer to `request_approval` covers only the same message in an identical call."""
     desk = Desk(EXACT)
     for message in ("sure?", "sure?", "really?"):
         assert (await desk.call("wonder", message=message)).value[0]
