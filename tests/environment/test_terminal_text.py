@@ -94,7 +94,7 @@ def test_arguments_in_one_line():
 
 
 def test_longer_text_is_below_its_name():
-    """Text with several lines and nested values are indented below their name."""
+    """Multi-line text and nested values are indented below their names."""
     assert list(format_value({"text": "a\nb", "list": [1, {"x": ""}], "none": None, "empty": []})) == [
         "text:",
         "  a",

@@ -150,7 +150,7 @@ async def changed_arguments(desk: Desk) -> str:
 
 
 async def replayed_for_the_same_arguments(desk: Desk) -> str:
-    """Use the answer to one call for a second, identical call."""
+    """Use the answer to one call's question for a second, identical call."""
     first = await desk.ask(amount=1)
     desk.journal.questions.answer(yes(first))
     await asyncio.sleep(1)
@@ -169,7 +169,7 @@ async def of_another_session(desk: Desk) -> str:
 
 
 async def of_another_sessions_principal(desk: Desk) -> str:
-    """Answer a question to one principal in another principal's name."""
+    """Answer one principal's question in another principal's name."""
     theirs = await desk.ask(session=Session(principal="bob"), amount=1)
     return desk.refused(yes(theirs, by="ada"))
 

@@ -137,7 +137,7 @@ class Office:
         return await self.told(run_id)
 
     async def park(self, *calls: ToolCall) -> list[Question]:
-        """Park a run with these calls, and return its open questions."""
+        """Start a run with these calls, which must park, and return its open questions."""
         self.calls, self.number = list(calls), self.number + 1
         with pytest.raises(RunParked):
             await self.adapter(LaterEnvironment()).evaluate(
@@ -218,7 +218,7 @@ async def test_strict_denies_also_what_was_answered(office: Office):
 async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_never_entered_again(
     office: Office,
 ):
-    """If an irreversible handler gets an answer to remember, the answer is kept even if the process dies inside the handler."""
+    """A remembered answer to an irreversible handler's request is kept even if the process dies in the handler."""
     office.calls = [ToolCall("plead", {})]
     person = Person(lambda question: NEVER if question.name == "net" else {"approved": True})
     running = asyncio.ensure_future(
@@ -463,7 +463,7 @@ async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: O
 
 
 async def test_what_decides_by_memory_is_noted_at_its_place(office: Office):
-    """If a remembered decision decides a request, an entry at the request's place records that."""
+    """If a remembered decision decides a request, the run's record has an approval entry for that request."""
     await office.run(PAY, says=ALWAYS)
     await office.run(PAY, PAY)
     noted = [each.key for each in await office.journal.calls.entries("run2") if each.kind == "approval"]

@@ -300,7 +300,7 @@ async def test_answer_and_undo_refuse_it(folder: Path, how: Alter, where: str):
     ids=["removed", "void", "moved", "marked as undone"],
 )
 async def test_undo_refuses_where_a_later_call_was_altered(tmp_path: Path, query: str):
-    """If a later call of the session was altered, the undo of an earlier one raises `JournalAltered`, which names the later run."""
+    """If a later call in the session was altered, undoing an earlier one fails, and the error names the later run."""
     recorder = Recorder(tmp_path)
     session = Session(id="table", principal="user")
     await recorder.run("one", call("note", text="a"), "end", session=session)
