@@ -609,7 +609,7 @@ def test_help_loads_little(arguments: list[str]):
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_it_says_how_to_get_it(missing: str):
-    """Without a package of the extra `cli`, the program says how to install the extra."""
+    """If a package of the extra `cli` is missing, the program says how to install the extra."""
     code = (
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"

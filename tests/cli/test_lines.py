@@ -56,7 +56,7 @@ def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
 @example(["aaaaaaaaaa ", " b"], 10)
 @given(PIECES, st.integers(10, 30))
 def test_streaming_does_not_change_the_lines(pieces: list[str], width: int):
-    """Text without tabs gives the same lines, except for trailing spaces, whether it is fed whole or in single characters."""
+    """Text without tabs gives the same lines, except for trailing spaces, whether fed whole or character by character."""
     text = "".join(pieces).replace("\t", " ")
     whole, letters = TextFlow(width), TextFlow(width)
     at_once = [*whole.feed(text), *whole.end()]
