@@ -121,7 +121,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule | None:
-    """Give each worker of `--dist loadfile` whole files, in collection order.
+    """Use `Schedule` for `--dist loadfile`.
 
     Returns None for the other modes, which keep their own scheduler.
     """

@@ -327,7 +327,7 @@ class City:
 
 
 async def test_a_typed_answer_is_asked_for_as_all_models_can_give_it() -> None:
-    """If all models are known to support native schemas, a typed answer uses one. Otherwise, it calls `final_answer`."""
+    """If all models are known to support native schemas, a typed answer uses one. If not, it is a `final_answer` call."""
     prompt = Prompt("typed", "Answer.", output=City)
     natives = first_that_works(one("a:1", down(), down()), one("b:1", said('{"name": "Oslo"}')))
     assert (await told(natives, prompt=prompt))[0].output == City("Oslo")

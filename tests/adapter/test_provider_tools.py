@@ -188,7 +188,7 @@ async def test_a_misspelt_policy_is_refused() -> None:
 
 
 async def test_the_offer_is_not_a_call() -> None:
-    """Policies check the offer of a provider's tool, which has no arguments, no call number and no call events."""
+    """Policies check each offer of a provider's tool. An offer has no arguments, no call number and no call events."""
     watch, session, seen = Watch(PolicyDecision.allow()), Session(), list[str]()
     session.dispatcher.subscribe(ToolStarted, lambda event: seen.append(event.tool))
     model = ScriptedModel([ToolCall("look"), "Done."])

@@ -96,7 +96,7 @@ def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
         "text": "over",
     }
     done = (tmp_path / "files" / "done.txt").read_text()
-    assert done.startswith("2 by ")  # the note committed before and its own, not the issuer's
+    assert done.startswith("2 by ")  # the redeemer saw two notes: one committed before, and its own
     assert done.endswith(".1")
     assert "its run 'run' is over" in said_by(start(tmp_path, "redeem"))
 

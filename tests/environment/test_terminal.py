@@ -428,7 +428,10 @@ async def test_a_run_asks_at_the_terminal():
     ],
 )
 def test_when_there_is_colour(environ: dict[str, str], is_tty: bool, colour: bool):
-    """`NO_COLOR`, unless it is empty, takes precedence over `FORCE_COLOR`, and `FORCE_COLOR` over what the terminal supports."""
+    """`NO_COLOR` takes precedence over `FORCE_COLOR`, and `FORCE_COLOR` over what the terminal supports.
+
+    An empty `NO_COLOR`, and `FORCE_COLOR=0`, count as not set.
+    """
 
     class Stream(io.StringIO):
         def isatty(self) -> bool:

@@ -124,7 +124,10 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("attack", FORGED)
 def test_a_forged_answer_is_refused(attack: str):
-    """A forged answer is refused, runs nothing and is not remembered. The question stays open and accepts a genuine answer."""
+    """A forged or invalid answer is refused, runs nothing and is not remembered.
+
+    The question stays open and accepts a genuine answer.
+    """
     changed, words = FORGED[attack]
 
     async def main() -> None:
