@@ -144,7 +144,7 @@ def test_the_base_moved_meanwhile(ground: Any) -> None:
 
 
 def test_a_base_that_keeps_moving_is_a_conflict(ground: Any) -> None:
-    """If the file changes during each of three reviews, the call fails with a conflict and does not overwrite the file."""
+    """If the file changes during each of three reviews, the call fails with a conflict and leaves the file alone."""
     files, _ = ground
     looker = Looker(True, True, True, True, meanwhile=lambda count: files.write("a.txt", f"theirs {count}\n"))
     result = invoke(ground, looker)

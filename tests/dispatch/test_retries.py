@@ -128,7 +128,7 @@ def test_a_subclass_without_a_wait_is_retried() -> None:
 
 
 def test_attempts_and_pauses_share_the_timeout() -> None:
-    """A timeout is for the whole call, so earlier attempts and pauses count towards it."""
+    """A timeout applies to the whole call, so earlier attempts and pauses count towards it."""
 
     async def main() -> None:
         ended, took = await outcome(flaky(3, timeout=10, takes=4))  # attempts at 0-4 and 7-11 s

@@ -28,7 +28,7 @@ class Stopped:
 
 
 def gate_of(handler: Any, reason: str, clock: Clock) -> Gate:
-    """Open a gate with one tool. If the reason is a timeout or a deadline, the gate stops the tool after five seconds."""
+    """Open a gate with one tool. For a timeout or a deadline, the gate stops the tool after five seconds."""
     made = Tool[None, Any](
         "work", "Works.", handler, effect="read", timeout=5 if reason == "timeout" else None
     )
@@ -125,7 +125,7 @@ def test_a_handler_that_polls_its_signal_sees_it(reason: str) -> None:
 
 @pytest.mark.parametrize("reason", REASONS)
 async def test_a_sync_handler_sees_its_signal(reason: str) -> None:
-    """A handler in a thread waits for its signal, which fires for each reason to stop."""
+    """In a sync handler, the signal fires for each reason to stop."""
     seen, started, over = list[str](), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -184,7 +184,7 @@ async def test_a_leg_that_lost_its_run_ends_before_the_same_worker_takes_the_run
     await journal.runs.leave(run_id, "parked", due_at=0.0)  # as if another worker had taken and parked it
     await runner.execute(run_id)
     assert (await journal.runs.get(run_id)).owner == ""
-    await renew_now(journal, run_id)  # the first leg notices its loss
+    await renew_now(journal, run_id)  # the first leg notices that it has lost the run
     await asyncio.wait_for(first, PATIENCE)
     second = asyncio.ensure_future(runner.execute(run_id))
     await until(lambda: log() == ["asleep", "woken", "asleep"])
@@ -414,7 +414,7 @@ async def test_a_run_is_not_blamed_for_the_death_of_a_few_workers(
 
 
 class _ForgetfulEngine(JournalDispatcher):
-    """An engine that loses the first leg that it is asked to start, and raises at the second."""
+    """An engine that loses the first leg that it is asked to start, and raises an error for the second."""
 
     def __init__(self) -> None:
         self.woken: list[str] = []

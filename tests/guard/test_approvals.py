@@ -526,7 +526,7 @@ def test_secrets_are_not_shown():
 
 
 def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
-    """An approval request and its decision are published before the call ends, and stay in the session after a denial."""
+    """An approval request and its decision precede the end of the call, and stay in the session after a denial."""
 
     async def main() -> None:
         scene = Scene(Person("no"))

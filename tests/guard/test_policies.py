@@ -555,7 +555,7 @@ def test_a_file_changed_by_somebody_else_must_be_read_again():
 
 
 def test_new_files_and_files_this_session_wrote_are_free():
-    """New files, and files that this session wrote, may be written without a read."""
+    """New files, and files that this session wrote, may be written without being read first."""
 
     async def main() -> None:
         gate, _ = await over(MemoryFilesystem({"there": "x"}))

@@ -137,7 +137,7 @@ class Office:
         return await self.told(run_id)
 
     async def park(self, *calls: ToolCall) -> list[Question]:
-        """Park a run with these calls, and return its open questions."""
+        """Start a run with these calls, which must park, and return its open questions."""
         self.calls, self.number = list(calls), self.number + 1
         with pytest.raises(RunParked):
             await self.adapter(LaterEnvironment()).evaluate(
@@ -267,7 +267,7 @@ async def test_what_is_shown_by_its_diff_stays_open_also_in_the_next_process(off
 
 
 async def test_a_question_that_is_covered_is_withdrawn_from_the_record(office: Office):
-    """A question that another answer covers is withdrawn and can't be answered. The run's other questions stay open."""
+    """On resume, a question that another answer covers is withdrawn. The run's other questions stay open."""
     first, second, third = await office.park(PAY, PAY, SEND)
     office.answer(first, ALWAYS)
     office.restart()
@@ -445,7 +445,7 @@ async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office:
 
 
 async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: Office):
-    """A run reads the remembered decisions once, when it starts, and writes none if nothing is to be remembered."""
+    """If nothing is remembered, a run reads the session's decisions only once, and writes none."""
     written: list[str] = []
     read: list[str] = []
     box = office.journal.decisions
