@@ -84,7 +84,7 @@ class Restarts:
         self.server = server = ToolServer(self._prompt, journal=self.journal, **self._options)
 
         async def answer(context: Any, params: Any) -> ElicitResult:
-            assert self.answers is not None, "the test answers by itself"
+            assert self.answers is not None, "the client was asked, but the test gives the answers"
             return self.answers
 
         async with Client(server.server, mode=mode, elicitation_callback=answer) as client:
@@ -255,6 +255,7 @@ async def test_a_different_principal_can_not_answer(log: Log) -> None:
     with pytest.raises(CallUnknown):
         await server.calls.row(call.run_id, "bob")
     await server.calls.stop()
+    server = ToolServer(prompt_of(log), journal=journal)
     with pytest.raises(CallUnknown):
         await server.calls.resume(call.run_id, principal="bob", asks=True)
     found = await server.calls.resume(call.run_id, principal="ann", asks=True)

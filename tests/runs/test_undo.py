@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail import Adapter, Prompt, Session, ToolContext, tool
+from handrail import Adapter, Prompt, Session, ToolContext, Workspace, tool
 from handrail.dispatch.turn import ToolCall
 from handrail.errors import RunBusy, RunError, RunParked, UndoRefused
 from handrail.events import MessageAdded
@@ -335,3 +335,21 @@ def test_the_same_call_id_at_another_place_of_a_run_is_another_call(tmp_path: Pa
         with pytest.raises(UndoRefused, match="no commit of this call is kept"):
             files.undo("call_1", **{"run_id": "r", "place": ".2", "journal": "j", **wrong})
     files.close()
+
+
+@tool(effect="staged")
+async def write_and_note(context: ToolContext) -> None:
+    """Change a file and the session."""
+    context.filesystem.write("node_modules/a", "new")
+    context.session.dispatch(Noted("new"))
+
+
+async def test_a_call_that_changed_ignored_files_is_not_undone(recorder: Recorder):
+    """The ignored files of a workspace are not recorded. The refusal does not deny that the call changed slices too."""
+    work = Prompt("work", "Do.", tools=[write_and_note])
+    session, files = Session(id="s"), Workspace("w", cache=recorder.base / "cache")
+    await recorder.run("one", call("write_and_note"), "end", prompt=work, session=session, filesystem=files)
+    [id] = await recorder.ids("one")
+    with pytest.raises(UndoRefused, match="it changed files that are not recorded"):
+        await undo(recorder.journal, "one", id, session=session)
+    assert session[Noted].all() == (Noted("new"),)

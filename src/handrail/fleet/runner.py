@@ -132,7 +132,7 @@ class Runner:
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0) -> None:
         """Execute legs until `stop` is set. Then take no more runs, and give the current legs `grace` seconds to finish.
 
-        Legs that are left after that are interrupted, and their runs are due for other workers at once. The same happens
+        Legs that are left after that are interrupted, and their runs are immediately due for other workers. The same happens
         without the grace period if this worker fails or is cancelled.
         """
         self._narrator = _narrator(self.journal, self._clock)
@@ -202,7 +202,7 @@ class Runner:
         )
 
     async def _return(self, row: RunRow) -> None:
-        """Release a run that this process holds and does not execute, so that it is due for other workers at once."""
+        """Release a run that this process holds and does not execute, so that it is immediately due for other workers."""
         now = self._clock.now().timestamp()
         await self.journal.runs.leave(row.record.id, row.status, row.outcome, due_at=now)
 

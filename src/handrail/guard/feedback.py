@@ -277,7 +277,7 @@ def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer of a provider or checker."""
+    """The answer of a feedback provider or a completion checker."""
 
     text: str | None = None
     """The advice, or what is missing; None or "" for nothing."""

@@ -251,7 +251,7 @@ async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
 
 
 def charge(frame: Frame, spent: Spent, given: GivenTicket | None = None) -> None:
-    """Charge what was spent under a ticket, and release the rest of the share of the budget that `given` reserved.
+    """Charge what was spent under a ticket, and release the rest of the budget share that `given` reserved.
 
     Without `given`, no share was reserved in this process, and the budget is charged directly.
     """

@@ -148,7 +148,7 @@ class Layer:
         raise NotImplementedError
 
     def _usage(self) -> tuple[int, int]:
-        """Return the number of files and folders, and the total bytes of the files."""
+        """Return the number of files and folders, and the total bytes, that count towards the limits."""
         raise NotImplementedError
 
     # --- reading --------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class CallNode(msgspec.Struct, kw_only=True):
     status: str = "open"
     """The status with which the call ended; `open` if it has not ended."""
     at: float | None = None
-    """When the call or, if that is earlier, the first thing recorded inside it began, in seconds since 1970; None if unknown."""
+    """When the call began, or the first thing recorded inside it if that was earlier, in seconds since 1970; None if unknown."""
     seconds: float | None = None
     message: str = ""
     """The text of the call's result, as a model is shown it; "" if none is recorded."""
@@ -283,7 +283,7 @@ _NOTHING = RunBegin(
 
 
 def _reach_back(node: CallNode) -> float | None:
-    """Move the start of a call back to that of the first thing inside it, if that is earlier. Returns the start, if it is known.
+    """If something inside a call began before the call, use that time as the call's start. Returns the start, or None if it is unknown.
 
     A call that was run again after its run was resumed is recorded with its last start, and an open call has no record.
     """

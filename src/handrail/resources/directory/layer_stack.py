@@ -76,7 +76,7 @@ class Upper:
         """Write a node to a path. A deletion is written as a mark, if the layers below may have the path.
 
         `fill` copies or links a file that is on disk. `facts_below` returns the facts of a folder in the layers
-        below.
+        below, or None if they are not known.
         """
         self._make_way(path, facts_below)
         with self._reach(path) as at:

@@ -254,7 +254,7 @@ def _run(request: Request, streams: tuple[int, ...], control: socket.socket, fol
 
 
 def _wait(command: int, usage: Usage, control: socket.socket) -> int:
-    """Wait for the command and reap orphans. If the command exceeds a limit, report that and return at once.
+    """Wait for the command and reap orphans. If the command exceeds a limit, report that and return immediately.
 
     When the calling process then exits, the kernel kills all processes of the command.
     """
