@@ -185,6 +185,7 @@ def answers(draw: st.DrawFn) -> list[ModelPart]:
 @example([[CallPart(0, "a", "multi_tool_use.parallel", "[" * 1200), StopPart("calls")]], False)
 @example([[CallPart(n, "functions.add:0", "", "{}") for n in range(4)] + [StopPart("calls")]] * 2, True)
 @example([[CallPart(n, f"c{n}", "look", "{}") for n in range(200)] + [StopPart("calls")]], False)
+@example([[CallPart(0, "a", "look", '{"where": "a", "where": "b"}'), StopPart("calls")]], False)
 def test_any_answer_leaves_a_conversation_that_every_wire_accepts(
     said: list[list[ModelPart]], stream: bool
 ) -> None:
@@ -243,7 +244,7 @@ CUT: list[tuple[StopReason, str]] = [("length", "length limit"), ("refused", "st
 async def test_a_call_that_was_cut_off_never_runs(
     reason: StopReason, words: str, arguments: str, stream: bool
 ) -> None:
-    """The last call of an answer that was cut off does not run, not even with defaults, and the model is told why."""
+    """The last call of an answer that was cut off does not run, even with valid arguments. The model is told why."""
     ran.clear()
     said = [
         CallPart(0, "a", "look", '{"where": "first"}'),

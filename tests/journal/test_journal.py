@@ -1,4 +1,4 @@
-"""Steps that run once: `journal.steps.run`, and `context.once` through the gate."""
+"""A journal in memory: steps that run once, the calls that it records, and `context.once` through the gate."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -361,7 +361,7 @@ def test_once_is_refused_where_everything_can_be_undone(effect: Effect):
 
 @pytest.mark.parametrize("how", ["raises", "says so", "times out"])
 def test_what_once_did_is_listed_when_the_call_fails(how: str):
-    """When a call fails, the result and the event list what `once` did, because it could not be undone."""
+    """When a call fails, its message and its `ToolRolledBack` event name what `once` did, because it could not be undone."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:

@@ -165,9 +165,9 @@ async def test_question_of_a_server() -> None:
 
 
 async def test_question_of_an_unknown_call() -> None:
-    """A server does not say which call its question belongs to.
+    """A server's question, which names no call, is cancelled while calls of two principals are in progress.
 
-    Nobody is asked while calls of two principals are in progress. If all calls belong to one principal, that principal's person is asked.
+    If all calls in progress belong to one principal, that principal's person is asked.
     """
     ann, bob = Person(answers={"mcp.form": {"size": 4}}), Person(answers={"mcp.form": {"size": 5}})
     async with server() as section:
@@ -469,7 +469,7 @@ def test_section_closed_on_a_different_event_loop() -> None:
 
 
 async def tasks_left() -> int:
-    """Return the number of tasks of the running event loop."""
+    """Return the number of unfinished tasks on the running event loop, including this one."""
     return len(asyncio.all_tasks())
 
 

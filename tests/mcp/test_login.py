@@ -1,4 +1,4 @@
-"""Login to a server by OAuth is a question to the person."""
+"""OAuth login to a server, which asks the person a question."""
 
 import asyncio
 import json

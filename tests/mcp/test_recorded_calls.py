@@ -84,7 +84,7 @@ class Restarts:
         self.server = server = ToolServer(self._prompt, journal=self.journal, **self._options)
 
         async def answer(context: Any, params: Any) -> ElicitResult:
-            assert self.answers is not None, "the test answers by itself"
+            assert self.answers is not None, "the client was asked, but the test gives the answers"
             return self.answers
 
         async with Client(server.server, mode=mode, elicitation_callback=answer) as client:

@@ -229,7 +229,7 @@ async def test_an_error_in_the_middle_of_an_answer(error: Any, kind: type[Except
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_thinking_in_the_content_of_chat(stream: bool) -> None:
-    """Thinking in parts of the content, as Mistral sends it, becomes the answer's thought and is sent back as parts."""
+    """Thinking that arrives as parts of the content, as Mistral sends it, becomes the answer's thought and is sent back as parts."""
     think = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm, so."}], "closed": True}
     call = {"id": "call_1", "function": {"name": "look", "arguments": "{}"}}
     text = {"type": "text", "text": "I look."}

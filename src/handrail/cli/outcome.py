@@ -84,6 +84,8 @@ class Failure(NamedTuple):
 def _parked_message(error: RunParked, journal: str) -> str:
     names = ", ".join(escape(question.name) for question in error.questions)
     answer, resume = (runs_command(verb, error.run_id, journal) for verb in ("answer", "resume"))
+    if not names:
+        return f"The run was parked, and it has no open question. Continue it with `{resume}`."
     how = f"Answer with `{answer}`, then `{resume}`."
     if any(question.secret for question in error.questions):
         how = f"The answer may be a secret, which is not recorded. `{resume}` asks for it at a terminal."

@@ -239,7 +239,7 @@ def _checked_profile(library: Any, name: str) -> Mapping[str, Any]:
         raise DefinitionError(f"model {name!r} needs its provider's package: {error}") from error
     except ValueError:
         raise DefinitionError(
-            f"there is no provider {provider!r}. Write provider:name, with openai, anthropic, local, or a "
+            f"{name!r} is not a model of a known provider. Write provider:name, with openai, anthropic, local, or a "
             "provider of pydantic-ai, such as google, mistral or bedrock."
         ) from None
 

@@ -132,7 +132,7 @@ class Engine:
         if "error" in last:
             raise self._failure(last["error"])
         if "usage" not in last:
-            raise ModelUnavailable(self._model, "its engine stopped in the middle of an answer")
+            raise ModelUnavailable(self._model, "its engine stopped before the answer was complete")
         used = last["usage"]
         cached = used.get("prompt_tokens_details", {}).get("cached_tokens", 0)
         usage = Usage(used["prompt_tokens"], used["completion_tokens"], cached, 0, 1)
