@@ -72,7 +72,7 @@ async def test_sections_are_prompts(mode: Any) -> None:
         plan: Any = await client.get_prompt("plan", {"city": "Oslo", "days": "3"})
         manners: Any = await client.get_prompt("manners")
         for name, given in (("plan", {}), ("other", {})):
-            with pytest.raises(MCPError, match=r"are invalid: city: Field required$|no prompt"):
+            with pytest.raises(MCPError, match=r"with these arguments: city: Field required$|no prompt"):
                 await client.get_prompt(name, given)
     assert [each.name for each in listed] == ["manners", "plan"]
     assert [(each.name, each.required) for each in listed[1].arguments or ()] == [

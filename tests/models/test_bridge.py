@@ -320,8 +320,8 @@ async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere:model", "there is no provider 'nowhere'"),
-        ("nothing", "there is no provider 'nothing'"),
+        ("nowhere:model", "'nowhere:model' is not a model of a known provider"),
+        ("nothing", "'nothing' is not a model of a known provider"),
         ("mistral:small", "needs its provider's package: .*mistral"),
         (7, "7 can't be bridged"),
     ],
