@@ -112,7 +112,7 @@ def test_a_write_does_not_wait_for_another_process_in_the_callers_thread(tmp_pat
         assert not journal.calls.commit_now(unit("refused"))
         waiting = asyncio.ensure_future(gate.invoke("add", {"a": 1, "b": 1}))
         while not found:
-            await asyncio.sleep(0)  # the event loop keeps running
+            await asyncio.sleep(0)  # the waiting call does not block the loop
         assert not waiting.done()
         other.execute("COMMIT")
         other.close()

@@ -127,9 +127,8 @@ class BridgedModel:
                         for part in pieces.take(event):
                             yield part
                 except BaseException:
-                    with contextlib.suppress(
-                        NotImplementedError
-                    ):  # models without connections can't be cancelled
+                    # models without connections can't be cancelled
+                    with contextlib.suppress(NotImplementedError):
                         await answer.cancel()
                     raise
             response = answer.get()

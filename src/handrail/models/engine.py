@@ -162,9 +162,8 @@ class Engine:
         params.cache_ram_mib = 64
         params.verbosity = -1  # keeps llama.cpp from writing to stderr
         params.endpoint_slots = params.endpoint_props = params.ui = False
-        params.api_keys = [
-            secrets.token_hex(32)
-        ]  # without this key, nobody can use the loopback port that llama.cpp opens
+        # without this key, nobody can use the loopback port that llama.cpp opens
+        params.api_keys = [secrets.token_hex(32)]
         try:
             self._server = xllamacpp.Server(params)
         except Exception as error:
