@@ -64,9 +64,8 @@ def id_for_wire(id: str, accepted: re.Pattern[str]) -> str:
     Mistral always gets a digest.
     """
     if accepted is MISTRAL_ID:
-        return base64.b32encode(_digest(id)).decode()[
-            :9
-        ]  # nine characters leave no room for a prefix that tells a digest from an id
+        # nine characters leave no room for a prefix that tells a digest from an id
+        return base64.b32encode(_digest(id)).decode()[:9]
     if accepted.fullmatch(id) and not _NORMALISED.fullmatch(id):
         return id
     # An id that looks like a digest is replaced too, since it could be the digest of another id.
