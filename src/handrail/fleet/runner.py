@@ -56,7 +56,7 @@ _CUT_SECONDS = 5.0
 
 
 class _LegEnvironment(LaterEnvironment):
-    """The environment of a leg: people answer later, through the journal. The run is parked until then."""
+    """The environment of a leg: people answer later, through the journal. Until then, the run is parked, if it can be parked."""
 
     def __init__(self) -> None:
         self.parking: Parking | None = None

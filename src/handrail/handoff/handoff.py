@@ -172,7 +172,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
 
         Returns the parked data, which you may keep for as long as you like, or a `ToolResult` if the call failed, was
         denied, or ended early. Show only `parked.public`. If you store its parts, store `parked.id` too. What `before`
-        did is committed before this returns.
+        did is committed before this returns. In a handler, it is committed to the handler's call.
         """
         from handrail.handoff import halves
 
