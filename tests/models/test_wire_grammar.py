@@ -165,6 +165,7 @@ BAD: list[tuple[str, str, Callable[[Any], object]]] = [
     ("chat", "out of range", put(*CALL, "function", "arguments", '{"a": 1e999}')),
     ("chat", "out of range", put(*CALL, "function", "arguments", f'{{"a": {"1" * 400}}}')),
     ("chat", "lone surrogate", put(*CALL, "function", "arguments", '{"a": "\\ud800"}')),
+    ("chat", "the key 'b' is repeated", put(*CALL, "function", "arguments", '{"a": {"b": 1, "b": 2}}')),
     ("chat", "is not a text", put(*CALL, "function", "arguments", {})),
     ("chat", "type is missing", drop(*CALL, "type")),
     ("chat", "1 to 128 calls", put("messages", 2, "tool_calls", [])),
@@ -181,6 +182,7 @@ BAD: list[tuple[str, str, Callable[[Any], object]]] = [
     ("responses", "does not match", put("input", 2, "call_id", "i" * 65)),
     ("responses", "does not match", put("input", 2, "name", "a.b")),
     ("responses", "not the text of an object", put("input", 2, "arguments", "null")),
+    ("responses", "the key 'a' is repeated", put("input", 2, "arguments", '{"a": 1, "a": 2}')),
     ("responses", "without the item that follows", lambda r: r["input"].append(r["input"][1])),
     ("responses", "before the results of", drop("input", 4)),
     ("responses", "has no call before it", drop("input", 2)),
@@ -287,8 +289,9 @@ def test_each_rule_refuses_something(wire: str, words: str, change: Callable[[An
     ("body", "words"),
     [
         (b"\xff", "invalid JSON"),
-        (b"[]", "each key once"),
-        (b'{"model": "m", "model": "m"}', "each key once"),
+        (b"[]", "the body is not an object"),
+        (b'{"model": "m", "model": "m"}', "the key 'model' is repeated"),
+        (b'{"messages": [{"role": "user", "role": "user"}]}', "the key 'role' is repeated"),
         (b'{"a": NaN}', "NaN is not JSON"),
     ],
 )

@@ -77,9 +77,9 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 class Endpoint:
     """The address, headers and key of one model's requests.
 
-    The key is read from the environment for each request and appears nowhere else: not in a view of the
-    request, not in an error, not in a repr. Raises `DefinitionError` if the address or a header is invalid. Each request
-    raises `DefinitionError` if aiohttp is not installed.
+    The key is read from the environment and sent with each request. It appears nowhere else: not in a view of the request,
+    not in an error, not in a repr. Raises `DefinitionError` if the address or a header is invalid. Each request raises
+    `DefinitionError` if aiohttp is not installed.
     """
 
     def __init__(
