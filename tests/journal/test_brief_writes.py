@@ -152,7 +152,7 @@ def test_a_write_follows_the_jobs_before_it(tmp_path: Path) -> None:
 def test_a_call_that_is_cancelled_while_it_is_recorded_commits_first(
     tmp_path: Path, cancellations: int, by: str
 ) -> None:
-    """A call that is cancelled while its record waits to be written still commits its changes. Only then does a cancelled task end."""
+    """A call that is cancelled while its record waits to be written still commits its changes. Only then does a cancelled task end as cancelled."""
 
     async def main() -> None:
         session = Session()

@@ -577,7 +577,7 @@ async def test_claiming_one_run_that_is_not_due_gives_its_next_leg_a_new_number(
 
 
 async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal, Journal], clock: Hands):
-    """`queue.cancel` ends a queued run while a worker has another run of its session. It ends a claimed run only after the worker's lease."""
+    """`queue.cancel` ends a queued run while a worker has another run of its session. It ends a claimed run only after the worker's lease has expired."""
     worker, door = processes
     for id, at in (("first", 1.0), ("second", 2.0)):
         await door.queue.submit(request(id, "s", at=at))
