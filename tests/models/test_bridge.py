@@ -327,7 +327,7 @@ async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.Monke
     ],
 )
 def test_what_cannot_be_bridged_is_refused_at_once(name: Any, message: str):
-    """An unknown provider, a missing provider package and an object that is not a model are refused at once."""
+    """A name whose provider is unknown or lacks its package is refused at once, and so is an object that is not a model."""
     with pytest.raises(DefinitionError, match=message):
         BridgedModel(name)
 
