@@ -432,7 +432,7 @@ async def test_a_planted_question_is_not_listed(tmp_path: Path):
 
 
 async def test_questions_are_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Listing questions again does not read their chains again, so that many waiting runs can be polled."""
+    """Listing open questions a second time does not read their runs' chains again, so polling many waiting runs is cheap."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     for number in range(5):
         put(journal, asked_in(f"run{number}"))

@@ -112,7 +112,7 @@ def test_a_write_does_not_wait_for_another_process_in_the_callers_thread(tmp_pat
         assert not journal.calls.commit_now(unit("refused"))
         waiting = asyncio.ensure_future(gate.invoke("add", {"a": 1, "b": 1}))
         while not found:
-            await asyncio.sleep(0)  # the event loop keeps running
+            await asyncio.sleep(0)  # the waiting call does not block the loop
         assert not waiting.done()
         other.execute("COMMIT")
         other.close()
@@ -152,7 +152,7 @@ def test_a_write_follows_the_jobs_before_it(tmp_path: Path) -> None:
 def test_a_call_that_is_cancelled_while_it_is_recorded_commits_first(
     tmp_path: Path, cancellations: int, by: str
 ) -> None:
-    """A call that is cancelled while its record waits to be written still commits its changes. Only then does a cancelled task end."""
+    """A call that is cancelled while its record waits to be written still commits its changes. Only then does a cancelled task end as cancelled."""
 
     async def main() -> None:
         session = Session()

@@ -1,4 +1,4 @@
-"""Damaged and foreign files: a journal is read exactly as it was written, or an error says what is damaged."""
+"""Damaged journals are read exactly as they were written, or the damage is reported. Foreign databases are left untouched."""
 
 import asyncio
 import os

@@ -90,7 +90,7 @@ def opening(
 
 @pytest.fixture(params=STORES)
 def journal(request: pytest.FixtureRequest, opening: Callable[[str], Journal]) -> Journal:
-    """Provide a new journal of each kind."""
+    """Provide a new journal. A test that uses it runs once for each store."""
     return opening(request.param)
 
 
@@ -138,7 +138,7 @@ def answer(question: Question, value: Any = 1, **changed: Any) -> Answer:
 
 
 async def asked(journal: Journal, question: Question, *rest: Any) -> "asyncio.Task[Answer]":
-    """Ask a question, and wait until it is open."""
+    """Ask a question, wait until it is open, and return the task that waits for its answer."""
     task = asyncio.ensure_future(journal.questions.ask(question, *rest))
     while question.id not in [each.id for each in await journal.questions.open()]:
         await asyncio.sleep(0)
@@ -199,7 +199,7 @@ async def test_a_lease_is_held_by_one_process_until_it_expires(
 async def test_a_process_that_lost_its_lease_writes_nothing_more(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """A process that lost its lease can neither renew it nor write to the run, and the new owner's records are unchanged."""
+    """A process that lost its lease can neither renew it nor write to the run. Each attempt raises `RunBusy` and records nothing."""
     first, second = processes
     await first.runs.begin(run())
     clock.seconds = LEASE_SECONDS
@@ -577,7 +577,7 @@ async def test_claiming_one_run_that_is_not_due_gives_its_next_leg_a_new_number(
 
 
 async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal, Journal], clock: Hands):
-    """`queue.cancel` ends a queued run while a worker has another run of its session. It ends a claimed run only after the worker's lease."""
+    """`queue.cancel` ends a queued run while a worker has another run of its session. It ends a claimed run only after the worker's lease has expired."""
     worker, door = processes
     for id, at in (("first", 1.0), ("second", 2.0)):
         await door.queue.submit(request(id, "s", at=at))

@@ -110,7 +110,7 @@ def full(connection: Any) -> None:
 
 
 async def test_a_full_disk_is_named(tmp_path: Path):
-    """A full disk is reported as such, even though the rollback that follows fails too."""
+    """A full disk is reported as such, although SQLite has already rolled the transaction back."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     with pytest.raises(JournalError, match="disk is full"):
         journal._database.transact_now(full)  # pyright: ignore[reportPrivateUsage]

@@ -270,7 +270,7 @@ async def test_what_the_loop_cannot_send_is_left_to_the_thread(
 
 
 async def test_a_record_with_text_that_is_not_unicode_fails_alone(url: str):
-    """A record with text that is not Unicode, such as a file name in a step's key, fails. Those that wait before and after it are added."""
+    """A record whose text is not valid Unicode fails. The records that wait before and after it are added."""
     async with begun(url) as journal:
         bad = Entry("told", "\udcff", 1.0, b"")
         found = await asyncio.gather(

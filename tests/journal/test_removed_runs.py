@@ -1,4 +1,4 @@
-"""Whole runs, sessions and chains that something other than Handrail removed or reordered: their use is refused, or `verify` reports it."""
+"""Whole runs, sessions and chains that something other than Handrail removed or reordered: what is refused, and what `verify` reports."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Budgets are reserved before and settled after spending, so that concurrent work stays within the limits."""
+"""Amounts are reserved before they are spent and settled afterwards, so that concurrent work stays within a budget's limits."""
 
 from __future__ import annotations
 

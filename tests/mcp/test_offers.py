@@ -72,7 +72,7 @@ async def test_sections_are_prompts(mode: Any) -> None:
         plan: Any = await client.get_prompt("plan", {"city": "Oslo", "days": "3"})
         manners: Any = await client.get_prompt("manners")
         for name, given in (("plan", {}), ("other", {})):
-            with pytest.raises(MCPError, match=r"are invalid: city: Field required$|no prompt"):
+            with pytest.raises(MCPError, match=r"with these arguments: city: Field required$|no prompt"):
                 await client.get_prompt(name, given)
     assert [each.name for each in listed] == ["manners", "plan"]
     assert [(each.name, each.required) for each in listed[1].arguments or ()] == [
@@ -315,7 +315,7 @@ async def test_arguments_of_prompts_are_completed(mode: Any) -> None:
 
 
 class Live(LiveSection):
-    """A live section whose text and condition use the params. Each connection adds a tool to it."""
+    """A live section whose text and condition use the params. Each call of `connect` adds a tool to it."""
 
     def __init__(self) -> None:
         super().__init__("Live", "live", "Live in $city.", enabled=_in_a_city)

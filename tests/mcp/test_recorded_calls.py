@@ -282,7 +282,7 @@ async def test_a_call_that_waits_leaves_memory(log: Log) -> None:
 async def test_an_answer_may_come_days_later(
     log: Log, monkeypatch: pytest.MonkeyPatch, days: int, works: bool
 ) -> None:
-    """The sealed state works in a new process after three days, and is refused after 31."""
+    """The sealed state of a call is accepted by a new process after three days, and refused after 31."""
     server = Restarts(log, MemoryJournal())
     given = {"product": "shirt"}
     async with server.process() as session:

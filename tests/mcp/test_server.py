@@ -232,7 +232,7 @@ async def test_arguments_that_are_not_unicode(mode: Any, journal: Any) -> None:
 
 
 async def test_a_forged_state_is_refused() -> None:
-    """A state that the server did not seal is refused, and so is one that was changed or sent with a different call."""
+    """A request state that the server did not seal is refused, and so is one that was changed or sent with a different call."""
     async with client("2026-07-28", elicitation_callback=no_answer) as connected:
         asked: Any = await connected.session.call_tool("order", {}, allow_input_required=True)
         state = asked.request_state

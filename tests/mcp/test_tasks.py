@@ -92,7 +92,7 @@ async def test_a_call_is_a_task() -> None:
 
 
 async def test_a_failed_call_is_a_completed_task() -> None:
-    """A tool's error is its result: the task is completed."""
+    """If a tool fails, its task is completed, with an error as its result."""
     async with process(Work(), MemoryJournal()) as session:
         made = await session.call("fail")
         ended = await session.get(made["taskId"], "completed")
