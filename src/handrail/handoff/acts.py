@@ -44,6 +44,7 @@ from handrail.replay.marks import has_secret
 from handrail.schema import Schema, is_instance
 from handrail.schema.kinds import describe_kind
 from handrail.schema.problems import describe
+from handrail.spelling import checked_arguments
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.signature import MISSING, Signature, caller_namespace, context_parameter, positional, read
 
@@ -52,6 +53,7 @@ PublicT = TypeVar("PublicT")
 ResultT = TypeVar("ResultT")
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class Parked(Generic[PrivateT, PublicT]):
     """The value that `before` returns to hand the decision over.
