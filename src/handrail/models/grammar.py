@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
 _LONGEST_NAME = 64
 _UNNAMED = "unnamed"
-"""Replaces a name that has no accepted character."""
+"""Replaces a name of which `name_for_wire` leaves nothing."""
 
 CHAT_ID = re.compile(r"[^\ud800-\udfff]{1,40}")
 RESPONSES_ID = re.compile(r"[^\ud800-\udfff]{1,64}")
@@ -51,7 +51,7 @@ def name_for_wire(name: str) -> str:
     """Return the name of a call as 1 to 64 letters, digits, `_` and `-`.
 
     An accepted name is returned unchanged. In any other name, each run of other characters becomes `_`, the name is cut to 64
-    characters, and `_` is removed from its ends.
+    characters, and `_` is removed from its ends. If nothing is left, the name becomes `unnamed`.
     """
     if _NAME.fullmatch(name):
         return name

@@ -339,7 +339,7 @@ def _checked(part: ModelPart) -> ModelPart:
 
 
 def _message_in(raw: bytes) -> str:
-    """Return the message in a provider's error response. Without a message, returns the whole error or response."""
+    """Return the message in a provider's error response. Without one, returns the whole error or response, or says that it is empty."""
     try:
         data: Any = decode(raw)
     except _UNREADABLE:
