@@ -419,7 +419,7 @@ def test_an_unknown_price_is_unknown() -> None:
 
 
 def test_little_money_makes_answers_short() -> None:
-    """If the longest answer costs too much, a shorter one is requested. If no answer is affordable, the run ends."""
+    """If a budget can't pay for the longest answer, `max_tokens` is lowered. If it can pay for none, the run fails."""
     seen: list[int] = []
 
     def answer(request: Any) -> Reply:
@@ -663,7 +663,7 @@ def test_a_throttle_holds_requests_back() -> None:
 
 
 def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
-    """After a rate limit, every run that shares the throttle waits."""
+    """After one run has been rate limited, every run that shares its throttle waits."""
 
     async def scenario() -> None:
         clock, loop = VirtualClock(), asyncio.get_running_loop()
@@ -746,7 +746,7 @@ def test_what_a_call_evaluates_is_undone_with_it() -> None:
 
 
 def test_nested_runs_are_conversations_of_their_own() -> None:
-    """A nested run neither sees nor extends the outer conversation or another nested run's."""
+    """A nested run neither sees nor extends the conversation of the outer run or of another nested run."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -810,7 +810,7 @@ def test_a_nested_prompt_may_have_resources_of_its_own() -> None:
 
 
 def test_depth_is_limited_through_nested_runs() -> None:
-    """A prompt that evaluates itself is stopped at the depth limit, and the outer run continues."""
+    """A tool that evaluates its own prompt fails at the depth limit, and the runs above it continue."""
 
     @tool
     async def deeper(context: ToolContext) -> str:
@@ -1170,7 +1170,7 @@ def test_a_childs_sections_do_not_end_the_outer_run(kind: str) -> None:
 
 
 def test_a_caller_answers_what_its_child_needs() -> None:
-    """The caller of a nested run may evaluate the prompt again, with the sections opened that the run needed."""
+    """A caller that catches a nested run's `VisibilityExpansionRequired` can evaluate again with the sections opened."""
     model = scripted(
         ToolCall("ask", {}), ToolCall("open_sections", {"sections": ["weather"]}), "It rains.", "Bye."
     )

@@ -244,7 +244,7 @@ CUT: list[tuple[StopReason, str]] = [("length", "length limit"), ("refused", "st
 async def test_a_call_that_was_cut_off_never_runs(
     reason: StopReason, words: str, arguments: str, stream: bool
 ) -> None:
-    """The last call of an answer that was cut off does not run, not even with defaults, and the model is told why."""
+    """The last call of an answer that was cut off does not run, even with valid arguments. The model is told why."""
     ran.clear()
     said = [
         CallPart(0, "a", "look", '{"where": "first"}'),

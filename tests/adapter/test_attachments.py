@@ -152,7 +152,7 @@ async def test_a_copy_has_its_attachments(tmp_path: Path, copied: str) -> None:
 
 
 async def test_a_nested_run_gets_attachments() -> None:
-    """A handler passes attachments to a run inside its call."""
+    """A handler can pass attachments to a nested run."""
     inner = ScriptedModel(["a photo"])
 
     @tool(effect="idempotent")

@@ -280,7 +280,7 @@ def test_only_new_messages_are_encoded_in_a_run() -> None:
 
 
 def test_tool_results_are_kept_as_facts() -> None:
-    """Each call's result is recorded in the session, separately from the conversation."""
+    """Each call's result is recorded in the session as a `ToolInvoked` event."""
     session = Session()
     Adapter(Whimsical([[CallPart(0, "a", "act", '{"how": "fine"}')]])).evaluate(
         Prompt("law", "Act.", tools=[act]), "go", session=session

@@ -141,7 +141,7 @@ async def test_a_policy_that_waits_is_awaited() -> None:
 
 
 async def test_it_is_decided_before_each_request() -> None:
-    """The policies decide again before each request, on the state at that time. The denial is published once."""
+    """The policies decide again before each request, so a tool can be offered later. Its denial is published once."""
     after = SequentialDependencyPolicy({"web_search": {"look"}})
     session = Session()
     answers = [ToolCall("nothing"), ToolCall("look"), "Done."]
@@ -188,7 +188,7 @@ async def test_a_misspelt_policy_is_refused() -> None:
 
 
 async def test_the_offer_is_not_a_call() -> None:
-    """Policies check the offer of a provider's tool, which has no arguments, no call number and no call events."""
+    """Policies check each offer of a provider's tool. An offer has no arguments, no call number and no call events."""
     watch, session, seen = Watch(PolicyDecision.allow()), Session(), list[str]()
     session.dispatcher.subscribe(ToolStarted, lambda event: seen.append(event.tool))
     model = ScriptedModel([ToolCall("look"), "Done."])
@@ -246,7 +246,7 @@ async def test_a_nested_run_can_only_tighten(outer: Any, left: list[list[str]]) 
 
 
 async def test_a_pure_call_offers_nothing() -> None:
-    """A nested run in a `pure` call may not read the world, so it offers none of the provider's tools."""
+    """A provider's tools have the effect `read`, so a nested run in a `pure` call offers none of them."""
     assert await nested([], effect="pure") == [[]]
     assert await nested([], effect="read") == [["web_search"]]
 
@@ -288,7 +288,7 @@ class Live(LiveSection):
     "states", [[(SEARCH, CODE), (SEARCH,), (), (CODE,)], [(), (SEARCH,), ()], [(SEARCH,), ()]]
 )
 async def test_a_live_section_offers_only_what_it_has_now(states: list[tuple[ProviderTool, ...]]) -> None:
-    """Each request offers exactly the provider's tools that the live section has then, even if it has none."""
+    """Each request offers exactly the provider's tools that the live section has at that moment, if any."""
     section = Live(*states)
 
     @tool(effect="read")

@@ -96,7 +96,7 @@ def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
         "text": "over",
     }
     done = (tmp_path / "files" / "done.txt").read_text()
-    assert done.startswith("2 by ")  # the note committed before and its own, not the issuer's
+    assert done.startswith("2 by ")  # the redeemer saw two notes: one committed before, and its own
     assert done.endswith(".1")
     assert "its run 'run' is over" in said_by(start(tmp_path, "redeem"))
 
@@ -283,7 +283,7 @@ async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
     ],
 )
 async def test_a_ticket_is_for_what_it_says(stage: Stage, work: Any, options: Any, words: str):
-    """A ticket is refused for more capabilities, a stronger effect, another tool or another journal, and stays valid."""
+    """A ticket is refused with more capabilities, a stronger effect, or another tool or journal, and it stays valid."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -507,7 +507,7 @@ async def test_a_failure_is_recorded_too(stage: Stage):
 
 
 async def test_one_that_was_cancelled_is_spent(stage: Stage):
-    """A ticket whose handler was cancelled can't be redeemed again, and none of the handler's changes remain."""
+    """If a redemption's handler is cancelled, its ticket can't be redeemed again, and none of its changes remain."""
 
     async def there(context: ToolContext) -> str:
         await mark(context)

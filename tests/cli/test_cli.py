@@ -16,9 +16,10 @@ import pytest
 
 import support
 from handrail.cli import main
+from handrail.cli.outcome import Failure
 from handrail.cli.serve_command import page_note
 from handrail.cli.workers_commands import STARTER
-from handrail.errors import DefinitionError
+from handrail.errors import DefinitionError, RunParked
 from handrail.journal.location import default_journal, make_private_folder
 from handrail.models.names import model_named
 from handrail.models.scripted import WHAT_IT_IS, DemoModel
@@ -609,7 +610,7 @@ def test_help_loads_little(arguments: list[str]):
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_it_says_how_to_get_it(missing: str):
-    """Without a package of the extra `cli`, the program says how to install the extra."""
+    """If a package of the extra `cli` is missing, the program says how to install the extra."""
     code = (
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"
@@ -796,6 +797,15 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130
     process.close()
+
+
+def test_the_message_of_a_parked_run_without_open_questions_names_none():
+    """Such a run was parked by force. It is resumed without an answer."""
+    message = Failure.of(RunParked("run", ())).message
+    assert (
+        message
+        == "The run was parked, and it has no open question. Continue it with `handrail runs resume run`."
+    )
 
 
 def test_an_approval_can_be_answered_later(folder: Path):

@@ -56,7 +56,7 @@ def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
 @example(["aaaaaaaaaa ", " b"], 10)
 @given(PIECES, st.integers(10, 30))
 def test_streaming_does_not_change_the_lines(pieces: list[str], width: int):
-    """Text without tabs gives the same lines, except for trailing spaces, whether it is fed whole or in single characters."""
+    """Text without tabs gives the same lines, except for trailing spaces, whether fed whole or character by character."""
     text = "".join(pieces).replace("\t", " ")
     whole, letters = TextFlow(width), TextFlow(width)
     at_once = [*whole.feed(text), *whole.end()]
@@ -172,7 +172,7 @@ def free(request: Any) -> Any:
 
 
 async def run_and_say(model: ScriptedModel, *, verbose: bool = False) -> tuple[Activity, list[str]]:
-    """Run a prompt on the model, and return the `Activity` that got its events, with its lines without durations."""
+    """Run a prompt on the model, and return its `Activity` and the lines that it showed, without durations."""
     activity = Activity(SYSTEM_CLOCK, verbose)
     said: list[str] = []
     prompt = Prompt("desk", "Answer.", tools=[look, hide, ask_guide])

@@ -143,7 +143,7 @@ async def fare(city: str) -> str:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_an_agent_on_the_served_model(served: str, api: Any):
-    """An agent on the served model calls the only tool and then answers in text, both whole and streamed."""
+    """An agent on the served model calls the only tool and answers in text. Streaming gives the same text."""
     model = OpenAIModel("smollm2-135m", base_url=served, key_variable=None, api=api)
     agent = Agent(model, "Answer in one short sentence.", tools=[fare])
     whole_answer = agent.run("How much is the ticket to Rome?").wait()
@@ -249,7 +249,7 @@ def test_the_responses_api(served: str):
     ],
 )
 def test_requests_that_are_refused(served: str, change: dict[str, Any], status: int, said: str):
-    """A request that can't be answered gets an error in OpenAI's form that says why."""
+    """A request that can't be answered gets an error in OpenAI's format that says why."""
     got, answer = post(served, {"model": "smollm2-135m", "messages": [USER], **change})
     assert (got, said in answer["error"]["message"]) == (status, True), answer
 

@@ -75,7 +75,7 @@ def test_iterm_gets_each_picture_in_one_sequence():
 
 
 def test_nothing_else_is_drawn():
-    """A picture that is too large, or only an address, is not drawn. A terminal without a protocol draws no picture at all."""
+    """A picture that is too large or has only an address is not drawn. Without a protocol, no picture is."""
     large = Attachment(PNG + bytes(4_000_000), "large.png")
     assert pictures_in([large, Attachment("https://example.org/a.png")], "kitty") == []
     assert pictures_in([SHOT], None) == []

@@ -148,7 +148,7 @@ def test_a_call_of_an_mcp_client_is_listed_with_its_tool(line: Line):
 def test_answer_and_resume(line: Line):
     """A parked run can be answered and resumed, and a change to its code since its start is reported.
 
-    An answer that is missing, malformed, to no open question, or without the question's digest is refused.
+    An answer is refused if it is missing or malformed, its question is not open, or its digest is missing or wrong.
     """
     line.record("tea", call("choose"))
     assert "handrail runs answer tea" in line("resume", "tea", "--model", "the_app:model", code=5)
@@ -186,7 +186,7 @@ def test_a_call_that_was_not_approved(line: Line):
     line("answer", "tea", "--deny", "--digest", waiting["digest"])
     said = line("resume", "tea", "--model", "the_app:model", code=3)
     assert "Not approved, so it did not run: draft." in said
-    sys.modules.pop("the_app", None)  # loaded again, because its model has no more answers
+    sys.modules.pop("the_app", None)  # load the module again, because its model has no answers left
     line.record("milk", script, app="the_app:careful")
     (waiting,) = line.json("show", "milk")["waiting"]
     line("answer", "milk", "--deny", "--digest", waiting["digest"])
@@ -331,7 +331,7 @@ def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.Mon
 
 
 def test_the_commands_are_those_of_the_program(line: Line):
-    """`handrail runs list` is a command of the `handrail` program."""
+    """The `handrail` program includes the `runs` commands."""
     from handrail.cli.commands import app as program
 
     line.record("tea", "end")

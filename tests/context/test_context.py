@@ -82,7 +82,7 @@ MEMBERS = (
 
 @pytest.mark.parametrize("member", MEMBERS)
 def test_each_member_is_read_from_the_call_behind_it(member: str):
-    """Each member of a context is the same object as on its call."""
+    """Reading a member of a context returns the object that the call behind it has."""
     thing = object()
     context = headless_context(**{member: thing})
     assert getattr(context, member) is thing
@@ -365,7 +365,7 @@ def test_the_narrower_contexts_say_what_was_missing():
 
 @pytest.mark.parametrize("outcome", ["denied", "timed out", "cancelled", "nobody there"])
 def test_an_approval_is_true_exactly_when_approved(outcome: Any):
-    """An approval is truthy exactly if it was approved."""
+    """An approval is truthy if it was approved, and falsy otherwise."""
     assert Approval(True, "", "ada", "approved")
     assert not Approval(False, "no", "ada", outcome)
 

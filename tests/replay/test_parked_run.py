@@ -327,8 +327,11 @@ async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
     assert going.there.parking is not None
     assert not going.there.parking.park()
     assert going.there.parking.park(by_force=True)
-    with pytest.raises(RunParked):
+    with pytest.raises(
+        RunParked, match=r"it was parked, and it has no open question\. Resume the run\."
+    ) as parked:
         await run
+    assert parked.value.questions == ()
     assert [(each.tool, each.status) for each in going.ends()] == [("mark", "ok")]  # pyright: ignore[reportAttributeAccessIssue]  # all of them are calls
     assert (await going.journal.runs.get("run")).status == "parked"
     hold = False

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from handrail.errors import DefinitionError
 from handrail.schema.problems import location_of
 from handrail.serve.limits import Limits, Quota, Rate, network_of
-from handrail.serve.metrics import REFUSED, PrometheusMetrics
+from handrail.serve.metrics import REFUSED, RUNS_ENDED, PrometheusMetrics
 from handrail.serve.middleware import CSP
 from handrail.serve.pages import Pages
 from handrail.serve.people import People
@@ -286,6 +286,28 @@ async def test_metrics_count_and_name_nobody(tmp_path: Path):
         health = (await client.ask("GET", "/health", headers=BEARER)).json
         assert health["status"] == "ok"
         assert health["runs"] == 0
+
+
+async def test_a_run_that_waits_for_the_client_s_own_tools_is_not_counted_as_ended(tmp_path: Path):
+    shown = {"name": "map", "description": "Show a map.", "parameters": {"type": "object"}}
+    said = {"id": "1", "role": "user", "content": "call map {}"}
+    body: Any = {"threadId": "t", "runId": "one", "messages": [said], "tools": [shown], "context": []}
+    body["protocolVersion"] = "1.0"
+    async with serving(tmp_path) as client:
+
+        def ended() -> int:
+            return client.app.metrics.value(RUNS_ENDED, outcome="success")
+
+        async with client.stream("POST", "/agent", body) as stream:
+            outcome = (await stream.all())[-1]["outcome"]
+        (call_id,) = outcome["pendingToolCallIds"]
+        assert (outcome["type"], ended()) == ("success", 0)
+        answer = {"id": "2", "role": "tool", "toolCallId": call_id, "content": "seen"}
+        async with client.stream(
+            "POST", "/agent", {**body, "runId": "two", "messages": [said, answer]}
+        ) as stream:
+            assert (await stream.all())[-1]["outcome"]["type"] == "success"
+        assert ended() == 1
 
 
 async def test_a_server_that_stops_says_so_parks_and_ends_its_streams(tmp_path: Path):

@@ -84,7 +84,7 @@ class Act:
     is_async: bool
     context_type: type[ToolContext]
     takes: tuple[Any, ...]
-    """The annotations of the function's positional parameters."""
+    """The annotations of the parameters that are passed by position."""
     returns: Any
     wants_params: bool
 
@@ -412,7 +412,7 @@ def without_private(result: ToolResult[Any]) -> ToolResult[Any]:
 
 
 def _masked_by(schema: Schema[Any]) -> Callable[[ToolResult[Any]], ToolResult[Any]]:
-    """Return a function that masks the secrets in a result."""
+    """Return a function that masks the secrets in the value of a successful result."""
 
     def shown(result: ToolResult[Any]) -> ToolResult[Any]:
         return (
