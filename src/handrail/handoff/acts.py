@@ -155,11 +155,8 @@ def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> N
     except TypeError:  # `issubclass` does not accept a TypedDict or a generic alias
         return
     if not fits:
-        raise ToolDefinitionError(
-            handoff,
-            f"{what} is {describe(given)} and {whose} is annotated {describe(wanted)}",
-            "Make them the same type.",
-        )
+        problem = f"{what} is {describe(given)} and {whose} is annotated {describe(wanted)}"
+        raise ToolDefinitionError(handoff, problem, "Make them the same type.")
 
 
 def either(one: Any, other: Any) -> Any:
