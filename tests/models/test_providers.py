@@ -324,7 +324,7 @@ async def test_prompt_model_takes_a_model_and_its_name(module: str):
     ],
 )
 def test_an_unknown_name(name: str, message: str):
-    """An unknown name is refused where it is given, and the error never says to install the bridge."""
+    """An unknown name is refused as soon as it is given, and the error never says to install the bridge."""
     for refuse in (model_named, check_name, lambda name: Agent(name, "Be brief.")):
         with pytest.raises(DefinitionError, match=message) as caught:
             refuse(name)
