@@ -91,7 +91,7 @@ class Overtaken(queue.SimpleQueue[Any]):
             self._closed.set()
             return
         self.closer.start()
-        self._closed.wait(0.05)  # closing must not overtake accepted jobs
+        self._closed.wait(0.05)  # let closing overtake the job, if it can
         super().put(item)
 
 

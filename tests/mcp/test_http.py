@@ -140,7 +140,7 @@ async def test_each_caller_is_a_principal() -> None:
 
 
 async def test_people_need_a_role_that_runs(tmp_path: Path) -> None:
-    """A viewer is refused. A user is served until they are removed."""
+    """A person with the role `viewer` is refused. A person with the role `user` is served until they are removed."""
     body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     accepts = {"Accept": "application/json, text/event-stream"}
     secret = "correct horse battery"

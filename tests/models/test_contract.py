@@ -184,7 +184,7 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def _param(subject: str) -> Any:
-    """Return a subject's parameter. The embedded model's server is slow, so only one Python version tests it."""
+    """Return the test parameter for a subject. The embedded model's server is slow, so only one Python version tests it."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
@@ -601,7 +601,7 @@ async def draw(context: ToolContext) -> Attachment:
 
 @case("attachment of a person")
 async def test_a_persons_attachment_is_sent(stage: Stage) -> None:
-    """The model answers a message with a picture. If its requests can be seen, they have the picture's bytes."""
+    """The model answers a message that has a picture attached. If its requests can be seen, they have the picture's bytes."""
     for streaming in (False, True):
         model = Watched(stage.play(Say("A plot.")))
         prompt, asking, attached = Prompt("plain", "Be brief."), adapter(model), [PICTURE]

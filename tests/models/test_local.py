@@ -256,7 +256,7 @@ def test_the_reading_of_a_prompt_can_be_ended():
         pieces.append(piece)
         return len(pieces) == 4
 
-    with pytest.raises(ModelUnavailable, match="in the middle of an answer"):
+    with pytest.raises(ModelUnavailable, match="before the answer was complete"):
         LocalModel()._engine()._generate({"prompt": "word " * 3000, "n_predict": 1}, take)
     assert pieces == [""] * 4
 

@@ -1,4 +1,4 @@
-"""Attachments on the wires: each provider gets what it takes in its own form, and a description of everything else."""
+"""Tests for attachments on the wires: a provider gets those that it accepts, in its own format, and descriptions of the others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def request_of(*messages: Message) -> ModelRequest:
 
 
 def sent(wire: str, *messages: Message) -> list[Any]:
-    """Return a conversation as it is sent on a wire, checked by the strict grammar."""
+    """Return the messages as a wire sends them, after checking the request against the strict grammar."""
     request = request_of(*messages)
     if wire == "chat":
         body = openai._body({"model": "m"}, request, Quirks(), "chat:openai")  # pyright: ignore[reportPrivateUsage]
@@ -103,7 +103,7 @@ def test_a_picture_from_a_tool_on_the_anthropic_wire() -> None:
 
 
 def test_a_picture_from_a_tool_on_the_gemini_wire() -> None:
-    """A tool's picture follows its response in the same content, after a text that names the tool."""
+    """A tool's picture follows the tool's response in the same content, after a text that names the tool."""
     response, told, shown = sent("gemini", *returned(PLOT))[-1]["parts"]
     assert response["functionResponse"]["response"] == {"output": "done"}
     assert "plot" in told["text"]

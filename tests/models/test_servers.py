@@ -162,8 +162,8 @@ def test_a_script_that_is_refused_is_an_error(aimock_server: Aimock, llmock_serv
 
 
 def test_every_case_has_a_server_for_every_wire():
-    """On each wire that has a case of the contract, some third-party server can play the case."""
+    """Some third-party server can play each case of the contract on each wire, except for two cases on Gemini's."""
     for case, servers in CAN.items():
-        whole_calls = {"arguments in pieces", "malformed arguments"}  # no server of Gemini's wire plays these
+        whole_calls = {"arguments in pieces", "malformed arguments"}  # no server plays these on Gemini's wire
         wires = set(WIRES) if case in whole_calls else {*WIRES, GEMINI}
         assert set().union(*servers.values()) == wires, case

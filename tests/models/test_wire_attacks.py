@@ -397,7 +397,7 @@ def test_a_script_ends_without_a_word_of_complaint() -> None:
 
 @pytest.mark.parametrize("thinks", [False, True])
 async def test_text_with_nothing_to_read_is_not_sent_back(thinks: bool) -> None:
-    """Anthropic's API refuses a blank block, so blank text is left out. A message with nothing else gets other text."""
+    """Anthropic's API refuses a blank block, so blank text is left out. A message with nothing else gets a placeholder."""
     thoughts = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "redacted_thinking", "data": "z"},
@@ -532,7 +532,7 @@ async def test_what_is_written_to_a_cache_is_reserved_too() -> None:
     ],
 )
 async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
-    """An answer whose usage makes no sense does not end the run, and what remains of the budget matches what was spent."""
+    """An answer whose usage makes no sense does not fail the run, and the budget's spent and remaining tokens still add up."""
     async with raw_server(said("ok", usage)) as raw:
         budget = BudgetTracker(Budget(money=10_000, tokens=10_000))
         assert (await Adapter(chat(raw), max_tokens=9).evaluate(PLAIN, "hi", budget=budget)).text == "ok"

@@ -1,4 +1,4 @@
-"""The checker of the four wires accepts valid requests, and refuses requests that break one of its rules."""
+"""Tests that the wire grammar accepts valid requests, and refuses requests that break one of its rules."""
 
 from __future__ import annotations
 

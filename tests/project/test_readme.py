@@ -190,7 +190,7 @@ def test_run_compares_what_is_printed_exactly(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_extract_refuses_marks_that_do_nothing(tmp_path: Path, text: str, complaint: str):
-    """A mark without effect and an unclosed fence are errors, because an example would silently go unchecked."""
+    """A mark without effect and an unclosed fence are errors, because they could let an example go unchecked."""
     with pytest.raises(BadDocument, match=re.escape(complaint)):
         extract(written(tmp_path, text))
 

@@ -199,9 +199,8 @@ def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
     out.flush()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # child processes do not inherit a stream without a descriptor
+        # child processes do not inherit a stream without a descriptor
+        with contextlib.suppress(OSError, ValueError):
             number, kept = out.fileno(), os.dup(out.fileno())
             stack.callback(os.close, kept)
             os.dup2(sys.stderr.fileno(), number)

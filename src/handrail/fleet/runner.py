@@ -56,7 +56,7 @@ _CUT_SECONDS = 5.0
 
 
 class _LegEnvironment(LaterEnvironment):
-    """The environment of a leg: people answer later, through the journal. The run is parked until then."""
+    """The environment of a leg: people answer later, through the journal. Until then, the run is parked, if it can be parked."""
 
     def __init__(self) -> None:
         self.parking: Parking | None = None
@@ -386,8 +386,8 @@ class Runner:
     async def _cut_off(self) -> None:
         """Interrupt the legs that are still executing, and make their runs due for other workers.
 
-        The runs are made due before they are parked. So they keep their workspaces, and other workers continue them even if
-        this process is killed meanwhile.
+        The runs are made due before they are parked, because a run that is parked and not due does not keep its workspace. Other
+        workers continue the runs even if this process is killed meanwhile.
         """
         with contextlib.suppress(JournalError):
             for run_id in tuple(self._legs):

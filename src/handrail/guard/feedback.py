@@ -39,7 +39,7 @@ class RunState(msgspec.Struct, frozen=True):
     calls: int
     """The number of calls that the run's model has made so far."""
     seconds: float
-    """The duration of the run so far, in seconds."""
+    """Seconds since the run began or was last resumed."""
     given: int
     """The number of times that this provider or checker has spoken in this run."""
     deadline: Deadline | None = None

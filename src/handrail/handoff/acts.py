@@ -82,7 +82,7 @@ class Act:
     is_async: bool
     context_type: type[ToolContext]
     takes: tuple[Any, ...]
-    """The annotations of the function's positional parameters."""
+    """The annotations of the parameters that are passed by position."""
     returns: Any
     wants_params: bool
 

@@ -255,9 +255,8 @@ class ToolServer:
                 await call.closed(opened, OPEN_SECONDS)
             while True:
                 has_ended = await call.wait()
-                if (
-                    call.task.cancelled()
-                ):  # by a different request or process: this request's session is still open
+                # cancelled by a different request or process: this request's session is still open
+                if call.task.cancelled():
                     return content_of(ToolResult.error(f"{call.name} was cancelled."))
                 if has_ended and not call.is_parked:
                     await call.flush()

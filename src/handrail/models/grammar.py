@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
 _LONGEST_NAME = 64
 _UNNAMED = "unnamed"
-"""Replaces a name that has no accepted character."""
+"""Replaces a name of which `name_for_wire` leaves nothing."""
 
 CHAT_ID = re.compile(r"[^\ud800-\udfff]{1,40}")
 RESPONSES_ID = re.compile(r"[^\ud800-\udfff]{1,64}")
@@ -51,7 +51,7 @@ def name_for_wire(name: str) -> str:
     """Return the name of a call as 1 to 64 letters, digits, `_` and `-`.
 
     An accepted name is returned unchanged. In any other name, each run of other characters becomes `_`, the name is cut to 64
-    characters, and `_` is removed from its ends.
+    characters, and `_` is removed from its ends. If nothing is left, the name becomes `unnamed`.
     """
     if _NAME.fullmatch(name):
         return name
@@ -64,9 +64,8 @@ def id_for_wire(id: str, accepted: re.Pattern[str]) -> str:
     Mistral always gets a digest.
     """
     if accepted is MISTRAL_ID:
-        return base64.b32encode(_digest(id)).decode()[
-            :9
-        ]  # nine characters leave no room for a prefix that tells a digest from an id
+        # nine characters leave no room for a prefix that tells a digest from an id
+        return base64.b32encode(_digest(id)).decode()[:9]
     if accepted.fullmatch(id) and not _NORMALISED.fullmatch(id):
         return id
     # An id that looks like a digest is replaced too, since it could be the digest of another id.

@@ -126,7 +126,7 @@ async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> Too
 def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
     """Return whether a handoff must ask for a secret again, because the first answer was not recorded.
 
-    It does not ask again if `after` has finished, because that result is in the record. If `after` had begun with
+    It does not ask again if `after` has finished, because the result of `after` is in the record. If `after` had begun with
     the secret and may have had a lasting effect, this raises `OutcomeUnknown`.
     """
     handoff = attempt.parent

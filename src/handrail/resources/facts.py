@@ -72,7 +72,7 @@ def is_portable(name: str) -> bool:
 
 
 def write_facts(at: str | os.PathLike[str] | int, wanted: Facts) -> None:
-    """Give a file or folder these facts, as far as this process may. It must not be a link.
+    """Give a file or folder these facts, as far as this process may. Don't pass a link.
 
     Only root can change the owner. Other users can still set the group, if they are members of it. Raises `OSError` if
     the mode can't be set or the disk reports an error.

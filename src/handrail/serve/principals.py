@@ -222,7 +222,8 @@ class Principals:
         people = self.people
         ends_at = people.ends_at(person.session) if person.session else math.inf
         checked = people.generation()
-        current = self._is_current(person)  # they may have changed since the request was authenticated
+        # users or sessions may have changed since the request was authenticated
+        current = self._is_current(person)
 
         def is_current() -> bool:
             nonlocal checked, current

@@ -1,4 +1,4 @@
-"""The staging folder works for mount points, stays hidden, and nothing planted in it is carried out."""
+"""The staging folder: a replaced root is noticed, nothing planted in it is applied, and mount points work."""
 
 import logging
 import os

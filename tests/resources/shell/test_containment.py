@@ -1,4 +1,4 @@
-"""Containment: a command can't reach other files, other processes, the network, secrets or the kernel."""
+"""Containment: a command can't reach other files, other processes, the network or secrets, and can't escape."""
 
 import ctypes
 import os
@@ -177,7 +177,7 @@ def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pyt
 
 
 def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """Common locations of keys and credentials, and the paths passed as `hidden`, have no content for a command."""
+    """To a command, common locations of keys and credentials, and the paths passed as `hidden`, appear empty or missing."""
     for path in ("home/.ssh/id", "home/.netrc", "home/.config/gh/hosts.yml", "home/plain", "mine/.env"):
         folder.add(path, "hunter2")
     before = folder.real()

@@ -116,12 +116,12 @@ def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
     files.close()
     keeper = command_process._keeper
     assert keeper is not None
-    mine = f"handrail-{keeper._process}-"  # `os.walk` ignores groups that other processes remove meanwhile
+    mine = f"handrail-{keeper._process}-"  # `os.walk` ignores cgroups that other processes have just removed
     assert not [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names if name.startswith(mine)]
 
 
 def test_a_killed_keeper_s_cgroups_are_removed_by_the_next(tmp_path: Path):
-    """After a keeper was killed, the next keeper removes the cgroups that the killed one left."""
+    """A keeper removes the cgroups that a killed keeper has left."""
     places = _parents()
     if not probe(tmp_path).contained or not places:
         pytest.skip("no cgroups here")
@@ -200,7 +200,7 @@ def test_a_command_near_its_processes_is_told(tmp_path: Path):
     code = "import os, sys\nfor n in range(50):\n    if not os.fork(): sys.stdin.read(); os._exit(0)\nsys.stdin.read()"
     folder, seconds, notes = Folder(tmp_path), 0.05, ""
     while "processes" not in notes and seconds < PATIENCE:
-        seconds *= 10  # on a busy machine, the processes may start too late for the next check
+        seconds *= 10  # on a busy machine, the processes may start too late to be counted
         notes = " ".join(
             folder.run(anything(limits=SMALL), "sh", "-c", f"sleep {seconds} | {PYTHON} -c '{code}'").notes
         )

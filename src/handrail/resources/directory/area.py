@@ -372,7 +372,7 @@ class Area:
     def retire(self, commit: Commit) -> None:
         """Move an applied commit to the history, which keeps what it displaced, within its limits.
 
-        If the disk reports an error, it is only logged, because the commit is made. The next commit tries again.
+        If the disk reports an error, it is only logged, because the commit itself is complete. The next commit tries again.
         """
         waiting, self._not_kept = [*self._not_kept, commit], []
         for each in waiting:

@@ -60,7 +60,7 @@ class Keeper:
         self.commands: dict[int, tuple[int, int, socket.socket]] = {}
         """Process id, pidfd and control socket of each command. The keys are the pidfd and the control socket's descriptor."""
         self.cgroups: dict[int, Cgroup] = {}
-        """The cgroups of each command, by process id."""
+        """The cgroups of each command in a sandbox, by process id."""
 
     def serve(self) -> None:
         """Handle requests until the parent process ends or closes its end of the socket."""
