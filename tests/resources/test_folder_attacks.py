@@ -292,7 +292,7 @@ def test_a_name_can_not_pass_for_a_line_of_the_diff(root: Path) -> None:
 
 
 def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
-    """Control characters in a file are escaped in the diff, so that they can't hide a change on a terminal."""
+    """Control and text-direction characters in a file are escaped in the diff, so that they can't hide a change on a terminal."""
     fork = files.fork("call")
     fork.write("a.txt", "one\r\nrm -rf /\r+ls\n\x1b[8mhidden\u202etxt\n")
     assert fork.diff().splitlines()[3:] == [
@@ -410,7 +410,7 @@ def test_a_link_that_leads_out_is_refused_in_words_and_can_be_deleted(root: Path
 
 
 def test_a_line_has_one_number(root: Path) -> None:
-    """A line number reported by a search is the same when the file is read, even after unusual line separators."""
+    """A search and a read give a line the same number, even after unusual line separators."""
     (root / "old.c").write_text("one\n\x0ctwo\x85\u2028\nthree\r\nfour\rfive\n")
     found, shown = told(
         DirectoryFilesystem(root),

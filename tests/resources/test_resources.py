@@ -330,7 +330,7 @@ def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.L
 
 
 def test_failures_to_close_the_runs_are_raised_together():
-    """All of a run's resources are closed, and the errors are raised together, each with its resource's name."""
+    """All of a run's resources are closed even if some fail. The errors are raised together, each with its resource's name."""
     log: list[str] = []
 
     async def main() -> None:

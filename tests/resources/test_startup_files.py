@@ -116,7 +116,7 @@ class Looker:
     ],
 )
 def test_what_runs_by_itself(path: str, program: str) -> None:
-    """A startup file is recognised in any folder, in any case, and with invisible or full-width characters."""
+    """A startup file is recognised in any folder, in upper or lower case, and with invisible or full-width characters."""
     assert run_by(path) == program
 
 
@@ -198,7 +198,7 @@ TOOLS: dict[str, tuple[Callable[[ToolContext], object], str]] = {
 @pytest.mark.parametrize("approves", [True, False])
 @pytest.mark.parametrize("way", TOOLS)
 async def test_a_tool_that_changes_one_is_asked_about(root: Path, way: str, approves: bool) -> None:
-    """Even if no policy asks, a person sees a tool's change to a startup file with a mark, and decides whether it is applied."""
+    """Even if no policy asks, a person sees a tool's change to a startup file, marked in the diff, and decides about it."""
     change, path = TOOLS[way]
     before = (root / path).read_text() if (root / path).exists() else None
 

@@ -332,7 +332,7 @@ async def test_a_fork_from_the_beginning_asks_the_model_anew(recorder: Recorder)
 
 
 async def test_what_was_done_once_is_not_done_again_in_a_fork(recorder: Recorder):
-    """A fork does not repeat a payment that `once` recorded before the fork's step."""
+    """A fork does not repeat a payment that `once` recorded in the original run."""
     paid: list[str] = []
 
     @tool(effect="idempotent")
@@ -365,7 +365,7 @@ async def test_what_was_done_once_is_not_done_again_in_a_fork(recorder: Recorder
 async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder, tmp_path: Path):
     """An exported run can be imported into another journal, shown, and resumed with its session.
 
-    Its files are not changed there. Importing it again needs a new id.
+    Its file changes are not applied there. Importing it again needs a new id.
     """
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)

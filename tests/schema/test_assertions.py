@@ -64,7 +64,7 @@ SCHEMAS = schemas(st.booleans() | LEAVES | schemas(LEAVES))
 
 @given(SCHEMAS, LEAVES, VALUES)
 def test_the_same_values_match_as_for_jsonschema(schema: Any, other: dict[str, Any], value: Any) -> None:
-    """A value has no mistakes exactly if the reference implementation finds it valid."""
+    """A value has no mistakes if and only if the reference implementation finds it valid."""
     whole = {
         "type": "object",
         "properties": {"v": schema},

@@ -246,7 +246,7 @@ def forwards(schema: Any, name: str) -> Any:
 
 @given(st.fixed_dictionaries(dict.fromkeys("ABCD", schemas)), values)
 def test_remembering_what_was_compared_changes_no_outcome(defs: dict[str, Any], value: Any) -> None:
-    """A value has misfits exactly if the plain recursive check `fits` refuses it."""
+    """A value has misfits if and only if the plain recursive check `fits` refuses it."""
     ahead = {name: forwards(schema, name) for name, schema in defs.items()}
     root = {"$ref": "#/$defs/A", "$defs": ahead}
     assert (not misfits(root, value)) is fits(root, value, ahead)

@@ -1062,7 +1062,7 @@ def test_a_secret_is_never_echoed(sent: str, words: str):
 
 
 def test_a_secret_default_is_not_advertised():
-    """A secret default is left out of the JSON Schema, masked or not, and causes no warning."""
+    """The JSON Schema shows a secret default neither in clear nor masked, and building it causes no warning."""
 
     class Keys(BaseModel):
         key: SecretStr = SecretStr("hunter2")

@@ -410,7 +410,7 @@ def without_private(result: ToolResult[Any]) -> ToolResult[Any]:
 
 
 def _masked_by(schema: Schema[Any]) -> Callable[[ToolResult[Any]], ToolResult[Any]]:
-    """Return a function that masks the secrets in a result."""
+    """Return a function that masks the secrets in the value of a successful result."""
 
     def shown(result: ToolResult[Any]) -> ToolResult[Any]:
         return (
