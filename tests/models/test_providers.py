@@ -90,7 +90,7 @@ def test_the_forms_of_a_host(given: str, address: str, monkeypatch: pytest.Monke
 
 
 async def test_a_second_key_variable_and_further_headers(monkeypatch: pytest.MonkeyPatch):
-    """`ANTHROPIC_AUTH_TOKEN` is sent as a bearer token, and `OPENAI_ORG_ID` in OpenAI's header for organizations."""
+    """`ANTHROPIC_AUTH_TOKEN` is sent as a bearer token, and `OPENAI_ORG_ID` in OpenAI's organization header."""
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "a-token")
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     for model, variable, answer, header in (

@@ -9,7 +9,7 @@ import pytest
 from support.crashes import DEEP, KILLED, Crashes, Killed, picked
 from support.crashing import snapshot
 
-pytestmark = pytest.mark.once  # it kills many processes, and one Python version is enough
+pytestmark = pytest.mark.once  # killing many processes is slow, and one Python version is enough
 
 
 @pytest.fixture(scope="module")
