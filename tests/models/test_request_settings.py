@@ -1,4 +1,4 @@
-"""Tests for `ModelSettings`: what each wire sends for them, what it refuses, and who inherits them."""
+"""Tests for `ModelSettings`: what each wire sends for them, what it refuses, and which runs inherit them."""
 
 from __future__ import annotations
 

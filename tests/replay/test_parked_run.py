@@ -50,7 +50,7 @@ class Pick(BaseModel):
 
 
 class Going:
-    """A run in progress, with a record of its events."""
+    """A run that a test can begin, answer and resume, with a record of its events."""
 
     def __init__(self, tools: Any, *script: Any, journal: Journal | None = None, **options: Any) -> None:
         self.there = Resting()
@@ -283,7 +283,7 @@ async def test_an_environment_that_raises_at_rest_has_its_run_parked(caplog: pyt
 
 
 async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
-    """A run with calls at work can be parked by force only. Its interrupted calls have no end, and finished calls stay.
+    """A run with calls at work can be parked only by force. No end is published for its interrupted calls, and finished calls stay.
 
     When the run is resumed, an interrupted call is rerun if its effect allows that. Otherwise, its outcome is unknown.
     """
@@ -528,7 +528,8 @@ async def _park_by_force_twice(folder: Path, at: int, again: int) -> None:
     assert [each.text for each in results[:3]] == ["marked", "inner", "marked"]
     assert results[3].text == "sent" or "it is not known" in results[3].text
     assert results[4].text == "marked"
-    assert len(sent) <= 1  # if a call is interrupted before its handler starts, its outcome is unknown too
+    # A call that was interrupted before its handler began is not rerun, so `sent` may be empty.
+    assert len(sent) <= 1
     assert sent or results[3].text != "sent"
     notes = [each.text for each in response.session[Note].all()]
     assert len(notes) == len(set(notes)) == 5
@@ -539,7 +540,7 @@ async def _park_by_force_twice(folder: Path, at: int, again: int) -> None:
 
 
 async def test_a_session_at_rest_is_asked_once(tmp_path: Path):
-    """A question that stays open in a parked run keeps its id when the run asks it again."""
+    """A question that is open when its run is parked keeps its id when the resumed run asks it again."""
     going = Going([ask], ToolCall("ask"), "done", journal=SqliteJournal(tmp_path / "runs.db", watch=None))
     run = going.begin()
     (await going.there.until_rest()).park()
