@@ -321,7 +321,7 @@ async def test_a_prompt_that_is_too_long_is_refused():
 
 @on_a_loop
 async def test_a_schema_the_engine_cannot_hold_is_refused():
-    """A schema that the engine would silently ignore is refused, because the answer would be free text."""
+    """A schema is refused if the engine would silently ignore it and answer with free text."""
     output = Schema(Annotated[dict[str, JsonValue], Field(json_schema_extra={"type": "nonsense"})])
     with pytest.raises(ModelRequestRefused, match="can't enforce this JSON Schema"):
         await parts_of(LocalModel(), asking("Say hello.", output=output, max_tokens=4))

@@ -460,7 +460,7 @@ async def test_a_call_that_anthropic_continues_gets_no_other_result() -> None:
 
 
 async def test_gemini_tells_each_search_once() -> None:
-    """After the end of the answer, a search that is reported again is not shown again, and a new one is shown."""
+    """If Gemini reports searches after the end of its answer, repeated ones are not shown again, and new ones are shown."""
     chunks = [
         {
             "candidates": [

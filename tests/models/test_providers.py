@@ -90,7 +90,7 @@ def test_the_forms_of_a_host(given: str, address: str, monkeypatch: pytest.Monke
 
 
 async def test_a_second_key_variable_and_further_headers(monkeypatch: pytest.MonkeyPatch):
-    """`ANTHROPIC_AUTH_TOKEN` is sent as a bearer token, and `OPENAI_ORG_ID` in OpenAI's header for organizations."""
+    """`ANTHROPIC_AUTH_TOKEN` is sent as a bearer token, and `OPENAI_ORG_ID` in OpenAI's organization header."""
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "a-token")
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     for model, variable, answer, header in (
@@ -324,7 +324,7 @@ async def test_prompt_model_takes_a_model_and_its_name(module: str):
     ],
 )
 def test_an_unknown_name(name: str, message: str):
-    """An unknown name is refused where it is given, and the error never says to install the bridge."""
+    """An unknown name is refused as soon as it is given, and the error never says to install the bridge."""
     for refuse in (model_named, check_name, lambda name: Agent(name, "Be brief.")):
         with pytest.raises(DefinitionError, match=message) as caught:
             refuse(name)

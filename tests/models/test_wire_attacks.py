@@ -511,7 +511,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("table")
 async def test_what_is_written_to_a_cache_is_reserved_too() -> None:
-    """The reserved bound includes cache writes, which cost more than plain input."""
+    """The reserved bound allows for cache writes, which cost more than plain input."""
     usage = {"input_tokens": 0, "cache_creation_input_tokens": 40, "output_tokens": 1}
     answer = whole({"content": [{"type": "text", "text": "ok"}], "stop_reason": "end_turn", "usage": usage})
     async with raw_server(answer) as raw:
@@ -583,7 +583,7 @@ def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, 
 async def test_arguments_go_back_as_an_object_whatever_they_were(
     arguments: str, wanted: str, api: Literal["chat", "responses"]
 ) -> None:
-    """Invalid arguments of an earlier call are sent back inside a JSON object, because llama.cpp and vLLM refuse anything else.
+    """Invalid arguments of an earlier call are sent back as a JSON object, because llama.cpp and vLLM refuse anything else.
 
     Of a repeated key, only the last value is sent back.
     """

@@ -125,7 +125,7 @@ def put(*path: Any) -> Callable[[Any], None]:
 
 
 def drop(*path: Any) -> Callable[[Any], None]:
-    """Return a function that deletes the item at a path."""
+    """Return a function that deletes the item at a path in a request."""
     *way, last = path
 
     def change(request: Any) -> None:
@@ -144,7 +144,7 @@ def deep(levels: int) -> Any:
 
 
 def hosted(tool: dict[str, Any]) -> Callable[[Any], None]:
-    """Return a function that adds one of the provider's own tools."""
+    """Return a function that adds one of the provider's own tools to a request."""
     return lambda request: request["tools"].insert(0, tool)
 
 

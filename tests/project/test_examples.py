@@ -224,7 +224,7 @@ def test_the_fixer_is_not_done_when_its_command_could_not_run(tmp_path: Path) ->
 
 @pytest.mark.once
 def test_the_approval_waits_and_is_answered_once(tmp_path: Path) -> None:
-    """If the run is resumed before the approval is answered, it is parked again. Afterwards it publishes the page."""
+    """A run is parked again if it is resumed before it has an answer. Once it is resumed with the answer, it publishes the page."""
     example = "approval_over_restart.py"
     assert "the run is parked" in run(example, "ask", "here", cwd=tmp_path).stdout
     early = run(example, "resume", "here", cwd=tmp_path)

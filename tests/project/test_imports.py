@@ -1,4 +1,4 @@
-"""Tests that the imports of hello world load few modules, and none that it does not need.
+"""Tests that hello world loads few modules, and none that it does not need.
 
 The tests count modules, because their number is the same on every machine. `make bench` measures the time.
 """

@@ -525,7 +525,7 @@ def test_params_may_be_generic():
 
 
 def test_the_class_that_knows_its_params_is_one():
-    """`MarkdownSection[Params]` is the same class each time, and its name has the params type.
+    """`MarkdownSection[Params]` is the same class each time, and its name includes that of the params type.
 
     With `None` or `Any` it is `MarkdownSection` itself. A class that is subscripted can't be subscripted again.
     """

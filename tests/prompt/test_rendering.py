@@ -492,7 +492,7 @@ def test_a_disabled_section_takes_its_policies_with_it():
 
 
 def test_a_prompt_that_depends_on_nothing_is_rendered_once():
-    """A prompt without params and conditions is rendered once, and rendering it again returns the same object."""
+    """A prompt without params or conditions is rendered once for each set of opened sections, whatever the session and deadline."""
     prompt = Prompt("p", [MarkdownSection("A", "a", "Text", summary="S", visibility="summary")])
     assert prompt.render() is prompt.render()
     assert prompt.render(session=Session()) is prompt.render()

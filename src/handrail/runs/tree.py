@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
-import pydantic_core
 
 from handrail.adapter.answer import FailedRequest, RecordedAnswer
 from handrail.adapter.run_record import RunBegin, RunOutcome, decode_begin, decode_outcome
@@ -17,7 +16,7 @@ from handrail.messages import Traits, Usage
 from handrail.models.prices import tariff_of
 from handrail.place import RUN, Place
 from handrail.records import CommitUnit, Entry, QuestionRecord, RunRow
-from handrail.replay.records import InnerCall
+from handrail.replay.records import InnerCall, text_of
 from handrail.resources.directory.recovery import Unapplied
 from handrail.runs.unapplied import unapplied
 
@@ -320,12 +319,6 @@ def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:
             known = known and (each.usage is None or each.cost is not None)
             cost += each.cost or 0
     return usage, cost if known else None
-
-
-def text_of(result: bytes) -> str:
-    """Return the text that the model was given, taken from a recorded result; "" if there is none."""
-    found: Any = pydantic_core.from_json(result) if result else {}
-    return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON
 
 
 class _Attached(msgspec.Struct):

@@ -31,7 +31,7 @@ def acl(*entries: tuple[int, int, int]) -> bytes:
 
 
 KNOWN = 1234 if os.geteuid() == 0 else os.geteuid()
-"""The id of a user that exists in a command's namespace. For an ordinary user, only their own id does."""
+"""A user id that exists in a command's namespace. The namespace of an ordinary user has only that user's id."""
 SHARED = acl((1, 7, ANYBODY), (2, 6, KNOWN), (4, 4, ANYBODY), (16, 6, ANYBODY), (32, 0, ANYBODY))
 """An access list that gives the owner all permissions, which are needed to enter folders, and fewer to one user, the group and others."""
 

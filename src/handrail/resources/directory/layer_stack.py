@@ -169,7 +169,7 @@ class Upper:
                 if self._written.get(entry.path) != _mark(entry):
                     self._written[entry.path] = _mark(entry)
                     yield entry
-        for path in sorted(gone):  # no layer below has these paths, or the overlay would have left whiteouts
+        for path in sorted(gone):  # these paths were removed and have no whiteouts of their own
             del self._written[path]
             yield Entry(path, "gone")
 
