@@ -135,7 +135,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
 
 
 def test_files_of_a_live_process_count_as_applied_once_they_are_in_place(folders: Folders, tmp_path: Path):
-    """If a folder is recovered after a live commit's renames but before its record is marked, the commit counts as finished."""
+    """If a folder is recovered between a commit's renames and the mark in its record, the commit counts as finished."""
 
     async def main() -> None:
         files = folders(FILES)

@@ -225,9 +225,10 @@ def test_a_limit_is_above_zero(name: str):
 
 
 def test_unreadable_and_shared_files_are_measured(tmp_path: Path):
-    """`measure` adds the size of a file with two names once, and of a sparse file only its blocks.
+    """`measure` counts the size of a file with two names once, and only the blocks of a sparse file.
 
-    If a folder can't be read, the result is incomplete."""
+    If a folder can't be read, the result is incomplete.
+    """
     (tmp_path / "a").write_bytes(b"x" * 100_000)
     os.link(tmp_path / "a", tmp_path / "b")
     os.truncate(os.open(tmp_path / "sparse", os.O_CREAT | os.O_RDWR), 1 << 30)
