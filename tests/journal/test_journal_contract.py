@@ -51,9 +51,6 @@ class Hands:
         return self.seconds
 
 
-Open = Callable[[], Journal]
-"""A function that opens the same journal again, as another process would."""
-
 POSTGRES = pytest.param("postgres", marks=pytest.mark.once)
 """PostgreSQL is tested under one Python version only, because it starts slowly."""
 STORES = ("memory", "sqlite", POSTGRES)

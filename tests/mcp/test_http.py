@@ -210,11 +210,10 @@ async def test_limits_are_enforced() -> None:
     assert (large.status_code, often.status_code) == (413, 429)
 
 
-def test_the_server_needs_a_way_to_authenticate() -> None:
-    """A server without a token, people or a hook accepts login links."""
-    server = HttpServer(ToolServer(PROMPT))
-    assert server.principals.has_links
-    assert not server.principals.has_people
+def test_a_server_without_people_or_a_hook_accepts_login_links() -> None:
+    """A server whose app has its own `authenticate` accepts none."""
+    assert HttpServer(ToolServer(PROMPT)).principals.has_links
+    assert not HttpServer(ToolServer(PROMPT), authenticate=lambda request: "ann").principals.has_links
 
 
 async def test_a_call_that_is_cancelled_elsewhere() -> None:

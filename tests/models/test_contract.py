@@ -399,10 +399,12 @@ async def test_cancelled_mid_stream(stage: Stage) -> None:
     session = Session()
     most: dict[str, Any] = {"max_tokens": 400} if stage.is_small else {}
     told = _LONG if most else MESSAGE
-    streaming = adapter(stage.play(Fault("slow"))).stream(plain, told, session=session, **most)
+    model: Any = stage.play(Fault("slow"))
+    streaming = adapter(model).stream(plain, told, session=session, **most)
     if stage.name == "scripted":
         task = asyncio.ensure_future(streaming.response)
-        await asyncio.sleep(0.05)
+        while not model.requests:
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

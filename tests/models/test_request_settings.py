@@ -274,18 +274,20 @@ async def test_settings_are_those_of_the_run_when_it_is_resumed(tmp_path: Path) 
 
 
 async def test_settings_of_agents_prompts_and_adapters() -> None:
-    """A run's own settings take precedence over its prompt's, and the prompt's over its adapter's."""
-    model = ScriptedModel(["done"] * 3)
+    """A run's own settings take precedence over its prompt's, and the prompt's over its adapter's.
+
+    A copy of the adapter with another model has none of the adapter's.
+    """
+    model, other = ScriptedModel(["done"] * 2), ScriptedModel(["done"])
     adapter = Adapter(model, model_settings=ModelSettings(seed=1, effort="low", verbosity="low"))
     agent = Agent(adapter, "Do.", model_settings=ModelSettings(effort="medium", verbosity="medium"))
     await agent.run("go", model_settings=ModelSettings(verbosity="high"))
     await agent.run("go")
-    await adapter.with_model(ScriptedModel(lambda request: str(request.settings.seed))).evaluate(
-        agent.prompt, "go"
-    )
-    assert [request.settings for request in model.requests] == [
+    await adapter.with_model(other).evaluate(agent.prompt, "go")
+    assert [request.settings for request in (*model.requests, *other.requests)] == [
         ModelSettings(seed=1, effort="medium", verbosity="high"),
         ModelSettings(seed=1, effort="medium", verbosity="medium"),
+        ModelSettings(effort="medium", verbosity="medium"),
     ]
 
 

@@ -144,11 +144,12 @@ def test_a_server_ends_with_the_process_that_started_it(name: str):
 
 def test_a_server_that_does_not_start_says_why():
     """If a server does not start, the error has the launcher's output. If the program is missing, it says what to run."""
-    with (
-        pytest.raises(ServerFailed, match="no such model"),
-        running(sys.executable, "-c", "exit('no such model')"),
+    for code, words in (
+        ("exit('no such model')", r"ended without printing its address:\nno such model"),
+        ("print('loading'); input()", "printed 'loading', which is not its address"),
     ):
-        pass
+        with pytest.raises(ServerFailed, match=words), running(sys.executable, "-uc", code):
+            pass
     with pytest.raises(ServerFailed, match="scripts/components"), running("./no-such-program"):
         pass
 

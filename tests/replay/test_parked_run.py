@@ -71,6 +71,13 @@ class Going:
     def resume(self) -> asyncio.Future[Any]:
         return asyncio.ensure_future(self.adapter.resume("run", self.prompt, bus=self._bus()))
 
+    async def until_asked(self) -> None:
+        """Wait until the run has an open question, and has had time to notice that it is at rest."""
+        while not await self.journal.questions.open("run"):
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+
     async def answer(self, value: Any = None) -> None:
         """Answer the oldest open question."""
         self.journal.questions.answer(answer_to((await self.journal.questions.open("run"))[0], value))
@@ -142,7 +149,7 @@ async def test_it_does_not_rest_while_anything_is_at_work():
     going = Going([ask, work], [ToolCall("ask"), ToolCall("work")], "done")
     run = going.begin()
     await at_work.wait()
-    await asyncio.sleep(0.05)
+    await going.until_asked()
     assert (going.there.rested, going.there.parking and going.there.parking.park()) == ([], False)
     go.set()
     await going.there.until_rest()
@@ -181,7 +188,7 @@ async def test_a_model_asked_beside_a_question_is_at_work():
     )
     run = going.begin()
     await asked.wait()
-    await asyncio.sleep(0.05)
+    await going.until_asked()
     assert going.there.rested == []
     go.set()
     await going.there.until_rest()
