@@ -148,7 +148,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 async def snapshots(base: Path) -> None:
-    """Print the time to commit one changed file with git and reset it, and of a call that changes the file and is undone."""
+    """Print the time to commit one changed file with git and reset it, and the time to change it in a call and undo the call."""
     for files in GIT:
         folder = folder_of(base / "git", files)
         git(folder, "init", "-q")

@@ -205,7 +205,7 @@ def fetch_once(wheel: Path, extras: list[str]) -> Path:
 
 
 def clean(python: object, folder: Path, *install: object) -> Path:
-    """Create an environment, install into it what these arguments of pip name, and return its Python. Raises `Wrong` if that fails."""
+    """Create an environment, run `pip install` with these arguments for it, and return its Python. Raises `Wrong` if that fails."""
     run([python, "-m", "venv", "--without-pip", folder])
     made = folder / "bin" / "python"
     run([*PIP, "--python", made, "install", "--no-compile", *install])
@@ -264,7 +264,7 @@ def try_without(extras: list[str], made: Path, folder: Path) -> list[str]:
 def interpreters() -> dict[str, str]:
     """Return the path of each supported Python found here, by version, and print the versions that are missing.
 
-    Raises `Wrong` if the classifiers name other versions than those supported.
+    Raises `Wrong` if the versions in the classifiers are not exactly the supported ones.
     """
     found = dict(line.split(" ", 1) for line in run([ROOT / "scripts" / "find-python", "--all"]).splitlines())
     listed = {line.rsplit(" ", 1)[1] for line in classifiers()}

@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test if a provider's grammar refuses one of its requests."""
+    """Fail a test if the grammar of a wire refuses one of its requests."""
     strict_wires.every = ALL_WIRES or item.path.parent.name in ("adapter", "models")
     strict_wires.take_refused()
     yield
@@ -69,7 +69,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
-    """Escape lone surrogates in a report. A worker process could not send them, and would end the whole run."""
+    """Escape lone surrogates in a report. An xdist worker can't send them: it would fail, and end the whole run."""
     report = yield
     report.sections = [(name, _printable(text)) for name, text in report.sections]
     if report.failed and report.longrepr is not None:
@@ -121,7 +121,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule | None:
-    """Give each worker of `--dist loadfile` whole files, in collection order.
+    """Use `Schedule` for `--dist loadfile`.
 
     Returns None for the other modes, which keep their own scheduler.
     """

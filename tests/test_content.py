@@ -157,6 +157,16 @@ def test_a_reference_has_everything_but_the_bytes(content: bytes, name: str) -> 
                 read.load(content + b"x")
 
 
+def test_an_address_takes_no_bytes() -> None:
+    """An attachment that is an address has no bytes of its own, and the error says so."""
+    address = "https://a.example/plot.png"
+    for content in (b"x", address.encode()):
+        with pytest.raises(
+            DefinitionError, match=rf"'plot.png' is the address {address}, so no bytes can be"
+        ):
+            Attachment(address).load(content)
+
+
 @given(st.binary(max_size=20), st.text(max_size=20))
 def test_a_guess_is_always_a_media_type(content: bytes, name: str) -> None:
     """Whatever the bytes and the name are, the guessed media type is valid and is accepted as `media_type`."""

@@ -206,7 +206,12 @@ class Attachment:
 
     def load(self, content: bytes) -> None:
         """Give a reference its bytes. Raises `DefinitionError` if their digest differs, or if the bytes are at an address."""
-        if self.address or hashlib.sha256(content).hexdigest() != self.digest:
+        if self.address:
+            raise DefinitionError(
+                f"the attachment {self.name!r} is the address {self.address}, so no bytes can be loaded into it. "
+                "Attach the bytes themselves instead: Attachment(content, name)."
+            )
+        if hashlib.sha256(content).hexdigest() != self.digest:
             raise DefinitionError(
                 f"these are not the bytes of the attachment {self.name!r}. Pass the bytes that have its digest."
             )

@@ -676,7 +676,10 @@ class RunParked(RunError):
 
     def __init__(self, run_id: str, questions: Sequence[Any]) -> None:
         asked = ", ".join(repr(question.name) for question in questions)
-        super().__init__(run_id, f"it waits for an answer to {asked}", "Answer it, then resume the run.")
+        if asked:
+            super().__init__(run_id, f"it waits for an answer to {asked}", "Answer it, then resume the run.")
+        else:
+            super().__init__(run_id, "it was parked, and it has no open question", "Resume the run.")
         self.questions = tuple(questions)
 
 

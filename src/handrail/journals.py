@@ -84,6 +84,8 @@ class Runs(Protocol):
 
         Raises `RunBusy` if this process does not own the run, and `RunUnknown` if there is no such run.
 
+        A request to cancel the run stays until the run is over, or another process takes it.
+
         A submitted run that is not over is due for a worker at `due_at`, or earlier if one of its questions is answered or
         somebody wakes it. Without `due_at`, a `queued` run is due at once. If somebody has asked to cancel the run, it is due
         within a second.

@@ -128,7 +128,7 @@ def test_parallel_calls_run_at_once() -> None:
 
 
 def test_a_run_is_told_in_events() -> None:
-    """A run publishes its events in order, all with the same run id."""
+    """A run publishes its events in a fixed order, and all that have a run context have the same run id."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "Rain.")).evaluate(
@@ -153,7 +153,7 @@ def test_a_run_is_told_in_events() -> None:
 
 
 def test_a_bus_of_ones_own_hears_the_run() -> None:
-    """A `bus` passed to a run receives that run's events, with or without a session, and no later run's."""
+    """A `bus` passed to a run receives that run's events, with or without a session. It receives none of a later run."""
 
     class Listening:
         def __init__(self) -> None:
@@ -300,7 +300,7 @@ def test_a_script_that_is_over_says_so() -> None:
 
 
 def test_a_script_iterates_a_stream() -> None:
-    """A script can iterate a stream to get the run's events, and `.response` is the response."""
+    """Synchronous code can iterate a stream once to get the run's events, and then get the response from `.response`."""
     stream = Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "It rains a lot.")).stream(GUIDE, "hi")
     seen = list(stream)
     assert "".join(event.text for event in seen if isinstance(event, TextDelta)) == "It rains a lot."
@@ -311,7 +311,7 @@ def test_a_script_iterates_a_stream() -> None:
 
 
 def test_a_stream_that_is_only_asked_for_its_response() -> None:
-    """Reading only a stream's `.response` executes the run."""
+    """Waiting for a stream's `.response` executes the run, even if nobody iterates the stream."""
     assert Adapter(scripted("Hi.")).stream(GUIDE, "hi").response.wait().text == "Hi."
 
 
@@ -382,7 +382,7 @@ def test_budget_of_requests() -> None:
 
 
 def test_usage_and_cost_of_request_run_and_subtree() -> None:
-    """Usage and cost are exact for each request and for each run with everything nested in it."""
+    """Each request has its exact cost. Each run has its exact usage and cost, with those of its nested runs."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -419,7 +419,7 @@ def test_an_unknown_price_is_unknown() -> None:
 
 
 def test_little_money_makes_answers_short() -> None:
-    """If the longest answer costs too much, a shorter one is requested. If no answer is affordable, the run ends."""
+    """If a budget can't pay for the longest answer, `max_tokens` is lowered. If it can pay for none, the run fails."""
     seen: list[int] = []
 
     def answer(request: Any) -> Reply:
@@ -469,7 +469,7 @@ def test_tokens_are_reserved_before_and_settled_after() -> None:
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str) -> None:
-    """The reservation counts bytes, not characters, and includes the tools of an opened section."""
+    """The reservation covers the encoded bytes of the output schema and of all tools, including an opened section's."""
     from handrail.models import anthropic, openai, responses
 
     encoder = {
@@ -584,7 +584,7 @@ def test_deadline_before_and_during_a_request() -> None:
 
 
 def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
-    """A parent's deadline ends all runs below it. A nested run's own, tighter deadline fails only that run."""
+    """A parent's deadline ends all runs below it. A nested run's own, tighter deadline ends only that run."""
 
     @tool
     async def ask(seconds: int, context: ToolContext) -> str:
@@ -663,7 +663,7 @@ def test_a_throttle_holds_requests_back() -> None:
 
 
 def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
-    """After a rate limit, every run that shares the throttle waits."""
+    """After one run has been rate limited, every run that shares its throttle waits."""
 
     async def scenario() -> None:
         clock, loop = VirtualClock(), asyncio.get_running_loop()
@@ -711,7 +711,7 @@ def test_a_tool_sees_the_request_that_led_to_it() -> None:
 
 
 def test_what_a_call_evaluates_is_undone_with_it() -> None:
-    """Files that a nested run writes belong to the call that started it, and are committed or rolled back with it."""
+    """Files that a nested run writes are committed or rolled back with the call that started the run."""
 
     @tool(effect="staged")
     async def write(path: str, context: ToolContext) -> str:
@@ -746,7 +746,7 @@ def test_what_a_call_evaluates_is_undone_with_it() -> None:
 
 
 def test_nested_runs_are_conversations_of_their_own() -> None:
-    """A nested run neither sees nor extends the outer conversation or another nested run's."""
+    """A nested run neither sees nor extends the conversation of the outer run or of another nested run."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -772,7 +772,7 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
 
 
 def test_a_nested_prompt_may_have_resources_of_its_own() -> None:
-    """A nested run uses the resource that its prompt binds, whether or not the outer run binds it too."""
+    """A nested run uses the resource that its own prompt binds, even if the outer run binds another of the same type."""
     from handrail.resources.bindings import given
 
     class Settings:
@@ -810,7 +810,7 @@ def test_a_nested_prompt_may_have_resources_of_its_own() -> None:
 
 
 def test_depth_is_limited_through_nested_runs() -> None:
-    """A prompt that evaluates itself is stopped at the depth limit, and the outer run continues."""
+    """A tool that evaluates its own prompt fails at the depth limit, and the runs above it continue."""
 
     @tool
     async def deeper(context: ToolContext) -> str:
@@ -1023,7 +1023,7 @@ def _closed_prompt() -> Prompt[None]:
 
 
 def test_a_section_opens_in_place() -> None:
-    """A model opens a section, gets its text as the result, and can call its tool from the next turn on, and in later runs.
+    """Opening a section gives the model the section's text, and its tool from the next turn on and in later runs.
 
     The system text does not change.
     """
@@ -1064,7 +1064,7 @@ def test_marks_for_the_cache_can_be_left_out() -> None:
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_opening_leaves_every_byte_before_it(wire: str) -> None:
-    """Opening a section changes no byte of the prefix: messages stay, and tools are added at the end."""
+    """After a section is opened, requests repeat earlier messages and tools unchanged, and add new ones at the end."""
     from handrail.models import anthropic, openai, responses
     from handrail.models.anthropic import AnthropicModel
 
@@ -1170,7 +1170,7 @@ def test_a_childs_sections_do_not_end_the_outer_run(kind: str) -> None:
 
 
 def test_a_caller_answers_what_its_child_needs() -> None:
-    """The caller of a nested run may evaluate the prompt again, with the sections opened that the run needed."""
+    """A caller that catches a nested run's `VisibilityExpansionRequired` can evaluate again with the sections opened."""
     model = scripted(
         ToolCall("ask", {}), ToolCall("open_sections", {"sections": ["weather"]}), "It rains.", "Bye."
     )

@@ -74,7 +74,7 @@ PROMPT = Prompt("any", "Answer.", tools=[look, quiet])
 
 
 class Drawn:
-    """A model that gives these answers, each a list of parts, and then says that it is done."""
+    """A model that checks each request on every wire, gives each of `answers` (lists of parts), and then says "done"."""
 
     name = "test:drawn"
     traits = Traits()
@@ -185,12 +185,13 @@ def answers(draw: st.DrawFn) -> list[ModelPart]:
 @example([[CallPart(0, "a", "multi_tool_use.parallel", "[" * 1200), StopPart("calls")]], False)
 @example([[CallPart(n, "functions.add:0", "", "{}") for n in range(4)] + [StopPart("calls")]] * 2, True)
 @example([[CallPart(n, f"c{n}", "look", "{}") for n in range(200)] + [StopPart("calls")]], False)
+@example([[CallPart(0, "a", "look", '{"where": "a", "where": "b"}'), StopPart("calls")]], False)
 def test_any_answer_leaves_a_conversation_that_every_wire_accepts(
     said: list[list[ModelPart]], stream: bool
 ) -> None:
-    """After any answers, all wires accept the next request. On all wires but Gemini's, earlier messages are sent again unchanged.
+    """Whatever a model answers, every wire accepts the next request, which repeats all earlier messages unchanged.
 
-    Marks for the provider's cache are ignored, because they are not part of a message.
+    Gemini's messages are not compared, and neither are marks for the provider's cache, which are not part of a message.
     """
     model, session = Drawn(said), Session()
 
@@ -243,7 +244,7 @@ CUT: list[tuple[StopReason, str]] = [("length", "length limit"), ("refused", "st
 async def test_a_call_that_was_cut_off_never_runs(
     reason: StopReason, words: str, arguments: str, stream: bool
 ) -> None:
-    """The last call of an answer that was cut off does not run, not even with defaults, and the model is told why."""
+    """The last call of an answer that was cut off does not run, even with valid arguments. The model is told why."""
     ran.clear()
     said = [
         CallPart(0, "a", "look", '{"where": "first"}'),
@@ -341,7 +342,7 @@ def test_scripted_models_can_be_cut_off() -> None:
 
 
 async def test_a_history_may_begin_with_the_model() -> None:
-    """A history that begins with the model's message is accepted by every wire, even by those that require a user first."""
+    """A history may begin with a model's message, even on wires that require a user message first."""
     history = [AssistantMessage("Hello."), UserMessage("Hi."), AssistantMessage("")]
     model = Drawn([])
     await Adapter(model).evaluate(PROMPT, "go", history=history)

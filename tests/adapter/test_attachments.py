@@ -121,10 +121,7 @@ async def test_a_resumed_run_has_its_attachments() -> None:
 
 
 async def test_a_later_run_of_a_restored_session_has_them() -> None:
-    """A session from a journal has only references to bytes.
-
-    The next run loads the bytes, and its record refers to them too.
-    """
+    """A run of a session restored from a journal loads the attachments' bytes, and its record refers to them too."""
     journal = MemoryJournal()
     first = ScriptedModel([ToolCall("plot", {}), "ok"])
     session = Session(id="s")
@@ -155,7 +152,7 @@ async def test_a_copy_has_its_attachments(tmp_path: Path, copied: str) -> None:
 
 
 async def test_a_nested_run_gets_attachments() -> None:
-    """A handler passes attachments to a run inside its call."""
+    """A handler can pass attachments to a nested run."""
     inner = ScriptedModel(["a photo"])
 
     @tool(effect="idempotent")

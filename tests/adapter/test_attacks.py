@@ -233,7 +233,7 @@ class Place:
 
 
 def test_params_that_do_not_fit_lose_nothing() -> None:
-    """After invalid params are refused, the same session and history can be evaluated with valid ones."""
+    """After invalid params are refused, an evaluation with valid params and the same session and history succeeds."""
     prompt = Prompt("p", [MarkdownSection[Place](title="Where", key="where", template="In $city.")])
     adapter, session = Adapter(ScriptedModel(["ok"])), Session()
     history = [UserMessage("u"), AssistantMessage("a")]

@@ -90,7 +90,7 @@ programs = st.tuples(
 
 
 class Whimsical:
-    """A model that gives random answers with missing or repeated ids, and checks each request that it gets."""
+    """A model that gives the answers of `script`, and checks that requests are well formed and have unique call ids."""
 
     name = "test:whimsical"
     traits = Traits(native_output=True)
@@ -135,7 +135,7 @@ async def _evaluate(model: Whimsical, session: Session, cancel: float | None, **
 
 @given(programs)
 def test_every_conversation_is_well_formed(program: Any) -> None:
-    """After a cancel, a timeout, an error or a spent budget, each call has one result, and the next run can continue."""
+    """However a run ends, each of its calls has one result, and the next run can continue the conversation."""
     script, cancel, late, most = program
     session = Session()
     model = Whimsical(script)
@@ -190,13 +190,13 @@ RESULT = ToolMessage((CallAnswered("a", "act", "done"),))
     ],
 )
 def test_a_malformed_history_is_refused(messages: Any, words: str) -> None:
-    """A history in which calls and results do not match, or with anything but messages, is refused."""
+    """A history is refused if its calls and results do not match, or if it contains anything but messages."""
     with pytest.raises(DefinitionError, match=words):
         Adapter(Whimsical([])).evaluate(Prompt("law", "Act."), "go", history=messages).wait()
 
 
 def test_a_history_continues() -> None:
-    """A history passed with the first evaluation is sent first, and can't be passed again."""
+    """A history is sent before the message of a session's first evaluation. A later evaluation can't pass one."""
     model = Whimsical([])
     session = Session()
     adapter = Adapter(model)
@@ -258,7 +258,7 @@ def test_what_could_not_be_encoded_leaves_nothing_half_written(fails: list[bool]
 
 
 def test_only_new_messages_are_encoded_in_a_run() -> None:
-    """Encoding a conversation again does not encode its messages again."""
+    """Encoding a conversation a second time with the same encoder encodes no message again."""
     from handrail.models import openai
 
     encode = openai._encoder(Quirks(), "chat:openai")
@@ -280,7 +280,7 @@ def test_only_new_messages_are_encoded_in_a_run() -> None:
 
 
 def test_tool_results_are_kept_as_facts() -> None:
-    """Each call's result is recorded in the session, separately from the conversation."""
+    """Each call's result is recorded in the session as a `ToolInvoked` event."""
     session = Session()
     Adapter(Whimsical([[CallPart(0, "a", "act", '{"how": "fine"}')]])).evaluate(
         Prompt("law", "Act.", tools=[act]), "go", session=session

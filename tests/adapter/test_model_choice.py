@@ -94,7 +94,7 @@ def story(events: list[object]) -> list[str]:
 async def told(
     model: Model, *, prompt: Prompt[Any] = PLAIN, stream: bool = False, retry: Retry = QUICK, **options: Any
 ) -> tuple[Any, list[str], list[object]]:
-    """Run a prompt, and return its response or error, the story of its requests, and all events."""
+    """Run a prompt, and return its response or error, the lines from `story`, and all events."""
     session = Session()
     outcome: Any
     with RecordingSubscriber(session) as seen:
@@ -153,7 +153,7 @@ async def test_a_short_rate_limit_is_waited_for() -> None:
 
 
 async def test_a_wrong_request_is_not_sent_to_others() -> None:
-    """If a provider refuses a request as wrong, the run fails at once, and no other model is asked."""
+    """If a provider refuses a request as invalid, the run fails at once, and no other model is asked."""
     wrong = ModelRequestRefused("a:1", "the prompt is too long", status=400)
     error, lines, _ = await told(first_that_works(one("a:1", wrong), one("b:1", said("B."))))
     assert lines == ["1 a:1 failed, end"]
@@ -327,7 +327,7 @@ class City:
 
 
 async def test_a_typed_answer_is_asked_for_as_all_models_can_give_it() -> None:
-    """A typed answer has a native schema only if all models are known to support that. Otherwise, it is a call of `final_answer`."""
+    """If all models are known to support native schemas, a typed answer uses one. If not, it is a `final_answer` call."""
     prompt = Prompt("typed", "Answer.", output=City)
     natives = first_that_works(one("a:1", down(), down()), one("b:1", said('{"name": "Oslo"}')))
     assert (await told(natives, prompt=prompt))[0].output == City("Oslo")
@@ -354,7 +354,7 @@ async def test_the_first_model_must_take_what_is_attached() -> None:
 
 
 async def test_a_budget_counts_every_request() -> None:
-    """A budget counts every request, even if it fails or is refused, and each is charged at the price of its own model."""
+    """A budget counts every request, even if it fails or gets a refusal, and charges it at its own model's price."""
     a = one("a:1", down(), said("", stop="refused"))
     model = first_that_works(a, one("b:1", said("B."), price=5), on_refusal=True)
     response, _, _ = await told(model, budget=Budget(requests=3, money=10_000_000))
@@ -408,7 +408,7 @@ async def test_a_resumed_run_remembers_who_answered_and_what_it_cost() -> None:
 
 
 def test_a_choice_has_a_name_by_which_it_is_found() -> None:
-    """Names separated by commas are a choice, and the choice's name is the same list. Each name is checked."""
+    """Model names separated by commas make a choice, and its name lists them. Each name is checked."""
     model = model_named("demo:notes,openai:gpt-5")
     assert isinstance(model, ModelChoice)
     assert model.name == reference_to(model) == "demo:notes, openai:gpt-5"

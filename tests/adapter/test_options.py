@@ -77,7 +77,10 @@ def test_a_misspelt_argument_is_named_and_the_right_one_suggested(verb: str) -> 
 def test_an_argument_that_a_worker_does_not_take_is_named(
     verb: str, wrong: str, hint: str, tmp_path: Any
 ) -> None:
-    """The arguments of a worker are suggested too. `message` is refused, because the worker's input is the message."""
+    """A registry's `run` and `stream` refuse an unknown argument, and suggest one with a similar name.
+
+    `message` is refused, because the worker's input is the message.
+    """
     registry: WorkerRegistry = sound(tmp_path, main=PLAIN)
     with pytest.raises(TypeError, match=rf"^{verb} takes no argument '{wrong}'\..*{hint}"):
         getattr(registry, verb)("main", "hi", model=ScriptedModel(["x"]), **{wrong: None})

@@ -110,12 +110,12 @@ class Watch:
     ],
 )
 async def test_a_denied_tool_is_not_offered(policy: Any, left: list[str]) -> None:
-    """A policy decides on a provider's tool by its capabilities and its effect, and a denied one is left out."""
+    """A policy can deny a provider's tool by a capability or by its effect. A denied tool is not offered."""
     assert await offers(policies=[policy]) == [left]
 
 
 async def test_a_policy_that_raises_denies() -> None:
-    """If a policy can't decide, the tool is not offered, and the run goes on without it."""
+    """If a policy raises an error, the provider's tool that it checks is not offered, and the run goes on without it."""
 
     class Broken(Watch):
         def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
@@ -141,7 +141,7 @@ async def test_a_policy_that_waits_is_awaited() -> None:
 
 
 async def test_it_is_decided_before_each_request() -> None:
-    """The policies decide again before each request, on the state at that time. The denial is published once."""
+    """The policies decide again before each request, so a tool can be offered later. Its denial is published once."""
     after = SequentialDependencyPolicy({"web_search": {"look"}})
     session = Session()
     answers = [ToolCall("nothing"), ToolCall("look"), "Done."]
@@ -188,7 +188,7 @@ async def test_a_misspelt_policy_is_refused() -> None:
 
 
 async def test_the_offer_is_not_a_call() -> None:
-    """Policies see the offer of a provider's tool as a call without arguments, but it has no call number and no events of a call."""
+    """Policies check each offer of a provider's tool. An offer has no arguments, no call number and no call events."""
     watch, session, seen = Watch(PolicyDecision.allow()), Session(), list[str]()
     session.dispatcher.subscribe(ToolStarted, lambda event: seen.append(event.tool))
     model = ScriptedModel([ToolCall("look"), "Done."])
@@ -246,13 +246,13 @@ async def test_a_nested_run_can_only_tighten(outer: Any, left: list[list[str]]) 
 
 
 async def test_a_pure_call_offers_nothing() -> None:
-    """A nested run in a `pure` call may not read the world, so it offers none of the provider's tools."""
+    """A provider's tools have the effect `read`, so a nested run in a `pure` call offers none of them."""
     assert await nested([], effect="pure") == [[]]
     assert await nested([], effect="read") == [["web_search"]]
 
 
 async def test_an_agent_as_a_tool_offers_its_own() -> None:
-    """An agent that is called as a tool offers its own provider's tools, not those of its caller."""
+    """An agent that is called as a tool offers the provider's tools that it was given, not those of its caller."""
     inner = ScriptedModel(["Found."])
     agent = Agent(inner, "Search.", name="searcher", description="Searches.", tools=[SEARCH])
     outer = ScriptedModel([ToolCall("searcher", {"message": "rust"}), "Done."])
@@ -261,7 +261,7 @@ async def test_an_agent_as_a_tool_offers_its_own() -> None:
 
 
 async def test_an_opened_section_offers_its_tools_from_then_on() -> None:
-    """A section that is shown as a summary offers its provider's tools in the requests after it was opened."""
+    """The provider's tools of a section shown as a summary are offered only in the requests after it was opened."""
     web = MarkdownSection("Web", "web", "Search.", tools=[SEARCH], summary="The web.", visibility="summary")
     model = ScriptedModel([ToolCall("open_sections", {"sections": ["web"]}), "Done."])
     await Adapter(model).evaluate(Prompt("p", [web]), "Go.")
@@ -269,7 +269,7 @@ async def test_an_opened_section_offers_its_tools_from_then_on() -> None:
 
 
 class Live(LiveSection):
-    """A section that offers the first of these sets of tools. Each call of `advance` moves it to the next set."""
+    """A section that has the first of `states` as its tools, until `advance` moves it to the next."""
 
     def __init__(self, *states: tuple[ProviderTool, ...]) -> None:
         super().__init__("Live", "live", "Live.")
@@ -288,7 +288,7 @@ class Live(LiveSection):
     "states", [[(SEARCH, CODE), (SEARCH,), (), (CODE,)], [(), (SEARCH,), ()], [(SEARCH,), ()]]
 )
 async def test_a_live_section_offers_only_what_it_has_now(states: list[tuple[ProviderTool, ...]]) -> None:
-    """Each request offers exactly the provider's tools that the live section has then, even if it has none."""
+    """Each request offers exactly the provider's tools that the live section has at that moment, if any."""
     section = Live(*states)
 
     @tool(effect="read")
@@ -341,7 +341,7 @@ def test_a_deadline_ends_a_policy_that_waits() -> None:
 
 
 async def test_a_resumed_run_offers_the_same(tmp_path: Path) -> None:
-    """A parked run that is resumed offers the same tools in its next request. No policy is asked about answers from the record."""
+    """A resumed run offers the same tools in its next request. Policies do not decide on recorded requests again."""
     watch = Watch(PolicyDecision.allow())
     model = ScriptedModel([ToolCall("ask"), "Done."])
     prompt = Prompt("p", "x", tools=[ask, SEARCH], policies=[watch])
@@ -355,7 +355,7 @@ async def test_a_resumed_run_offers_the_same(tmp_path: Path) -> None:
 
 
 async def test_a_resumed_run_needs_its_added_tools(tmp_path: Path) -> None:
-    """A run that began with an added provider's tool is not resumed without it."""
+    """A run that was given a provider's tool in addition to its prompt's can't be resumed without it."""
     model = ScriptedModel([ToolCall("ask"), "Done."])
     adapter = Adapter(model, journal=SqliteJournal(tmp_path / "j.db"))
     with pytest.raises(RunError, match="web_search"):

@@ -55,7 +55,7 @@ class Pick(BaseModel):
 
 
 class Counted:
-    """Tools that record each time their handler starts."""
+    """Tools whose handlers record each start."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -119,8 +119,8 @@ async def until_parked(begun: Any) -> RunParked:
 async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: Path):
     """Another process answers a parked run's questions one by one, and resumes the run after each.
 
-    Finished calls are not repeated. A handler that waits is entered again, with its recorded inner call. Resuming the
-    finished run returns its response.
+    Finished calls are not repeated. A handler that waits is entered again, and its inner call is taken from the record.
+    Resuming the finished run returns its response.
     """
     tools = Counted()
     script = ScriptedModel([ToolCall("look"), [ToolCall("ask"), ToolCall("send")], "done"])
@@ -186,7 +186,7 @@ async def test_a_nested_agent_is_replayed_without_asking_its_model(tmp_path: Pat
 async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path):
     """If a process is killed while a question is open, another can resume the run three days later.
 
-    `before` and `after` each run once, and no secret is shown.
+    The handoff's `before` and `after` each run once, and the client never sees its private part.
     """
     waiting = warm_python.start([APP, tmp_path, "wait"])
     assert waiting.stdout is not None
@@ -329,7 +329,7 @@ async def test_a_session_of_several_runs_is_rebuilt(tmp_path: Path):
 
 
 async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
-    """The error says why a run can't be resumed: it is unknown, its prompt is not named, or the journal is missing or closed.
+    """The error says why a run can't be resumed: the run or its prompt is unknown, or the journal is missing or closed.
 
     A run id can't be used twice.
     """
@@ -461,7 +461,7 @@ async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
 
 
 async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path: Path):
-    """Once one call has noticed that another process has taken the run, no handler starts whose start has to be recorded."""
+    """Once a call has noticed that another process took the run, no handler starts if its start has to be recorded."""
     journal = journal_at(tmp_path)
     entered: list[str] = []
     learnt = asyncio.Event()

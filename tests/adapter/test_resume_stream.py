@@ -183,7 +183,7 @@ async def test_of_nested_runs_only_the_one_under_way_is_heard(tmp_path: Path):
 
 
 async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path):
-    """Together, the events before and after parking have the end of each call once and each message once.
+    """The events before and after parking together contain each call's end once and each message once.
 
     A parked call starts twice.
     """

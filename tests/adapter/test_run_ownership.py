@@ -64,7 +64,7 @@ async def as_it_stands(journal: Journal) -> tuple[object, ...]:
 async def test_a_run_does_not_end_because_its_journal_is_out_of_reach(
     monkeypatch: pytest.MonkeyPatch, is_lost: bool, status: str
 ):
-    """A run whose journal can't be reached stays `running`, so it can be resumed. Any other error of the journal fails the run."""
+    """A run whose journal can't be reached stays `running` and can be resumed. Any other journal error fails the run."""
     journal = MemoryJournal()
     add, model = journal.calls.note, ScriptedModel(["Hello."])
 
@@ -84,7 +84,7 @@ async def test_a_run_does_not_end_because_its_journal_is_out_of_reach(
 
 
 async def test_an_active_run_is_not_resumed_by_its_own_process(journal: Journal):
-    """A run that is active in this process can't be resumed a second time."""
+    """A run that is active in this process can't be resumed before it has ended."""
     at_work, go = asyncio.Event(), asyncio.Event()
     entered: list[str] = []
 
@@ -132,7 +132,7 @@ class Noted:
 
 @pytest.mark.parametrize("is_passed", [False, True])
 async def test_the_state_from_before_the_first_run_is_restored(journal: Journal, is_passed: bool):
-    """A resumed run has the state from before the first run, whether or not an empty session is passed to `resume`."""
+    """A resumed run has the state from before its session's first run, even if `resume` gets an empty session."""
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel([ToolCall("ask"), "done"])
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())

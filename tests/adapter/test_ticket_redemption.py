@@ -55,7 +55,7 @@ from support.examples import at_most
 from support.rig import Note
 from support.warm_python import Program
 
-pytestmark = pytest.mark.once  # other processes are slow to start, and do not depend on the Python version
+pytestmark = pytest.mark.once  # starting processes is slow, and the Python version makes no difference
 
 APP = SUPPORT / "ticket_app.py"
 Body = Callable[[ToolContext], Awaitable[str]]
@@ -96,7 +96,7 @@ def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
         "text": "over",
     }
     done = (tmp_path / "files" / "done.txt").read_text()
-    assert done.startswith("2 by ")  # this was the second commit
+    assert done.startswith("2 by ")  # the redeemer saw two notes: one committed before, and its own
     assert done.endswith(".1")
     assert "its run 'run' is over" in said_by(start(tmp_path, "redeem"))
 
@@ -182,7 +182,7 @@ MARK = acting(mark)
 
 
 class Stage:
-    """A run of one tool, with its journal opened a second time as if by another process."""
+    """A session, files and a journal. Unless it is in memory, the journal is opened twice, as if by two processes."""
 
     def __init__(self, tmp_path: Path, *, memory: bool = False) -> None:
         self.here = MemoryJournal() if memory else SqliteJournal(tmp_path / "runs.db", watch=0.02)
@@ -223,7 +223,7 @@ def stage(tmp_path: Path) -> Stage:
 async def test_a_deposit_is_applied_as_an_inner_call(tmp_path: Path, memory: bool):
     """Deposits are applied in ticket order, after the handler's own changes.
 
-    Their ends are recorded in the issuer's session, and also published by the redeemer.
+    The end of each redeemed call is recorded in the issuer's session, and published to the redeemer too.
     """
     stage, heard = Stage(tmp_path, memory=memory), list[object]()
 
@@ -283,7 +283,7 @@ async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
     ],
 )
 async def test_a_ticket_is_for_what_it_says(stage: Stage, work: Any, options: Any, words: str):
-    """A ticket is refused for more capabilities, a stronger effect, another tool or another journal, and stays valid."""
+    """A ticket is refused with more capabilities, a stronger effect, or another tool or journal, and it stays valid."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -507,7 +507,7 @@ async def test_a_failure_is_recorded_too(stage: Stage):
 
 
 async def test_one_that_was_cancelled_is_spent(stage: Stage):
-    """A ticket whose handler was cancelled can't be redeemed again, and none of the handler's changes remain."""
+    """If a redemption's handler is cancelled, its ticket can't be redeemed again, and none of its changes remain."""
 
     async def there(context: ToolContext) -> str:
         await mark(context)
@@ -534,7 +534,10 @@ async def test_one_that_was_cancelled_is_spent(stage: Stage):
 async def test_a_cancellation_in_the_last_steps_of_a_redemption_is_raised_after_them(
     stage: Stage, step: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The step is completed: a result that was deposited is found, and a claim that was released can be acquired."""
+    """If a redemption is cancelled in one of its last steps, the step is completed before the cancellation is raised.
+
+    A deposited result is found afterwards, and a released claim can be acquired.
+    """
     redeeming: list[asyncio.Future[Any]] = []
     name = step.split()[0]
     owner: Any = RunResources if name == "close" else type(stage.there.tickets)
@@ -714,7 +717,7 @@ def test_no_share_is_more_than_there_was(requests: int, money: Any, spends: list
         session=session,
         budget=Budget(requests=requests + 1, money=money),
     )
-    with contextlib.suppress(PromptEvaluationError):  # nothing may be left for the model's answer
+    with contextlib.suppress(PromptEvaluationError):  # the budget may be spent before the model's answer
         running.wait()
     assert left == [{"requests": requests - sum(spent), "money": money}]
 
@@ -856,7 +859,7 @@ STEPS = st.lists(
 @settings(max_examples=at_most(60), deadline=None)
 @given(steps=STEPS)
 def test_both_journals_keep_tickets_alike(steps: list[tuple[str, str, str]], tmp_path_factory: Any):
-    """The same steps have the same outcomes in memory and in a file, with at most one deposit for each ticket."""
+    """The same steps have the same outcomes in a file journal and one in memory, with at most one deposit per ticket."""
     owners = {"alive": new_owner(), "other": new_owner(), "dead": dead_owner()}
 
     async def outcomes(journal: Any) -> list[str]:

@@ -16,9 +16,10 @@ import pytest
 
 import support
 from handrail.cli import main
+from handrail.cli.outcome import Failure
 from handrail.cli.serve_command import page_note
 from handrail.cli.workers_commands import STARTER
-from handrail.errors import DefinitionError
+from handrail.errors import DefinitionError, RunParked
 from handrail.journal.location import default_journal, make_private_folder
 from handrail.models.names import model_named
 from handrail.models.scripted import WHAT_IT_IS, DemoModel
@@ -26,7 +27,7 @@ from handrail.serve.pages import is_built
 from support import warm_python
 from support.programs import HANDRAIL, environment, handrail, workers_folder
 
-pytestmark = pytest.mark.once  # processes and terminals are slow, and do not depend on the Python version
+pytestmark = pytest.mark.once  # starting processes is slow, and the Python version makes no difference
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ Here = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
-    """Fixture: runs the program in this process with empty standard input, which is faster than in a child process."""
+    """Yield a function that runs the program in this process, faster than in a child, with empty standard input."""
     log = logging.getLogger("handrail")
     before = log.propagate, list(log.handlers)
     monkeypatch.chdir(folder.parent)
@@ -609,7 +610,7 @@ def test_help_loads_little(arguments: list[str]):
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_it_says_how_to_get_it(missing: str):
-    """Without a package of the extra `cli`, the program says how to install the extra."""
+    """If a package of the extra `cli` is missing, the program says how to install the extra."""
     code = (
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"
@@ -667,8 +668,9 @@ def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
     assert process.stderr is not None
     while "Cancelling" not in process.stderr.readline():
         assert process.poll() is None
-    time.sleep(0.2)  # after one Ctrl-C, the program is still running
-    assert process.poll() is None
+    while not (folder.parent / "ignored").exists():  # the tool creates it when it ignores the cancellation
+        assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
     assert process.returncode == 130
@@ -797,6 +799,15 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     process.close()
 
 
+def test_the_message_of_a_parked_run_without_open_questions_names_none():
+    """Such a run was parked by force. It is resumed without an answer."""
+    message = Failure.of(RunParked("run", ())).message
+    assert (
+        message
+        == "The run was parked, and it has no open question. Continue it with `handrail runs resume run`."
+    )
+
+
 def test_an_approval_can_be_answered_later(folder: Path):
     """With `--approve later`, a run that needs approval is parked with exit code 5, and its question can be answered later.
 
@@ -855,7 +866,7 @@ def test_a_resumed_run_has_its_attachments(folder: Path, here: Here):
 
 @pytest.mark.parametrize("built", [True, False])
 def test_serve_says_in_the_terminal_if_the_page_is_not_built(monkeypatch: pytest.MonkeyPatch, built: bool):
-    """The note beside the server's address says that the page is not built, if it is not."""
+    """If the page is not built, the note beside the server's address says how to build it."""
     monkeypatch.setattr("handrail.serve.pages.is_built", lambda: built)
     assert ("run scripts/page" in page_note()) is not built
 

@@ -56,7 +56,7 @@ def test_a_key_submits_once_and_a_time_is_kept(journal: Path):
 def test_files_are_submitted_with_the_message(journal: Path, tmp_path: Path):
     (tmp_path / "note.txt").write_text("buy tea")
     run = submitted("look", "--attach", str(tmp_path / "note.txt"))
-    (tmp_path / "note.txt").unlink()  # the worker reads it from the journal
+    (tmp_path / "note.txt").unlink()  # the journal has a copy
     opened = SqliteJournal(journal)
     [digest] = asyncio.run(opened.blobs.list(run["run_id"]))
     assert asyncio.run(opened.blobs.get(digest)) == b"buy tea"

@@ -1,4 +1,4 @@
-"""Tests for the lines about a run: finished calls, calls in progress, and streamed text."""
+"""Tests for the lines that the program shows about a run: finished calls, calls in progress, and streamed text."""
 
 import math
 import re
@@ -56,7 +56,7 @@ def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
 @example(["aaaaaaaaaa ", " b"], 10)
 @given(PIECES, st.integers(10, 30))
 def test_streaming_does_not_change_the_lines(pieces: list[str], width: int):
-    """Text without tabs gives the same lines, except for trailing spaces, whether it is fed whole or in single characters."""
+    """Text without tabs gives the same lines, except for trailing spaces, whether fed whole or character by character."""
     text = "".join(pieces).replace("\t", " ")
     whole, letters = TextFlow(width), TextFlow(width)
     at_once = [*whole.feed(text), *whole.end()]
@@ -88,7 +88,7 @@ def test_markdown_is_coloured_and_otherwise_unchanged():
     ("spent", "said"), [(0.04, "0.0 s"), (3.25, "3.2 s"), (9.96, "10 s"), (59.4, "59 s"), (125, "2 m 05 s")]
 )
 def test_times_are_short(spent: float, said: str):
-    """Times below ten seconds are shown with tenths, and times of a minute or more with minutes."""
+    """Times that round to less than ten seconds are shown with tenths, and times of a minute or more with minutes."""
     assert format_seconds(spent) == said
 
 
@@ -172,7 +172,7 @@ def free(request: Any) -> Any:
 
 
 async def run_and_say(model: ScriptedModel, *, verbose: bool = False) -> tuple[Activity, list[str]]:
-    """Run the model, pass every event to an `Activity`, and return the activity and its lines."""
+    """Run a prompt on the model, and return its `Activity` and the lines that it showed, without durations."""
     activity = Activity(SYSTEM_CLOCK, verbose)
     said: list[str] = []
     prompt = Prompt("desk", "Answer.", tools=[look, hide, ask_guide])

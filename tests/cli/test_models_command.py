@@ -26,7 +26,7 @@ from support import PATIENCE
 from support.programs import HANDRAIL, environment, handrail
 from support.raw_server import raw_server, whole
 
-pytestmark = pytest.mark.once  # processes are slow, and do not depend on the Python version
+pytestmark = pytest.mark.once  # starting processes is slow, and the Python version makes no difference
 
 VARIABLES = [
     variable
@@ -143,7 +143,7 @@ async def fare(city: str) -> str:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_an_agent_on_the_served_model(served: str, api: Any):
-    """An agent on the served model calls the only tool and then answers in text, both whole and streamed."""
+    """An agent on the served model calls the only tool and answers in text. Streaming gives the same text."""
     model = OpenAIModel("smollm2-135m", base_url=served, key_variable=None, api=api)
     agent = Agent(model, "Answer in one short sentence.", tools=[fare])
     whole_answer = agent.run("How much is the ticket to Rome?").wait()
@@ -182,7 +182,7 @@ OTHER_TOOL = {"type": "function", "function": {"name": "other"}}
 def test_structured_answers_and_chosen_tools(served: str):
     """Answers and the arguments of a chosen tool follow their schemas.
 
-    With several tools and no choice, the answer is text, which `max_tokens` can cut off.
+    With several tools and no `tool_choice`, the answer is text, which `max_tokens` can cut off.
     """
     base = {"model": "smollm2-135m", "messages": [USER], "max_tokens": 40}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
@@ -249,7 +249,7 @@ def test_the_responses_api(served: str):
     ],
 )
 def test_requests_that_are_refused(served: str, change: dict[str, Any], status: int, said: str):
-    """A request that can't be answered gets an error in OpenAI's form that says why."""
+    """A request that can't be answered gets an error in OpenAI's format that says why."""
     got, answer = post(served, {"model": "smollm2-135m", "messages": [USER], **change})
     assert (got, said in answer["error"]["message"]) == (status, True), answer
 
@@ -293,7 +293,7 @@ def started_and_killed(folder: Path, *arguments: str, **variables: str) -> str:
 
 @pytest.mark.parametrize("how", ["worker", "worker --model", "worker module", "agent", "agent --model"])
 def test_a_run_that_was_killed_resumes_on_its_model(served: str, how: str, tmp_path: Path):
-    """After `kill -9`, the run continues on the model that it began with, however the model was named."""
+    """A run that was killed is resumed on the model that it began with, however the model was named."""
     kind, _, named = how.partition(" ")
     tail = "" if kind == "worker" else "agent = Agent({model}, 'Answer in one short sentence.', tools=[fare])"
     model = "'openai:smollm2-135m'" if not named else "OpenAIModel('none', base_url='http://127.0.0.1:9/v1')"

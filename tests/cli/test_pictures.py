@@ -43,12 +43,12 @@ ITERM = re.compile(r"\x1b\]1337;File=([^:]*):([^\x07]*)\x07")
     ],
 )
 def test_the_terminal_says_what_it_can_draw(variables: dict[str, str], protocol: str | None):
-    """The protocol is read from environment variables. Inside a terminal multiplexer, there is none."""
+    """The protocol for pictures is read from environment variables. Inside a terminal multiplexer, there is none."""
     assert protocol_of(variables) == protocol
 
 
 def test_kitty_gets_a_picture_in_chunks():
-    """Kitty gets a PNG in sequences of at most 4096 characters. The first one has the keys, and `m=0` marks the last."""
+    """Kitty gets a PNG in chunks of at most 4096 characters of data. The first has the keys, and the last has `m=0`."""
     (picture,) = pictures_in([NOTES, PHOTO, SHOT, LIE], "kitty")
     chunks = KITTY.findall(picture.sequence)
     assert KITTY.sub("", picture.sequence) == ""
@@ -75,7 +75,7 @@ def test_iterm_gets_each_picture_in_one_sequence():
 
 
 def test_nothing_else_is_drawn():
-    """A picture that is too large, or only an address, is not drawn. A terminal without a protocol draws no picture at all."""
+    """A picture that is too large or has only an address is not drawn. Without a protocol, no picture is."""
     large = Attachment(PNG + bytes(4_000_000), "large.png")
     assert pictures_in([large, Attachment("https://example.org/a.png")], "kitty") == []
     assert pictures_in([SHOT], None) == []

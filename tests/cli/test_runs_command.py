@@ -148,7 +148,7 @@ def test_a_call_of_an_mcp_client_is_listed_with_its_tool(line: Line):
 def test_answer_and_resume(line: Line):
     """A parked run can be answered and resumed, and a change to its code since its start is reported.
 
-    An answer that is missing, malformed, to no open question, or without the question's digest is refused.
+    An answer is refused if it is missing or malformed, its question is not open, or its digest is missing or wrong.
     """
     line.record("tea", call("choose"))
     assert "handrail runs answer tea" in line("resume", "tea", "--model", "the_app:model", code=5)
@@ -174,7 +174,7 @@ def test_answer_and_resume(line: Line):
 
 
 def test_a_call_that_was_not_approved(line: Line):
-    """`show` prints the diff of a call that waits for approval. A denied call ends `resume` with exit code 3, with `--json` too."""
+    """`show` prints the diff of a call that waits for approval. If the call is denied, `resume` exits with code 3."""
     script = call("draft", path="a.md", text="".join(f"line {n}\n" for n in range(40)))
     line.record("tea", script, app="the_app:careful")
     shown = line("show", "tea")
@@ -186,7 +186,7 @@ def test_a_call_that_was_not_approved(line: Line):
     line("answer", "tea", "--deny", "--digest", waiting["digest"])
     said = line("resume", "tea", "--model", "the_app:model", code=3)
     assert "Not approved, so it did not run: draft." in said
-    sys.modules.pop("the_app", None)  # loaded again, because its model has no more answers
+    sys.modules.pop("the_app", None)  # load the module again, because its model has no answers left
     line.record("milk", script, app="the_app:careful")
     (waiting,) = line.json("show", "milk")["waiting"]
     line("answer", "milk", "--deny", "--digest", waiting["digest"])
@@ -205,7 +205,7 @@ def answer_and_resume(line: Line, run_id: str, *more: str) -> bool:
 
 
 def test_a_resumed_run_keeps_the_startup_files_it_was_allowed(line: Line):
-    """A resumed run may change the startup files that its start allowed, unless it was imported or other files are named."""
+    """A resumed run may change the startup files allowed at its start, unless it was imported or others are named."""
     (line.base / "files").mkdir()
     allowed = DirectoryFilesystem(line.base / "files", startup_files=[".envrc"])
     line.record("tea", call("choose"), filesystem=allowed)
@@ -242,7 +242,7 @@ def test_fork_undo_replay(line: Line):
 
 
 def test_a_different_folder_at_the_same_path_is_not_used(line: Line):
-    """If a different folder is where a run's folder was, commands that need the run's folder require `--files`."""
+    """If another folder has taken the place of a run's folder, commands that need the run's folder require `--files`."""
     (written,) = line.record("tea", call("write", path="a", text="1"), "end")
     folder, away = line.base / "files", line.base / "away"
     folder.rename(away)
@@ -331,7 +331,7 @@ def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.Mon
 
 
 def test_the_commands_are_those_of_the_program(line: Line):
-    """`handrail runs list` is a command of the `handrail` program."""
+    """The `handrail` program includes the `runs` commands."""
     from handrail.cli.commands import app as program
 
     line.record("tea", "end")
@@ -340,7 +340,7 @@ def test_the_commands_are_those_of_the_program(line: Line):
 
 
 def test_the_next_command_can_be_typed_as_printed(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """The next command, as it is printed, names the journal unless the command would use that journal anyway."""
+    """The follow-up command that is printed names the journal, unless the command would use that journal anyway."""
     line.record("tea", "end")
     assert "Continue with: handrail runs resume" in (said := line("fork", "tea", 1))
     assert "--journal" not in said

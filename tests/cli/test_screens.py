@@ -14,7 +14,7 @@ from support import ROOT
 from support.programs import HANDRAIL, environment, handrail, workers_folder
 from support.terminals import Window, window
 
-pytestmark = pytest.mark.once  # processes and terminals are slow, and do not depend on the Python version
+pytestmark = pytest.mark.once  # starting processes is slow, and the Python version makes no difference
 
 PROMPT = "\n›"
 CHOICE = "your choice, then Enter:"

@@ -82,7 +82,7 @@ MEMBERS = (
 
 @pytest.mark.parametrize("member", MEMBERS)
 def test_each_member_is_read_from_the_call_behind_it(member: str):
-    """Each member of a context is the same object as on its call."""
+    """Reading a member of a context returns the object that the call behind it has."""
     thing = object()
     context = headless_context(**{member: thing})
     assert getattr(context, member) is thing
@@ -99,7 +99,7 @@ def test_the_calls_own_facts_are_read_from_it_too(member: str):
 
 
 def test_the_table_of_the_specification_is_all_there():
-    """A context has exactly the public members and verbs that are listed here."""
+    """`ToolContext` has exactly the public members and verbs that this test lists."""
     this_call = {"call_id", "tool", "invocation"}
     the_run = {"prompt", "rendered_prompt", "adapter", "session", "event_bus", "run_context", "depth"}
     providers_side = {"request", "response_accumulator", "extras"}
@@ -191,7 +191,7 @@ def test_two_contexts_are_never_the_same():
     [(headless_context, "ToolContext"), (user_context, "UserContext"), (agent_context, "AgentContext")],
 )
 def test_its_repr_names_the_call_the_tool_and_whether_it_has_ended(make: Callable[..., Any], name: str):
-    """A context's repr has the call, the tool and whether the call has ended, and none of the call's content."""
+    """A context's repr shows the call, the tool and whether the call has ended, and none of the call's content."""
     context = make(call_id="call-4", tool=Tool("search", "Searches."))
     assert repr(context) == f"<{name} call-4 of search>"
     expire(context)
@@ -248,7 +248,7 @@ def test_every_verb_refuses_after_the_end(verb: str):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
-    """After the call has ended, its verbs refuse even in a thread that outlived it, and in a script."""
+    """After the call has ended, its verbs refuse even in a thread that outlived it, and outside an event loop."""
 
     async def main() -> None:
         context = everything()
@@ -277,7 +277,7 @@ def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in AT_ONCE])
 def test_an_operation_made_before_the_end_is_refused_after(verb: str):
-    """An operation that a verb returned before the call ended is refused afterwards."""
+    """Awaiting an operation after its call has ended raises `ContextExpired`, even if a verb returned it before."""
 
     async def main() -> None:
         context = everything()
@@ -348,7 +348,7 @@ def test_call_passes_any_argument_name_on():
 
 
 def test_presence_follows_the_environment():
-    """With a person, a context has only `wait_for`, with a model only `prompt_model`, and otherwise neither."""
+    """A user context has `wait_for`, an agent context has `prompt_model`, and a headless context has neither."""
     user, agent, nobody = user_context(), agent_context(), headless_context()
     assert [context.wait_for is not None for context in (user, agent, nobody)] == [True, False, False]
     assert [context.prompt_model is not None for context in (user, agent, nobody)] == [False, True, False]
@@ -365,7 +365,7 @@ def test_the_narrower_contexts_say_what_was_missing():
 
 @pytest.mark.parametrize("outcome", ["denied", "timed out", "cancelled", "nobody there"])
 def test_an_approval_is_true_exactly_when_approved(outcome: Any):
-    """An approval is truthy exactly if it was approved."""
+    """An approval is truthy if it was approved, and falsy otherwise."""
     assert Approval(True, "", "ada", "approved")
     assert not Approval(False, "no", "ada", outcome)
 

@@ -1,4 +1,4 @@
-"""Tickets: a call in signed form, which another process can redeem."""
+"""Tickets: signed texts with which another process can run a call's tool."""
 
 import base64
 import json

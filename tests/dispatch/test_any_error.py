@@ -72,13 +72,13 @@ class Undecided(Exception):
 
 
 class MuteOutcome(OutcomeUnknown):
-    """One of Handrail's errors, whose `str` raises."""
+    """An `OutcomeUnknown` error whose `str` raises."""
 
     __str__ = Mute.__str__
 
 
 class MuteConflict(Conflict):
-    """One of Handrail's errors, with places that are not text."""
+    """A `Conflict` error whose places are not text."""
 
     def __init__(self) -> None:
         super().__init__(["a"])
@@ -139,7 +139,7 @@ def nested(error: BaseException, depth: int) -> BaseException:
 
 
 Recipe = tuple[list[int], int]
-"""The errors' numbers, and how many groups are around them."""
+"""The indexes of errors in `[*LEAVES, *EXITS]`, and the number of groups around them."""
 
 RECIPES = st.tuples(
     st.lists(st.integers(0, len(LEAVES) + len(EXITS) - 1), min_size=1, max_size=3),
@@ -349,7 +349,7 @@ def test_closing_a_call_that_is_being_undone_ends_it_once() -> None:
 
 @pytest.mark.parametrize("kind", ["at once", "later", "in a thread"])
 def test_a_handler_that_raises_generator_exit_fails_like_any_other(kind: str) -> None:
-    """If a handler raises `GeneratorExit` itself, its call fails like any other, and its inner call, if there is one, is compensated."""
+    """A handler's own `GeneratorExit` fails its call like any other error, and its inner call is compensated."""
 
     async def main() -> None:
         undone: list[str] = []

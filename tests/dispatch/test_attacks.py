@@ -470,9 +470,9 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
 
 
 def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
-    """What a failed inner call read counts as read by the outer call.
+    """A file that a failed inner call has read counts as read by the outer call.
 
-    So only one of two concurrent claims is granted.
+    Therefore, only one of two concurrent claims is granted.
     """
 
     async def main() -> None:

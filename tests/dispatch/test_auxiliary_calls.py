@@ -223,7 +223,7 @@ FLIGHT = RUN.child(1)
 
 
 def flying(probe: Any) -> tuple[list[Any], list[str]]:
-    """Return the tools `fly`, which has this probe, and `note`, and the list to which `fly` adds its flights."""
+    """Return the tools `fly`, with this probe, and `note`, and a list of the destinations that `fly` has flown to."""
     flown: list[str] = []
 
     @tool(effect="irreversible", probe=probe)

@@ -73,7 +73,7 @@ async def retried(name: str, context: ToolContext) -> str:
     who.set(name)
     if context.invocation.attempt == 1:
         raise TransientError("busy", retry_after=1)
-    return "nobody" if before == name else before  # both attempts are one call
+    return "nobody" if before == name else before  # a retry may see what the first attempt set
 
 
 @tool(effect="pure")

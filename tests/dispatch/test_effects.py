@@ -240,7 +240,7 @@ def test_a_call_that_is_stale_three_times_is_a_conflict() -> None:
         rig = Rig([look, staged(nothing)], policies=[Counts()])
         result = await rig.call("look")
         assert runs == 3
-        assert checks.count("look") == 3  # policies check every rerun
+        assert checks.count("look") == 3  # policies check each rerun too
         assert rig.status("look") == "conflict"
         assert "Note" in result.message
         assert rig.notes == ["1", "2", "3"]
@@ -314,7 +314,7 @@ def test_compensable_inner_calls_are_compensated_in_reverse_order() -> None:
 
 
 def test_a_compensable_call_whose_commit_fails_is_compensated_itself() -> None:
-    """A compensable call is compensated if a policy raises an error about its result, because its handler has already run."""
+    """A compensable call is compensated if a policy's `on_result` raises, because its handler has already run."""
 
     async def main() -> None:
         undone: list[str] = []

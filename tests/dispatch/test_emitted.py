@@ -97,7 +97,7 @@ async def test_a_listener_to_a_tools_own_type_hears_its_events_once() -> None:
 
 
 async def test_two_agents_that_emit_at_once_are_told_apart() -> None:
-    """Each AG-UI event has its tool's name and its call's id, and each terminal line has the outer call, the tool and a number."""
+    """Events that parallel calls emit can be told apart, in AG-UI by their call ids and in the terminal by a number."""
     session = Session()
     heard = RecordingSubscriber(session)
 

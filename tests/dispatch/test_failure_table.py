@@ -264,7 +264,7 @@ def test_spent_root_budget_ends_the_run() -> None:
 
 
 class Denies:
-    """A policy that denies or raises in the chosen method."""
+    """A policy that denies the call in `check`, or raises in `check` or `on_result`, depending on `where`."""
 
     name = "denies"
 

@@ -119,7 +119,7 @@ def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() 
 
 
 def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
-    """Calls in one turn run concurrently. A call of an `alone` tool runs without others, but may call the same tool itself."""
+    """Calls in one turn run concurrently. A call to an `alone` tool runs by itself, but may call the same tool."""
 
     async def main() -> None:
         running: set[str] = set()
@@ -394,7 +394,7 @@ def test_cancelled_run_starts_no_more_handlers() -> None:
 
 
 def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
-    """If a cancel coincides with a timeout, the cancel wins. The call ends once and is rolled back."""
+    """If a cancellation coincides with a timeout, the cancellation wins. The call ends once and is rolled back."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -513,7 +513,7 @@ def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
 
 
 def test_tool_that_needs_a_person_says_so() -> None:
-    """A call of a tool that needs a person fails if nobody can be asked, and the message says so."""
+    """A call to a tool that needs a person fails if nobody can be asked, and the message says so."""
 
     async def main() -> None:
         @tool
@@ -593,7 +593,7 @@ def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
 
 
 def test_calls_are_numbered_in_their_run() -> None:
-    """A call's id is made of its run's id and its number there, and an inner call's id of its caller's id and its number."""
+    """A call's id has its run's id and its number in the run. An inner call's id has its caller's id and a number."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -649,7 +649,7 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
 
 @pytest.mark.once
 def test_only_the_gate_starts_handlers() -> None:
-    """Only the gate, and the modules that are listed here with a reason, read a tool's `handler`."""
+    """Only the gate, and the modules that this test lists with a reason, read a tool's `handler`."""
     source = Path(handrail.__file__).parent
     callers: set[str] = set()
     for file in source.rglob("*.py"):
@@ -705,7 +705,7 @@ def test_read_only_effects_may_not_write() -> None:
     ],
 )
 async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any, other: Any) -> None:
-    """A result may have the type of any member of a declared union, however the union is written, and no other type."""
+    """A result may have the type of any member of a declared union. A result of another type fails the call."""
     given: list[Any] = [*fitting, other]
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[Any]:
@@ -718,7 +718,7 @@ async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any,
 
 
 def test_plain_result_is_required_of_a_handler() -> None:
-    """A handler in the full form must return a `ToolResult`. Otherwise, the call fails and is rolled back."""
+    """A handler that is passed to `Tool` must return a `ToolResult`. Otherwise, the call fails and is rolled back."""
 
     async def main() -> None:
         async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:

@@ -39,7 +39,7 @@ every_way = pytest.mark.parametrize("way", DEPTHS)
 LEAF = Prompt("leaf", "Leaf.")
 TENANT = ExtraKey("table_tenant", str, "Whose data this is.")
 MIDDLE = 1
-"""The depth of the call that nests, which is made in a run inside a call of the root run."""
+"""The depth of the model's call in the middle run, which is nested in a call of the root run."""
 
 
 class Database:
@@ -173,7 +173,7 @@ async def test_depth(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_policies(way: str, tmp_path: Path) -> None:
-    """A call that a policy of the root run denies does not run in a nested run either, and is denied for that reason."""
+    """A call that a policy of the root run denies is denied in a nested run too, with that policy's reason."""
     ends: list[ToolInvoked] = []
 
     async def nothing(context: ToolContext) -> None: ...
@@ -193,7 +193,7 @@ async def test_policies(way: str, tmp_path: Path) -> None:
 @every_way
 @pytest.mark.parametrize("mode", ["interactive", "strict"])
 async def test_approvals(way: str, mode: Any, tmp_path: Path) -> None:
-    """The root run's mode decides a nested approval request, and the question names the calls that led to it."""
+    """The root run's approval mode applies to requests in a nested run, and questions name the calls that led to them."""
     approved: list[bool] = []
 
     async def ask(context: ToolContext) -> None:

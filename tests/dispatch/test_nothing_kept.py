@@ -22,7 +22,7 @@ COUNT = 10_000 if os.environ.get("HANDRAIL_DEEP") else 25
 
 @pytest.mark.parametrize("ending", endings(), ids=lambda ending: ending.name)
 def test_calls_leave_only_their_facts(ending: Ending) -> None:
-    """Many calls that end in one way leave none of Handrail's objects except the facts, and free their 100 kB documents."""
+    """After many calls with the same ending, only Handrail's facts remain, and the 100 kB documents are freed."""
     kept = asyncio.run(measure(ending, COUNT))
     # From Python 3.13 on, asyncio keeps the newest cancellation that a task group caught, with its frames.
     newest = 1 if sys.version_info >= (3, 13) and ending.name == "failed in a group" else 0
@@ -33,7 +33,7 @@ def test_calls_leave_only_their_facts(ending: Ending) -> None:
 
 
 def test_steps_of_calls_that_are_over_are_forgotten() -> None:
-    """Without a journal, the value of a `once` is kept until its outermost call ends, and no longer."""
+    """Without a journal, a value that `once` has settled is kept until its outermost call ends, and no longer."""
     done: list[str] = []
 
     async def main() -> None:

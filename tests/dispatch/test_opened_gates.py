@@ -132,7 +132,10 @@ async def delegate(name: str, context: ToolContext) -> str:
 
 
 async def test_a_gate_opens_the_workers_of_its_adapter(tmp_path: Path) -> None:
-    """The adapter's workers can be called through the gate and by handlers. If a gate inside a call has an adapter with workers, these replace the call's workers."""
+    """The adapter's workers can be called through the gate and by handlers.
+
+    If a gate opened inside a call has an adapter with workers, these replace the call's workers.
+    """
     outer = sound(tmp_path / "outer", clerk=PLAIN)
     inner = sound(tmp_path / "inner", guide=PLAIN)
     adapter = Adapter(ScriptedModel(lambda request: "at your service"), workers=outer)
@@ -190,7 +193,10 @@ async def test_a_gate_inside_a_call_is_refused_what_is_always_the_calls() -> Non
 
 
 async def test_a_gate_inside_a_call_ends_with_the_call() -> None:
-    """The calls of a gate that a handler opens are undone with the handler's call. Afterwards the gate can't be used."""
+    """Calls through a gate that a handler opened are undone if the handler fails.
+
+    When the handler's call has ended, the gate can't be used any more.
+    """
     kept: list[Any] = []
     database = Database()
     files = MemoryFilesystem({"a.txt": "old"})
@@ -233,7 +239,7 @@ async def test_calls_of_a_gate_inside_a_call_are_charged_to_the_call() -> None:
 
 
 async def test_a_resumed_run_does_not_repeat_what_was_done_by_hand_inside_a_call() -> None:
-    """A resumed handler gets the recorded results of the calls and handoff steps that it made by hand, and none of them runs twice."""
+    """A resumed handler gets the recorded results of the calls and handoff steps it ran itself. None runs twice."""
     done: list[str] = []
 
     @tool(effect="idempotent")

@@ -144,7 +144,7 @@ def test_the_base_moved_meanwhile(ground: Any) -> None:
 
 
 def test_a_base_that_keeps_moving_is_a_conflict(ground: Any) -> None:
-    """If the file changes during every review, the call ends in a conflict, and the other change is kept."""
+    """If the file changes during each of three reviews, the call fails with a conflict and leaves the file alone."""
     files, _ = ground
     looker = Looker(True, True, True, True, meanwhile=lambda count: files.write("a.txt", f"theirs {count}\n"))
     result = invoke(ground, looker)
@@ -204,7 +204,10 @@ def test_which_effects_are_previewed(effect: Effect) -> None:
     ids=["nobody", "a model", "strict", "approve_all"],
 )
 def test_where_nobody_looks_nothing_runs_first(environment: Any, approvals: Any, runs: int) -> None:
-    """A staged call does not run under `strict`, or if nobody can review it. Under `approve_all`, it runs without a preview."""
+    """A staged call that needs approval does not run under `strict`, or if nobody can review it.
+
+    Under `approve_all` it runs, even if nobody can review it.
+    """
     ran: list[str] = []
 
     @tool(effect="staged", capabilities={"thing"})
@@ -232,7 +235,7 @@ def test_a_call_that_fails_is_not_asked_about(ground: Any) -> None:
 
 
 def test_a_preview_is_audited() -> None:
-    """The approval request and the decision are published before the call's only end."""
+    """A previewed call publishes one approval request, then one decision, then one `ToolInvoked`."""
     files = MemoryFilesystem()
     files.write("a.txt", "one\n")
     session = Session()

@@ -198,7 +198,10 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
-    """A forged, late, invalid or conflicting answer is refused with a reason. A question that is still open and in time accepts a valid answer."""
+    """A forged, late, invalid or conflicting answer is refused with a reason.
+
+    If the question is still open and has not expired, it then accepts a valid answer.
+    """
     attack, problem, hint = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:
@@ -223,7 +226,7 @@ def test_an_answer_that_does_not_count_is_refused(name: str):
 
 @pytest.mark.parametrize("outcome", ["answered", "declined", "cancelled"])
 def test_the_same_answer_again_is_harmless(outcome: Any):
-    """Repeating an answer is harmless, both at once and after the asker has continued."""
+    """Giving the same answer again is harmless, both immediately and after the asker has continued."""
 
     async def main() -> Answer:
         desk = Desk()
@@ -366,7 +369,7 @@ def test_a_question_without_an_answer_may_be_asked_again():
 
 
 def test_a_question_that_has_expired_already_is_over_at_once():
-    """A question whose time has already passed ends as timed out, without a wait."""
+    """A question that has already expired when it is asked times out immediately."""
 
     async def main() -> tuple[str, float]:
         clock = VirtualClock()
@@ -509,7 +512,10 @@ class Scene:
 
 
 def test_an_answer_is_validated_and_given_as_its_type():
-    """`wait_for` shows the question, validates the answer, returns it as its type, and publishes an event for the question and one for the answer."""
+    """`wait_for` asks the person, and returns the answer as the requested type.
+
+    The question and the answer are each published as an event.
+    """
     person = Person(answers={"pick": lambda payload: {"selected": payload["choices"][0]}})
 
     async def main() -> None:
@@ -572,7 +578,10 @@ def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error
 
 @pytest.mark.parametrize("environment", [None, Nobody(), Agent()])
 def test_nobody_to_ask_is_said_by_name(environment: Any):
-    """If nobody can be asked, a tool that requires a person fails, and the message says so. Any tool can check whether `wait_for` is there."""
+    """If nobody can be asked, a tool that requires a person fails, and the message names the missing `wait_for`.
+
+    Any tool can check whether its `context.wait_for` is None.
+    """
 
     @tool
     async def is_there(context: ToolContext) -> bool:
@@ -589,7 +598,7 @@ def test_nobody_to_ask_is_said_by_name(environment: Any):
 
 
 def test_a_type_that_is_not_a_class_can_be_asked_for():
-    """`wait_for` accepts a type that is not a class, through a `TypeAdapter`."""
+    """`wait_for` accepts a type that is not a class if it is wrapped in a `TypeAdapter`."""
 
     @tool
     async def ask_size(context: UserContext) -> str:
@@ -747,7 +756,7 @@ def digest_of(asks: Asks) -> str:
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_digest_covers_each_thing_that_an_answer_is_about(changed: dict[str, Any]):
-    """Changing any of the listed parts of a question changes its digest. An unchanged question has the same digest."""
+    """A question's digest changes if any one of these values changes, and stays the same if none does."""
     assert digest_of(Asks()) == digest_of(Asks())
     assert digest_of(replace(Asks(), **changed)) != digest_of(Asks())
 

@@ -34,7 +34,7 @@ def flaky(asked: Any, *, timeout: float | None = None, takes: float = 0.0) -> An
 
 
 async def outcome(tool_: Any, **options: Any) -> tuple[ToolInvoked, float]:
-    """Return the end of the tool's call, and the seconds of virtual time that the call took."""
+    """Call the tool, and return its `ToolInvoked` event and the seconds of virtual time that the call took."""
     rig, loop = Rig([tool_], **options), asyncio.get_running_loop()
     before = loop.time()
     with contextlib.suppress(PromptEvaluationError):  # the deadline ended the run
@@ -79,7 +79,10 @@ def test_no_pause_outlasts_the_timeout_the_deadline_or_the_cap(
 
 @pytest.mark.parametrize("asked", [60.001, 86_400, 10**400, 1e308, math.inf])
 def test_a_call_that_would_wait_too_long_fails_at_once(asked: float) -> None:
-    """A call that asks for a wait above the cap fails at once, and the model is told the wait unless it lasts centuries."""
+    """If `retry_after` exceeds the cap, the call fails at once.
+
+    The model is told how long to wait, unless that is centuries.
+    """
 
     async def main() -> None:
         ended, took = await outcome(flaky(asked))
@@ -125,7 +128,7 @@ def test_a_subclass_without_a_wait_is_retried() -> None:
 
 
 def test_attempts_and_pauses_share_the_timeout() -> None:
-    """A timeout is for the whole call, so earlier attempts and pauses count towards it."""
+    """A timeout applies to the whole call, so earlier attempts and pauses count towards it."""
 
     async def main() -> None:
         ended, took = await outcome(flaky(3, timeout=10, takes=4))  # attempts at 0-4 and 7-11 s

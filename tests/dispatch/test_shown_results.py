@@ -1,4 +1,4 @@
-"""Results that can't be shown fail inside their call, so that the call is undone and the model is told why."""
+"""Results as a model sees them. If a result can't be shown, the call fails, and the model is told why."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Fickle:
 
 @dataclasses.dataclass
 class Plain:
-    """A value that renders as its text."""
+    """A value that renders as the text it was created with. Its field `text` is empty."""
 
     text: str
 
@@ -204,7 +204,7 @@ async def test_text_with_half_a_character_is_shown(make: Callable[[], Any], jour
 
 
 async def test_a_generator_inside_a_value_is_told() -> None:
-    """A generator inside a value is read once, and the model is told its items."""
+    """A generator inside a value is read once, and the model is shown its items."""
     model = ScriptedModel([ToolCall("work"), "bye"])
 
     @tool(effect="read")

@@ -17,7 +17,7 @@ from handrail.testing import VirtualClock, run_virtual
 
 REASONS = ["cancel", "timeout", "deadline"]
 OUTSIDE = [*REASONS, "the caller's task"]
-"""All reasons, and the cancellation of the caller's own task from outside."""
+"""`REASONS`, and the cancellation of the caller's own task from outside."""
 
 
 class Stopped:
@@ -28,7 +28,7 @@ class Stopped:
 
 
 def gate_of(handler: Any, reason: str, clock: Clock) -> Gate:
-    """Open a gate whose only tool is stopped after five seconds, if the reason is a timeout or a deadline."""
+    """Open a gate with one tool. For a timeout or a deadline, the gate stops the tool after five seconds."""
     made = Tool[None, Any](
         "work", "Works.", handler, effect="read", timeout=5 if reason == "timeout" else None
     )
@@ -51,7 +51,7 @@ async def stop(gate: Gate, reason: str, name: str = "work") -> None:
 
 
 def run(make: Callable[[Stopped], Any], reason: str) -> list[str]:
-    """Stop the handler that `make` returns in virtual time, and return what it saw."""
+    """Call the handler that `make` returns, stop it in virtual time, and return what it saw."""
     stopped = Stopped()
 
     async def main() -> None:
@@ -125,7 +125,7 @@ def test_a_handler_that_polls_its_signal_sees_it(reason: str) -> None:
 
 @pytest.mark.parametrize("reason", REASONS)
 async def test_a_sync_handler_sees_its_signal(reason: str) -> None:
-    """A handler in a thread waits for its signal, which fires for each reason to stop."""
+    """In a sync handler, the signal fires for each reason to stop."""
     seen, started, over = list[str](), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -155,7 +155,7 @@ async def test_a_sync_handler_sees_its_signal(reason: str) -> None:
 
 @pytest.mark.parametrize("reason", OUTSIDE)
 def test_the_signal_of_an_inner_call_fires_with_the_outer_one(reason: str) -> None:
-    """When a call is stopped, the signal of an act inside it fires too."""
+    """When a call is stopped, the signal of a handoff's act inside it fires too."""
     stopped = Stopped()
     ask = Handoff("ask", "Ask.", answer=str, effect="read")
 
@@ -221,7 +221,7 @@ def test_a_call_that_returns_at_its_signal_is_stopped_and_its_caller_is_cancelle
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 def test_the_signal_fires_before_a_cancellation_of_the_callers_own_task_lands(how: str) -> None:
-    """The signal fires before `task.cancel()`, or a timeout around the call, interrupts a handler that uses its signal."""
+    """If `task.cancel()` or a timeout around the call stops a handler, the signal fires before the cancellation."""
     seen = list[str]()
 
     async def work(params: None, *, context: ToolContext) -> ToolResult[None]:

@@ -38,7 +38,7 @@ class Spec:
 
 @dataclass
 class Trace:
-    """The actions of one attempt of a call, each with the value or the ids of inner calls that it returned."""
+    """The actions of one attempt of a call, each with what it returned: a value, or ids of committed inner calls."""
 
     spec: Spec
     acts: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Programs:
 def caller_of(call_id: str) -> str | None:
     """Return the id of the call that made this one, or None if no call did.
 
-    An inner call's id has its caller's id, the attempt if it is not the first, and a number.
+    An inner call's id is its caller's id, then `~` and the attempt if it is not the first, then `.` and a number.
     """
     found = re.fullmatch(r"(.+?)(?:~\d+)?\.\d+", call_id)
     return found and found.group(1)

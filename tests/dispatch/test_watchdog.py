@@ -81,7 +81,7 @@ def test_both_limits_at_the_same_moment_end_the_call_once() -> None:
 
 
 def test_what_its_siblings_do_does_not_count() -> None:
-    """A silent call is cancelled although another call of the same run beats, and the other call succeeds."""
+    """A silent call is cancelled even if another call in the same run sends heartbeats. The other call succeeds."""
 
     async def main() -> None:
         tools = [working(beats, "lively"), working(never_beats, "silent")]

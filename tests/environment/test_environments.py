@@ -274,7 +274,7 @@ async def test_an_agent_approves_nothing_on_anybodys_behalf() -> None:
 
 
 def test_run_as_agent_plays_one_act_and_leaves_nothing_behind() -> None:
-    """`run_as_agent` runs only the client act: neither `before` nor `after`."""
+    """`run_as_agent` lets the model answer the handoff, and runs neither `before` nor `after`."""
 
     async def never(*arguments: Any, context: ToolContext) -> Any:
         raise AssertionError
@@ -371,7 +371,10 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
 
 
 async def test_acts_are_functions_that_a_test_can_call() -> None:
-    """A test can call an act with a mock context, which answers a question by its kind, and a prompt by a part of its text."""
+    """A test can call an act with a mock context.
+
+    The context looks up its answer by the kind of a question, or by a part of a prompt's text.
+    """
     assert await whoever(Offer(3), context=user_context({"which": {"index": 2}})) == Pick(2)
     assert await whoever(Offer(3), context=agent_context({"Choose": {"index": 1}})) == Pick(1)
     with pytest.raises(ToolValidationError, match="index"):
@@ -403,7 +406,7 @@ async def test_handoffs_run_where_any_tool_does() -> None:
 
 @pytest.mark.parametrize("verdict", ["deny", "ask"])
 def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run(verdict: Any) -> None:
-    """The run's policies also apply to a tool that a handler gives to a model. `ask` denies too: nobody can approve."""
+    """The run's policies also apply to tools that a handler gives to a model. `ask` denies, as nobody can approve."""
     paid: list[int] = []
 
     @tool(effect="staged", capabilities=["money.spend"])

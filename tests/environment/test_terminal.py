@@ -126,7 +126,7 @@ async def test_enter_alone_approves_nothing():
 
 
 async def test_what_was_typed_before_the_question_does_not_answer_it():
-    """Text that was typed before the question is shown does not answer it."""
+    """Text typed before the question is shown does not answer it."""
     with at_terminal() as (seen, terminal):
         seen.type("y\ny\n")
         while seen.unread < len("y\ny\n"):
@@ -194,7 +194,7 @@ async def test_a_message_cannot_imitate_the_question():
 
 
 async def test_an_approval_shows_what_is_asked():
-    """An approval shows who asks, why, the arguments, a choice for a scope, and the diff in colour."""
+    """An approval shows who asks and why, the arguments, a scope to choose, and the diff in colour."""
     asked = question(payload=SCOPED, asked_by=("main", "reviewer", "write"), message="write uses fs.write")
     with at_terminal() as (seen, terminal):
         await answered(seen, terminal, asked, (CHOICE, "n\n"))
@@ -220,7 +220,10 @@ async def test_questions_can_be_shown_without_colour(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_long_diff_is_cut_and_can_be_viewed():
-    """A long diff is cut to thirty lines, with the number of lines left out. `v` shows it in pages until `q`."""
+    """A long diff is cut to thirty lines, followed by the number of omitted lines.
+
+    `v` shows it page by page, until its end or `q`.
+    """
     diff = "".join(f"+line {number}\n" for number in range(100))
     with at_terminal(rows=24) as (seen, terminal):
         typed = [
@@ -249,7 +252,7 @@ async def test_everything_shown_is_escaped():
     with at_terminal(columns=200) as (seen, terminal):
         asked = question(payload=payload, name=evil, message=evil, asked_by=(evil, evil))
         answer = await answered(seen, terminal, asked, (CHOICE, "1\n"))
-        assert answer.value["scope"] == evil  # the value is returned as it was offered
+        assert answer.value["scope"] == evil  # the scope is returned unescaped
         for part in (b"\x1b[2J", b"\x1b]", b"\x07", "\u202e".encode()):
             assert part not in seen.raw
         assert "\\x1b[2J\\x1b]0;owned\\x07[bold]x[/bold]\\r\\u202e" in seen.text()
@@ -333,7 +336,7 @@ async def test_a_question_that_is_withdrawn_ends_and_says_so():
 
 
 async def test_a_question_answered_elsewhere_or_timed_out_is_withdrawn():
-    """A question that is answered elsewhere or times out is withdrawn from the screen."""
+    """A question that is answered elsewhere or times out is withdrawn, and the screen says so."""
     with at_terminal() as (seen, terminal):
         journal = MemoryJournal()
         asking = asyncio.ensure_future(journal.questions.ask(question(), terminal))
@@ -425,7 +428,10 @@ async def test_a_run_asks_at_the_terminal():
     ],
 )
 def test_when_there_is_colour(environ: dict[str, str], is_tty: bool, colour: bool):
-    """`NO_COLOR`, unless it is empty, takes precedence over `FORCE_COLOR`, and `FORCE_COLOR` over what the terminal supports."""
+    """`NO_COLOR` takes precedence over `FORCE_COLOR`, and `FORCE_COLOR` over what the terminal supports.
+
+    An empty `NO_COLOR`, and `FORCE_COLOR=0`, count as not set.
+    """
 
     class Stream(io.StringIO):
         def isatty(self) -> bool:

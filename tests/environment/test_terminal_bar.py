@@ -91,7 +91,7 @@ OURS = [
     "? Allow pay?", "  digest 01234", "  y  yes, once", "  e  yes, this", "  1  yes, for", "  n  no", "  r  no, and say",
     "  x  no, never", "  v  view every", "  pay: your",
 ]  # fmt: skip
-"""How each of Handrail's own lines of an approval begins, in order."""
+"""The beginnings of the lines that Handrail itself shows for an approval, in order."""
 
 
 @settings(max_examples=at_most(50), deadline=None)

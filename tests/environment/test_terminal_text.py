@@ -78,12 +78,12 @@ def test_plain_text_is_unchanged(text: str):
     ],
 )
 def test_what_is_escaped(text: str, shown: str):
-    """Escape sequences, lone carriage returns and invisible characters are escaped. Markup is not."""
+    """Escape sequences, lone carriage returns and invisible characters are escaped. Markup and emoji are not."""
     assert escape(text) == shown
 
 
 def test_arguments_in_one_line():
-    """In a line of arguments, single words are not quoted, text with spaces is, and long values are cut."""
+    """In a line of arguments, single words are not quoted, and text with spaces is. A long line is cut."""
     assert (
         format_arguments({"path": "a/b.md", "text": "two words", "n": 3}, 60)
         == 'path=a/b.md text="two words" n=3'
@@ -94,7 +94,7 @@ def test_arguments_in_one_line():
 
 
 def test_longer_text_is_below_its_name():
-    """Text with several lines and nested values are indented below their name."""
+    """Multi-line text and nested values are indented below their names."""
     assert list(format_value({"text": "a\nb", "list": [1, {"x": ""}], "none": None, "empty": []})) == [
         "text:",
         "  a",

@@ -1,4 +1,4 @@
-"""A longer time limit for the tests of workers."""
+"""A fixture for the fleet tests: more time for interrupted legs."""
 
 import pytest
 

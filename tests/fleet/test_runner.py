@@ -174,7 +174,7 @@ async def test_a_leg_that_lost_its_run_ends_before_the_same_worker_takes_the_run
 ):
     """A worker does not claim a run again while its own leg, which has lost that run, is still executing.
 
-    The journal could not tell the records of the two legs apart.
+    Otherwise the journal could not tell the records of the two legs apart.
     """
     journal = MemoryJournal()
     run_id = (await submit(journal, app, "sleep 1000")).record.id
@@ -184,7 +184,7 @@ async def test_a_leg_that_lost_its_run_ends_before_the_same_worker_takes_the_run
     await journal.runs.leave(run_id, "parked", due_at=0.0)  # as if another worker had taken and parked it
     await runner.execute(run_id)
     assert (await journal.runs.get(run_id)).owner == ""
-    await renew_now(journal, run_id)  # the first leg notices its loss
+    await renew_now(journal, run_id)  # the first leg notices that it has lost the run
     await asyncio.wait_for(first, PATIENCE)
     second = asyncio.ensure_future(runner.execute(run_id))
     await until(lambda: log() == ["asleep", "woken", "asleep"])
@@ -356,7 +356,7 @@ async def test_a_run_that_is_claimed_while_the_worker_begins_to_drain_is_release
     await asyncio.wait_for(claimed.wait(), PATIENCE)
     stop.set()
     for _ in range(10):
-        await asyncio.sleep(0)  # the worker has begun to drain
+        await asyncio.sleep(0)  # let the worker begin to drain
     returns.set()
     await asyncio.wait_for(task, PATIENCE)
     row = await journal.runs.get(run_id)
@@ -414,7 +414,7 @@ async def test_a_run_is_not_blamed_for_the_death_of_a_few_workers(
 
 
 class _ForgetfulEngine(JournalDispatcher):
-    """An engine that loses the first leg that it is asked to start, and raises at the second."""
+    """An engine that loses the first leg that it is asked to start, and raises an error for the second."""
 
     def __init__(self) -> None:
         self.woken: list[str] = []
@@ -460,7 +460,7 @@ async def test_a_leg_that_its_engine_has_lost_is_handed_over_again(app: FleetApp
 async def test_a_run_whose_release_failed_with_the_journal_is_released_later(
     app: FleetApp, monkeypatch: pytest.MonkeyPatch
 ):
-    """A worker whose release of a run failed releases it later, and the run is finished by a second leg.
+    """If a worker fails to release a run, it releases the run later, and a second leg finishes it.
 
     Otherwise, no other worker could take the run while this worker's lease lasts.
     """

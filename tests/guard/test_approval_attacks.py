@@ -124,7 +124,10 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("attack", FORGED)
 def test_a_forged_answer_is_refused(attack: str):
-    """A forged answer is refused, runs nothing and is not remembered. The question stays open and accepts a genuine answer."""
+    """A forged or invalid answer is refused, runs nothing and is not remembered.
+
+    The question stays open and accepts a genuine answer.
+    """
     changed, words = FORGED[attack]
 
     async def main() -> None:
@@ -150,7 +153,7 @@ async def changed_arguments(desk: Desk) -> str:
 
 
 async def replayed_for_the_same_arguments(desk: Desk) -> str:
-    """Use the answer to one call for a second, identical call."""
+    """Use the answer to one call's question for a second, identical call."""
     first = await desk.ask(amount=1)
     desk.journal.questions.answer(yes(first))
     await asyncio.sleep(1)
@@ -169,7 +172,7 @@ async def of_another_session(desk: Desk) -> str:
 
 
 async def of_another_sessions_principal(desk: Desk) -> str:
-    """Answer a question to one principal in another principal's name."""
+    """Answer one principal's question in another principal's name."""
     theirs = await desk.ask(session=Session(principal="bob"), amount=1)
     return desk.refused(yes(theirs, by="ada"))
 

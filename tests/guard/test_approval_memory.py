@@ -274,7 +274,10 @@ async def test_arguments_that_nobody_saw_are_part_of_it():
 
 
 async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: pytest.MonkeyPatch):
-    """An exact approval of a call with a secret holds only in this process. Without a secret, it holds in others too."""
+    """Without a journal, an exact approval of a call with a secret holds only in this process.
+
+    If the call has no secret, the approval holds in other processes too.
+    """
 
     @tool
     async def login(user: str, context: ToolContext, password: SecretStr | None = None) -> str:
@@ -378,7 +381,7 @@ UNDER_DOCS = "fs.write under docs/"
     ],
 )
 async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, Any]):
-    """A call that does no more than a remembered scope allows is not asked about, even if a different tool makes it."""
+    """Nobody is asked about a call that does no more than a remembered scope allows, even if its tool is different."""
     desk = Desk(picking(UNDER_DOCS))
     await desk.call("put", path="docs/a.md")
     assert (await desk.call(name, **arguments)).success
@@ -476,7 +479,7 @@ NAMES = st.sampled_from(["docs", "docs-secret", "de", "..", ".", "", "a", "Docs"
 @settings(max_examples=at_most(200), deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
 def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
-    """A folder's scope covers a path if and only if the path is relative, has no `..` and lies below that folder."""
+    """Without links, a folder's scope covers exactly the relative paths without `..` that lie below the folder."""
 
     async def main() -> int:
         desk = Desk(picking(UNDER_DOCS))
@@ -516,7 +519,10 @@ async def test_a_tool_without_capabilities_has_scopes_of_its_own():
 
 
 async def test_a_permission_is_for_the_kind_and_the_tool():
-    """A permission that is remembered with a scope covers its tool's calls with other arguments, but no other kind and no other tool."""
+    """A permission that is remembered with a scope covers its tool's calls with other arguments.
+
+    It covers no other kind of permission and no other tool.
+    """
     desk = Desk(SCOPE)
     assert (await desk.call("need", kind="net")).value
     assert (await desk.call("need", kind="net", again=1)).value
@@ -527,7 +533,7 @@ async def test_a_permission_is_for_the_kind_and_the_tool():
 
 
 async def test_a_message_is_remembered_as_it_was_put():
-    """A remembered approval of a message covers the message in an identical call, but no other message and no call with other arguments."""
+    """A remembered answer to `request_approval` covers only the same message in an identical call."""
     desk = Desk(EXACT)
     for message in ("sure?", "sure?", "really?"):
         assert (await desk.call("wonder", message=message)).value[0]
@@ -596,7 +602,10 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
 async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
     name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
 ):
-    """A denial also covers its call with a path spelled differently or a default passed, even where a scope or `approve_all` would approve it."""
+    """A denial also covers the same call with its path spelled differently or a default passed explicitly.
+
+    It wins over a scope or `approve_all` that would approve that call.
+    """
     desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
     await desk.call(name, **denied)
     desk.person.approve = SCOPE
@@ -647,7 +656,10 @@ async def test_a_lasting_no_stands_under_approve_all():
 
 @pytest.mark.parametrize("environment", [None, Agent()])
 async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any):
-    """Remembered decisions hold when no person can be asked. Other calls are denied, even if a model could answer."""
+    """If no person can be asked, remembered decisions hold.
+
+    Other calls that need approval are denied, even if a model could answer.
+    """
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     desk.options["environment"] = environment

@@ -257,7 +257,7 @@ class Broken(Person):
 
 
 def test_a_withdrawn_question_is_a_cancelled_approval():
-    """If a question is withdrawn, its call fails as cancelled, and the run continues."""
+    """If a question is withdrawn, its call is not approved, and the next call runs."""
 
     async def main() -> None:
         scene = Scene(Person(True, after=asyncio.Event()))
@@ -526,7 +526,7 @@ def test_secrets_are_not_shown():
 
 
 def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
-    """A request and its decision are published before the call ends, and stay in the session even after a denial."""
+    """An approval request and its decision precede the end of the call, and stay in the session after a denial."""
 
     async def main() -> None:
         scene = Scene(Person("no"))

@@ -75,7 +75,7 @@ def plays(request: ModelRequest) -> Any:
 
 
 class Firm:
-    """Runs of the firm. By default, a question stays open until a test answers it."""
+    """Starts runs of the prompt `FIRM` in one session. By default, a question stays open until a test answers it."""
 
     def __init__(self, *, person: Person | None = None, **options: Any) -> None:
         self.clock = VirtualClock()
@@ -212,7 +212,7 @@ def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[i
 
 
 def test_a_tighter_deadline_of_a_nested_run_stands_too():
-    """While a person answers, a nested run's deadline and the outer run's both pause, if both were made to pause for people."""
+    """While a person is asked, the deadlines of a nested run and its outer run both pause, if both pause for people."""
 
     @tool(effect="idempotent")
     async def hurry(amount: int, context: ToolContext) -> float:

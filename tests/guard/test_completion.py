@@ -1,4 +1,4 @@
-"""Completion checks that fail: the run is held up to the checker's cap, and the model is told why."""
+"""Completion checks that fail: the run is held as often as the checker's cap allows, and the model is told why."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ fails = st.recursive(
 
 @given(checkers=st.lists(st.one_of(fails, st.just(FINE), st.just(HOLDS)), max_size=2), one=fails)
 def test_a_check_that_fails_never_lets_a_run_end_as_done(checkers: list[Any], one: Any):
-    """However a check fails, alone, composed or beside others, the run is held up to the caps and then ends as incomplete."""
+    """However a check fails, alone, composed or beside others, the run is held twice and then ends as incomplete."""
     response, model = ended(*checkers, one)
     assert response.stop_reason == "incomplete"
     assert len(model.requests) == 3  # the cap of each checker is 2, so the run is held twice

@@ -1,4 +1,4 @@
-"""A session whose process restarts between steps decides the same as one whose process never restarts."""
+"""A session's questions, decisions and results are the same whether or not its process restarts between steps."""
 
 from __future__ import annotations
 

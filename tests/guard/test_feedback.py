@@ -189,7 +189,7 @@ WRITE_B = ToolCall("write", {"path": "b.md", "text": "b"})
 
 
 def test_a_run_that_stops_too_early_is_held() -> None:
-    """A run that stops without a required file continues, and the model is told which file is missing."""
+    """A run that would end without a required file is held, and the model is told which file is missing."""
     model = ScriptedModel(["Done.", WRITE_A, "Done now."])
     response = finish(model, FilesThere("a.md"))
     assert (response.text, response.stop_reason) == ("Done now.", "done")

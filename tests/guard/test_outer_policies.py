@@ -241,7 +241,7 @@ def test_what_the_outer_run_denies_stays_denied(way: Any, how: str, tmp_path: Pa
 
 @pytest.mark.parametrize("way", [by_evaluate, by_two_runs, by_agent, by_worker])
 def test_what_the_outer_run_asks_about_is_left_to_the_nested_run(way: Any, tmp_path: Path):
-    """A nested call runs without a question even if an outer policy would ask about it."""
+    """An outer policy's `ask` does not apply to calls in a nested evaluation, an agent or a worker."""
     policy = Forbids(PolicyDecision.ask("sure?"))
     assert payments(way, [policy], tmp_path, environment=Person(approve=False)) == 1
 

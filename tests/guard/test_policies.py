@@ -555,7 +555,7 @@ def test_a_file_changed_by_somebody_else_must_be_read_again():
 
 
 def test_new_files_and_files_this_session_wrote_are_free():
-    """New files, and files that this session wrote, may be written without a read."""
+    """New files, and files that this session wrote, may be written without being read first."""
 
     async def main() -> None:
         gate, _ = await over(MemoryFilesystem({"there": "x"}))
@@ -951,7 +951,7 @@ def test_the_count_itself_lets_in_no_more_than_may_be():
 
 
 def test_a_rate_costs_the_same_however_many_calls_there_were():
-    """After many calls, a stored rate window is no longer than the rate, and denied calls have added nothing to it."""
+    """After many calls, a stored window holds only as many calls as the rate allows. Denied calls are not counted."""
 
     async def main() -> None:
         session = Session()

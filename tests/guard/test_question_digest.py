@@ -89,7 +89,7 @@ async def _call(gate: Any, name: str, arguments: str) -> None:
 
 
 def spelled(data: st.DataObject, amount: int, tags: set[str], limit: int) -> str:
-    """Return these arguments as JSON, with drawn orders of keys and items and drawn spellings of the numbers."""
+    """Return these arguments as JSON. Hypothesis draws the order of keys and items and the spelling of numbers."""
 
     def shuffled(value: dict[str, Any]) -> dict[str, Any]:
         return {key: value[key] for key in data.draw(st.permutations(sorted(value)))}
@@ -157,7 +157,7 @@ EXACT = {"approved": True, "remember": "exact"}
 
 
 def questions_about(name: str, *spellings: str) -> int:
-    """Return how many of these calls in one session a person is asked about, if each approval is remembered exactly."""
+    """Return how many of these calls in one session a person is asked about, if each answer is an exact approval."""
     person = Person(EXACT)
     gate = open_gate(TOOLS, policies=[CapabilityPolicy()], environment=person)
     for arguments in spellings:

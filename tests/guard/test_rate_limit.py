@@ -32,7 +32,7 @@ class StandingClock:
 
 
 async def steps_of_a_call(gate: Any) -> int:
-    """Return the number of lines that one call runs."""
+    """Make one call, and return how many lines of Python it executes."""
     steps = 0
 
     def count(frame: FrameType, event: str, arg: Any) -> Any:

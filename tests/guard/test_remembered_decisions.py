@@ -137,7 +137,7 @@ class Office:
         return await self.told(run_id)
 
     async def park(self, *calls: ToolCall) -> list[Question]:
-        """Park a run with these calls, and return its open questions."""
+        """Start a run with these calls, which must park, and return its open questions."""
         self.calls, self.number = list(calls), self.number + 1
         with pytest.raises(RunParked):
             await self.adapter(LaterEnvironment()).evaluate(
@@ -218,7 +218,7 @@ async def test_strict_denies_also_what_was_answered(office: Office):
 async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_never_entered_again(
     office: Office,
 ):
-    """If an irreversible handler gets an answer to remember, the answer is kept even if the process dies inside the handler."""
+    """A remembered answer to an irreversible handler's request is kept even if the process dies in the handler."""
     office.calls = [ToolCall("plead", {})]
     person = Person(lambda question: NEVER if question.name == "net" else {"approved": True})
     running = asyncio.ensure_future(
@@ -267,7 +267,7 @@ async def test_what_is_shown_by_its_diff_stays_open_also_in_the_next_process(off
 
 
 async def test_a_question_that_is_covered_is_withdrawn_from_the_record(office: Office):
-    """A question that another answer covers is withdrawn and can't be answered. The run's other questions stay open."""
+    """On resume, a question that another answer covers is withdrawn. The run's other questions stay open."""
     first, second, third = await office.park(PAY, PAY, SEND)
     office.answer(first, ALWAYS)
     office.restart()
@@ -445,7 +445,7 @@ async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office:
 
 
 async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: Office):
-    """A run reads the remembered decisions once, when it starts, and writes none if nothing is to be remembered."""
+    """If nothing is remembered, a run reads the session's decisions only once, and writes none."""
     written: list[str] = []
     read: list[str] = []
     box = office.journal.decisions
@@ -463,7 +463,7 @@ async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: O
 
 
 async def test_what_decides_by_memory_is_noted_at_its_place(office: Office):
-    """If a remembered decision decides a request, an entry at the request's place records that."""
+    """If a remembered decision decides a request, the run's record has an approval entry for that request."""
     await office.run(PAY, says=ALWAYS)
     await office.run(PAY, PAY)
     noted = [each.key for each in await office.journal.calls.entries("run2") if each.kind == "approval"]

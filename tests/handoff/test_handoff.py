@@ -226,7 +226,7 @@ async def test_one_call_is_approved_once_and_counted_once() -> None:
 
 
 async def test_a_staged_handoff_is_approved_before_anybody_is_asked() -> None:
-    """A staged handoff is approved before it runs. It has no preview, because it would have to run and ask the person first."""
+    """A staged handoff is approved before it runs. It has no preview, as that would run it and ask the person first."""
     asked: list[str] = []
 
     def approve(question: Question) -> tuple[bool, str]:
@@ -626,7 +626,7 @@ def test_time_a_person_takes_does_not_count_towards_the_timeout(person: int, cli
 
 
 def test_cost_is_counted_through_every_level() -> None:
-    """The usage of the innermost model is part of the response, and counts towards the root run's budget."""
+    """A nested model request's usage is part of the response's usage, and counts towards the root run's budget."""
 
     async def ask(offer: Offer, *, context: ToolContext) -> Pick:
         assert context.prompt_model

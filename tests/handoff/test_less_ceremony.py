@@ -34,14 +34,14 @@ from support.rig import Rig
 
 
 class Slot(TypedDict):
-    """An answer whose type is a TypedDict."""
+    """An answer as a TypedDict."""
 
     day: str
 
 
 @dataclass(frozen=True)
 class Visit:
-    """The arguments of a call."""
+    """The params of a handoff."""
 
     street: str
 

@@ -1,9 +1,9 @@
 """The seven handoff patterns in every environment: each gives its result, or names the participant that is missing.
 
-PATTERNS has the examples, with the expected outcome in each of ENVIRONMENTS that their types allow. A `Refused` outcome means
-that the pattern requires a participant who is missing, and that the call must say so. In `person`, a person answers at once.
-In `terminal`, a person at a pseudo-terminal reads the questions and types. `python tests/handoff/test_patterns.py`
-runs everything and prints the table.
+PATTERNS has each example, with the expected outcome in each of the ENVIRONMENTS that its type allows. A `Refused`
+outcome means that the pattern requires a participant who is missing, and that the call must say so. In `person`, a
+person answers at once. In `terminal`, a person at a pseudo-terminal reads the questions and types the answers.
+`python tests/handoff/test_patterns.py` runs everything and prints the table.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def environment(pattern: Pattern, where: str) -> Any:
 
 
 def done(pattern: Pattern, where: str, begin: Callable[[Any], Operation[T]]) -> T:
-    """Wait for the outcome in an environment. At a terminal, a person types the answers."""
+    """Begin an operation in an environment, and return its outcome. At a terminal, a person types the answers."""
     if where != "terminal":
         return begin(environment(pattern, where)).wait()
     return asyncio.run(at_terminal(pattern, begin))
@@ -168,7 +168,7 @@ def test_a_model_is_told_of_a_pattern_only_where_it_can_run(name: str, where: st
 
 
 def test_events_of_a_nested_act_reach_the_parent_as_they_happen() -> None:
-    """A nested act's events are published while the act runs."""
+    """An act's events are published while the act runs."""
     module = example("streaming")
     session = Session()
     with RecordingSubscriber(session) as seen:

@@ -132,7 +132,7 @@ def environment(kind: str) -> tuple[Environment, ScriptedModel]:
 @pytest.mark.parametrize("who", ["person", "model", "nobody"])
 @pytest.mark.parametrize("game", GAMES)
 def test_the_private_part_is_shown_nowhere(game: str, who: str, logged: io.StringIO) -> None:
-    """The private part is in no event, question, prompt, progress, log line, journal row, error or result."""
+    """No event, question, model request, log line, journal row, saved session or response contains the private part."""
     handoff = card_game(secret=MARKER, **GAMES[game])
     there, choosing = environment(who)
     model = ScriptedModel([ToolCall("pick_card", {"cards": 2}), "Done."])

@@ -300,7 +300,7 @@ async def test_answer_and_undo_refuse_it(folder: Path, how: Alter, where: str):
     ids=["removed", "void", "moved", "marked as undone"],
 )
 async def test_undo_refuses_where_a_later_call_was_altered(tmp_path: Path, query: str):
-    """If a later call of the session was altered, the undo of an earlier one raises `JournalAltered`, which names the later run."""
+    """If a later call in the session was altered, undoing an earlier one fails, and the error names the later run."""
     recorder = Recorder(tmp_path)
     session = Session(id="table", principal="user")
     await recorder.run("one", call("note", text="a"), "end", session=session)
@@ -331,7 +331,7 @@ async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pyt
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_refused(tmp_path: Path):
-    """If the `stopping` flag in a run's row was set by hand, `keep` reports `JournalAltered`. After a recorded request, it returns True."""
+    """If the `stopping` flag in a run's row was set by hand, `keep` gives `JournalAltered` for the run. After a recorded request, it gives True."""
     recorder = Recorder(tmp_path)
     journal = recorder.journal
     await park(recorder, "tea", call("choose"), "end")
@@ -432,7 +432,7 @@ async def test_a_planted_question_is_not_listed(tmp_path: Path):
 
 
 async def test_questions_are_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Listing questions again does not read their chains again, so that many waiting runs can be polled."""
+    """Listing open questions a second time does not read their runs' chains again, so polling many waiting runs is cheap."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     for number in range(5):
         put(journal, asked_in(f"run{number}"))
@@ -483,7 +483,7 @@ PROTECTED = {
 
 @pytest.fixture(scope="module")
 def rich(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Provide a journal with a fork, an import, an undo, a cancelled run, and a run with a request to cancel it."""
+    """Provide a journal with a fork, an import, an undone call, a cancelled run, and a run that was asked to stop."""
     folder = copied(clean, tmp_path_factory.mktemp("rich") / "base")
 
     async def more() -> None:
@@ -512,7 +512,7 @@ def verified(folder: Path) -> Any:
 
 
 def test_a_fork_names_its_source_and_an_import_is_marked(rich: Path):
-    """A fork's chain begins with its source run, the step and the source's head. An import's chain is marked."""
+    """A fork's first record names its source run and step, and holds a MAC from the source's chain. An import's first record marks it as imported."""
     found = verified(rich)
     assert (list(found.altered), list(found.imported)) == ([], ["imported"])
     connection = sqlite3.connect(rich / "runs.db")
@@ -527,7 +527,7 @@ def test_a_fork_names_its_source_and_an_import_is_marked(rich: Path):
 
 @given(data=st.data())
 def test_any_altered_row_is_found(rich: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
-    """Any change to a protected column is found, whether a row is changed, removed, swapped with another or overwritten by another."""
+    """`verify` finds any alteration of protected columns: a changed value, a removed row, two rows exchanged, or one row copied over another."""
     folder = copied(rich, tmp_path_factory.mktemp("altered") / "base")
     table = data.draw(st.sampled_from(sorted(PROTECTED)))
     how = data.draw(st.sampled_from(["change", "remove", "exchange", "copy"]))

@@ -53,7 +53,7 @@ def opened(folder: Path, durability: Durability = "process") -> Generator[Sqlite
 
 
 def writers(journal: SqliteJournal) -> list[threading.Thread]:
-    """Return a list to which the thread of each transaction is added from now on."""
+    """Return a list that collects the thread of each transaction from now on."""
     found: list[threading.Thread] = []
     run: Any = Database._run
 
@@ -112,7 +112,7 @@ def test_a_write_does_not_wait_for_another_process_in_the_callers_thread(tmp_pat
         assert not journal.calls.commit_now(unit("refused"))
         waiting = asyncio.ensure_future(gate.invoke("add", {"a": 1, "b": 1}))
         while not found:
-            await asyncio.sleep(0)  # the event loop keeps running
+            await asyncio.sleep(0)  # the waiting call does not block the loop
         assert not waiting.done()
         other.execute("COMMIT")
         other.close()
@@ -152,7 +152,7 @@ def test_a_write_follows_the_jobs_before_it(tmp_path: Path) -> None:
 def test_a_call_that_is_cancelled_while_it_is_recorded_commits_first(
     tmp_path: Path, cancellations: int, by: str
 ) -> None:
-    """If a call is cancelled while its record waits to be written, its changes are committed first. A cancelled task then ends as cancelled."""
+    """A call that is cancelled while its record waits to be written still commits its changes. Only then does a cancelled task end as cancelled."""
 
     async def main() -> None:
         session = Session()
@@ -177,7 +177,7 @@ def test_a_call_that_is_cancelled_while_it_is_recorded_commits_first(
         assert not session[Note].all()
         may_end.set()
         await asyncio.wait({calling})
-        assert calling.cancelled() == (by == "task")  # nothing in the scope waits after the commit
+        assert calling.cancelled() == (by == "task")  # a scope absorbs its own cancellation
         assert session[Note].all() == (Note("kept"),)
         await earlier
 

@@ -1,4 +1,4 @@
-"""Damaged and foreign files: a journal is read exactly as it was written, or an error says what is damaged."""
+"""Damaged journals are read exactly as they were written, or the damage is reported. Foreign databases are left untouched."""
 
 import asyncio
 import os
@@ -285,7 +285,7 @@ def test_a_journal_is_recognised_after_a_kill_at_any_moment_of_its_creation(tmp_
 
 
 def test_a_run_that_only_its_id_finds_is_rescued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A run whose row no scan of the table reaches is found by the id in its chain."""
+    """If scans of the table do not reach a run's row, `rescue_runs` finds it by the id in the name of the run's chain."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     record = RunRecord(id="r", session_id="s", principal="p", prompt="p", model="m", began_at=1.0)
     asyncio.run(journal.runs.begin(record))

@@ -1,4 +1,4 @@
-"""The log that a crash leaves: it is read completely, or the journal is refused."""
+"""The log that a crash leaves: what happens if it is damaged or incomplete when the journal is opened again."""
 
 import logging
 import os
@@ -106,7 +106,7 @@ def damage(kind: str, at: int, data: bytes) -> bytes | None:
 def test_any_damage_is_refused_or_harmless(
     crashed: Path, expected: Reading, tmp_path_factory: pytest.TempPathFactory, kind: str, at: int
 ):
-    """Wherever the log is damaged, everything is read, or the journal is refused, at the first and at every later attempt."""
+    """Wherever the log is damaged, either everything can be read or the journal is refused, however often it is opened."""
     path = copied(crashed, tmp_path_factory.mktemp("damaged"))
     changed = damage(kind, at, log_of(path).read_bytes())
     log_of(path).unlink() if changed is None else log_of(path).write_bytes(changed)
@@ -163,7 +163,7 @@ def test_an_index_that_was_half_written_is_no_evidence(path: Path, expected: Rea
 
 
 def test_a_journal_that_is_opened_twice_stays_locked(tmp_path: Path):
-    """Opening a journal again in the same process, and closing it, releases none of SQLite's locks."""
+    """Opening a journal a second time in the same process does not release SQLite's lock, nor does closing the second journal."""
     path = tmp_path / "runs.db"
     first = SqliteJournal(path)
     assert run(IS_LOCKED, path).stdout == "locked\n"

@@ -1,4 +1,4 @@
-"""Steps that run once: `journal.steps.run`, and `context.once` through the gate."""
+"""A journal in memory: steps that run once, the calls that it records, and `context.once` through the gate."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -42,7 +42,7 @@ def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[],
 
 
 def test_a_step_that_succeeded_is_not_run_again():
-    """A step that succeeded returns its recorded value, even for a different function. A step with a different key runs."""
+    """For a step that has succeeded, the recorded value is returned, even with a different function. A step with a different key runs."""
 
     async def main() -> list[int]:
         journal = MemoryJournal()
@@ -361,7 +361,7 @@ def test_once_is_refused_where_everything_can_be_undone(effect: Effect):
 
 @pytest.mark.parametrize("how", ["raises", "says so", "times out"])
 def test_what_once_did_is_listed_when_the_call_fails(how: str):
-    """When a call fails, the result and the event list what `once` did, because it could not be undone."""
+    """When a call fails, its message and its `ToolRolledBack` event name what `once` did, because it could not be undone."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -386,7 +386,7 @@ def test_what_once_did_is_listed_when_the_call_fails(how: str):
 
 
 def test_what_once_did_is_listed_once():
-    """If a call uses a step of `once` twice and fails, the step is listed only once."""
+    """If a call passes the same key to `once` twice and fails, the step is listed only once."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:

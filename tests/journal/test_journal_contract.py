@@ -51,9 +51,6 @@ class Hands:
         return self.seconds
 
 
-Open = Callable[[], Journal]
-"""A function that opens the same journal again, as another process would."""
-
 POSTGRES = pytest.param("postgres", marks=pytest.mark.once)
 """PostgreSQL is tested under one Python version only, because it starts slowly."""
 STORES = ("memory", "sqlite", POSTGRES)
@@ -90,7 +87,7 @@ def opening(
 
 @pytest.fixture(params=STORES)
 def journal(request: pytest.FixtureRequest, opening: Callable[[str], Journal]) -> Journal:
-    """Provide a new journal of each kind."""
+    """Provide a new journal. A test that uses it runs once for each store."""
     return opening(request.param)
 
 
@@ -138,7 +135,7 @@ def answer(question: Question, value: Any = 1, **changed: Any) -> Answer:
 
 
 async def asked(journal: Journal, question: Question, *rest: Any) -> "asyncio.Task[Answer]":
-    """Ask a question, and wait until it is open."""
+    """Ask a question, wait until it is open, and return the task that waits for its answer."""
     task = asyncio.ensure_future(journal.questions.ask(question, *rest))
     while question.id not in [each.id for each in await journal.questions.open()]:
         await asyncio.sleep(0)
@@ -199,7 +196,7 @@ async def test_a_lease_is_held_by_one_process_until_it_expires(
 async def test_a_process_that_lost_its_lease_writes_nothing_more(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """A process that lost its lease can neither renew it nor write to the run, and the new owner's records are unchanged."""
+    """A process that lost its lease can neither renew it nor write to the run. Each attempt raises `RunBusy` and records nothing."""
     first, second = processes
     await first.runs.begin(run())
     clock.seconds = LEASE_SECONDS
@@ -238,6 +235,19 @@ async def test_the_owner_of_a_run_is_told_to_stop_it(journal: Journal):
     assert await kept(journal, "run") is True
     await journal.runs.leave("run", "cancelled")
     assert not (await journal.runs.get("run")).stopping
+
+
+async def test_a_request_to_stop_stays_while_a_run_is_parked_until_it_is_taken(
+    processes: tuple[Journal, Journal],
+):
+    first, second = processes
+    await first.runs.begin(run())
+    await second.runs.stop("run")
+    await first.runs.leave("run", "parked")
+    row = await second.runs.get("run")
+    assert (row.status, row.stopping, row.due_at) == ("parked", True, None)
+    await second.runs.take("run")
+    assert not (await second.runs.get("run")).stopping
 
 
 async def test_a_run_that_is_lost_does_not_keep_others_from_being_renewed(
@@ -467,7 +477,7 @@ async def test_a_key_submits_a_run_once(journal: Journal):
 
 
 async def test_runs_of_a_session_take_turns(journal: Journal, clock: Hands):
-    """Only the oldest queued run of a session is due, and only while no other run of the session is being begun, running or parked."""
+    """Only the oldest queued run of a session is due, and only while no other run of the session is claimed, running or parked."""
     first, second = request("first", "s", at=1.0), request("second", "s", at=2.0)
     for each in (second, first):
         await journal.queue.submit(each)
@@ -577,7 +587,7 @@ async def test_claiming_one_run_that_is_not_due_gives_its_next_leg_a_new_number(
 
 
 async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal, Journal], clock: Hands):
-    """A queued run can be cancelled while a worker has another run of its session. A claimed run can't be cancelled until its worker is lost."""
+    """`queue.cancel` ends a queued run while a worker has another run of its session. It ends a claimed run only after the worker's lease has expired."""
     worker, door = processes
     for id, at in (("first", 1.0), ("second", 2.0)):
         await door.queue.submit(request(id, "s", at=at))
@@ -661,7 +671,7 @@ async def test_a_lost_run_that_was_to_be_stopped_is_stopped_by_its_next_worker(
 async def test_a_run_that_is_to_be_stopped_does_not_wait_for_its_time(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """A run parks until tomorrow after somebody has asked it to stop. A worker gets it within a second, to end it."""
+    """If a run is asked to stop and then parks until tomorrow, a worker can claim it a second later."""
     worker, door = processes
     await worker.queue.submit(request())
     await worker.queue.claim([QUEUE])
@@ -925,7 +935,7 @@ async def test_questions_are_listed_by_run_and_by_principal_oldest_first(journal
 
 
 async def test_the_question_of_a_parked_run_waits_for_it_and_ends_with_it(journal: Journal):
-    """A parked run's question stays open until the run ends. When the run asks again, it gets the answer given meanwhile."""
+    """A parked run's unanswered question stays open until the run ends. If it is answered, the run gets the answer when it asks again."""
     await journal.runs.begin(run())
     questions = [ask("run?1"), ask("run?2")]
     for question in questions:

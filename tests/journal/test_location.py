@@ -143,7 +143,7 @@ def test_leftovers_that_others_can_write_are_refused_before_they_are_read(tmp_pa
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, part: str, exists: bool, level: int):
-    """A folder that others can write is refused, because they could replace the files. In a sticky folder they can't."""
+    """A folder that others can write to is refused, because they could replace the files. In a sticky folder they can't."""
     folder = tmp_path / "above" / "inside"
     folder.mkdir(parents=True, mode=0o755)
     wide = (folder, folder.parent)[level]
@@ -187,7 +187,7 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path):
 def test_a_group_may_write_to_the_folder_if_it_is_the_user_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
 ):
-    """A folder that its group may write is accepted only if the group is the user's own and has no other member."""
+    """A group-writable folder is accepted only if the group is the user's own and has no other member."""
     me = pwd.getpwuid(os.geteuid()).pw_name
     own = grp.struct_group((me, "x", 0, [] if alone else ["somebody"]))
     monkeypatch.setattr(grp, "getgrgid", lambda gid: own)
@@ -242,7 +242,7 @@ def test_a_reserved_folder_may_hold_a_journal(tmp_path: Path):
 
 
 async def test_a_run_with_its_journal_among_its_files_is_refused(tmp_path: Path):
-    """A run is refused before anything is recorded if its journal is among the files of its tools."""
+    """A run whose tools could change its journal is refused before anything is recorded."""
     journal = SqliteJournal(tmp_path / "runs.db")
     with DirectoryFilesystem(tmp_path) as files:
         adapter = Adapter(ScriptedModel(["Hello."]), journal=journal, filesystem=files)
@@ -275,7 +275,7 @@ def project(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.delenv("HANDRAIL_JOURNAL", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "the_models", raising=False)
-    monkeypatch.setattr(neighbours._finder, "searched", {})  # as if each command ran in its own process
+    monkeypatch.setattr(neighbours._finder, "searched", {})  # as in a new process
     return folder
 
 
@@ -319,7 +319,7 @@ def test_a_moved_project_is_told_where_its_runs_are(
 
 
 def test_a_copied_project_is_a_new_one(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    """In a copy of a project, the error names no former journal."""
+    """In a copy of a project, `runs list` fails, and its error names no former journal."""
     assert program(monkeypatch, *RUN) == 0
     monkeypatch.chdir(shutil.copytree(project, project.with_name("copy")))
     assert program(monkeypatch, "runs", "list") == 2
@@ -409,7 +409,7 @@ def test_no_home_is_said(monkeypatch: pytest.MonkeyPatch):
         (1000, 0o400, ""),
         (1000, 0o440, "other users can access"),
         (0, 0o400, ""),
-        (0, 0o440, ""),  # from systemd, or a volume of Kubernetes with a group
+        (0, 0o440, ""),  # as systemd and Kubernetes volumes with an `fsGroup` provide it
         (0, 0o460, "other users can access"),
         (0, 0o444, "other users can access"),
         (2000, 0o400, "belongs to another user"),

@@ -85,7 +85,8 @@ async def test_a_file_that_is_locked_for_a_while_does_not_end_the_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     other = SqliteJournal(tmp_path / "runs.db", watch=None)
-    assert not await other.questions.open("run")  # its connection is open, and waits for the lock as usual
+    # This opens the connection of `other` before the patch, so it waits for the lock as long as usual.
+    assert not await other.questions.open("run")
     monkeypatch.setattr("handrail.journal.database._BUSY_SECONDS", 0.01)
     journal = SqliteJournal(tmp_path / "runs.db", watch=0.02)
     running = asyncio.ensure_future(asking(journal, "run"))
@@ -109,7 +110,7 @@ def full(connection: Any) -> None:
 
 
 async def test_a_full_disk_is_named(tmp_path: Path):
-    """The error names the full disk, instead of an error from the cleanup that follows."""
+    """A full disk is reported as such, although SQLite has already rolled the transaction back."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     with pytest.raises(JournalError, match="disk is full"):
         journal._database.transact_now(full)  # pyright: ignore[reportPrivateUsage]

@@ -200,7 +200,7 @@ async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_p
 
 
 async def test_a_page_of_sessions_costs_by_its_lines_what_it_costs_among_few(tmp_path: Path):
-    """A page of sessions takes about as many database steps among many sessions as among few."""
+    """A longer page of sessions takes about as many additional database steps among many sessions as among few."""
 
     async def steps(many: int) -> int:
         journal = SqliteJournal(tmp_path / f"{many}.db", watch=None, inline=True)
@@ -267,7 +267,7 @@ async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
 
 
 async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Journal):
-    """After a run is forgotten, its files are no longer listed as unapplied."""
+    """After a run is forgotten, its calls are no longer listed as unapplied."""
     await either.runs.begin(a_run())
     await either.calls.commit(CommitUnit(run_id="r", call_id="c", files=[{"path": "a"}]))
     await either.runs.forget(["r"])

@@ -46,7 +46,8 @@ async def told(journal: PostgresJournal) -> asyncio.Queue[tuple[str, bool]]:
         loop.call_soon_threadsafe(queue.put_nowait, (session_id, is_watched))
 
     await journal.broadcasts.listen(heard)
-    assert await asyncio.wait_for(queue.get(), PATIENCE) == ("", True)  # earlier notices may have been missed
+    # An empty id says that notices may have been missed.
+    assert await asyncio.wait_for(queue.get(), PATIENCE) == ("", True)
     return queue
 
 

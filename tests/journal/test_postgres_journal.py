@@ -152,7 +152,7 @@ async def test_a_unit_of_a_run_that_is_not_recorded_is_one_statement_until_anoth
 
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_a_call_is_recorded_whether_or_not_one_statement_is_enough(open_journal: Open, is_known: bool):
-    """A call is recorded whether or not this process knows the head of the run's chain, without which one statement is not enough."""
+    """A call is recorded whether or not this process knows the head of the run's chain. If it doesn't, one statement is not enough."""
 
     @tool(effect="pure")
     async def add(a: int, b: int) -> int:
@@ -410,7 +410,7 @@ async def test_an_answer_of_another_process_wakes_the_asker(open_journal: Open):
 async def test_a_wait_that_ends_as_it_is_cancelled_does_not_swallow_the_cancellation(
     open_journal: Open, steps: int
 ):
-    """A wait that is cancelled around the time of a notice has either ended before or is cancelled."""
+    """A wait that is cancelled at about the time of a notice either has already ended or ends as cancelled."""
     journal = open_journal()
     await journal.queue.wait(PATIENCE)  # ends with the first notice, which says that the listener has started
     waiting = asyncio.ensure_future(journal.queue.wait(PATIENCE))

@@ -1,4 +1,4 @@
-"""The usual record is sent to PostgreSQL from the event loop. Everything else is left to the journal's thread."""
+"""The event loop sends most records to PostgreSQL itself, and leaves everything else to the journal's thread."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def opened(url: str) -> Generator[PostgresJournal]:
 
 @contextlib.asynccontextmanager
 async def begun(url: str) -> AsyncGenerator[PostgresJournal]:
-    """Open a journal with the run `run` and its first call, after which the statement is prepared."""
+    """Open a journal with the run `run` and its first call. After it, the statement that adds a record is prepared."""
     with opened(url) as journal:
         await begin(journal)
         yield journal
@@ -53,7 +53,7 @@ async def begin(journal: PostgresJournal) -> None:
 
 
 def jobs(journal: PostgresJournal) -> list[Job[Any]]:
-    """Return a list to which each job of the journal's thread is added from now on."""
+    """Return a list that collects the jobs of the journal's thread from now on."""
     found: list[Job[Any]] = []
     run: Any = type(journal._database)._run
 
@@ -270,7 +270,7 @@ async def test_what_the_loop_cannot_send_is_left_to_the_thread(
 
 
 async def test_a_record_with_text_that_is_not_unicode_fails_alone(url: str):
-    """A record with text that is not Unicode, such as a file name in a step's key, fails. Those that wait before and after it are added."""
+    """A record whose text is not valid Unicode fails. The records that wait before and after it are added."""
     async with begun(url) as journal:
         bad = Entry("told", "\udcff", 1.0, b"")
         found = await asyncio.gather(

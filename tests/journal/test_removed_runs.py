@@ -1,4 +1,4 @@
-"""Whole runs, sessions and chains that something other than Handrail removed or reordered: their use is refused, or `verify` reports it."""
+"""Whole runs, sessions and chains that something other than Handrail removed or reordered: what is refused, and what `verify` reports."""
 
 import asyncio
 import re
@@ -179,7 +179,7 @@ def test_verify_says_where(folder: Path, how: Alter, where: str):
 
 @pytest.mark.parametrize("begins_again", [False, True])
 def test_a_session_that_was_removed_whole_is_missed(folder: Path, begins_again: bool):
-    """The journal lists its sessions, so a removed one is found, even after a session with its id has begun again. So is a removed list."""
+    """`verify` finds that a session was removed, even after a new session has begun with its id. It also finds that the list of sessions was removed."""
     alter(folder, lambda c: (remove_run(c, "alone"), remove_chain(c, "session other")))
     if begins_again:
         journal = SqliteJournal(folder / "runs.db", watch=None)
@@ -193,7 +193,7 @@ def test_a_session_that_was_removed_whole_is_missed(folder: Path, begins_again: 
 
 
 def test_an_old_copy_of_a_session_s_chain_lacks_the_later_runs(folder: Path, tmp_path: Path):
-    """Restoring an older copy of a session's chain, with its head, does not hide that a run was removed."""
+    """An older copy of a session's chain, restored to hide that a run was removed, is found because it lacks a later run."""
     old = folder.parent / "old.db"
     alter(folder, lambda c: c.execute("VACUUM INTO ?", (str(old),)))
     journal = SqliteJournal(folder / "runs.db", watch=None)
@@ -281,7 +281,7 @@ async def test_forgotten_sessions_are_not_missed(folder: Path):
 
 
 async def test_an_old_copy_of_a_forgotten_run_is_found(folder: Path):
-    """A forgotten run that is put back, with its rows and heads, is not accepted."""
+    """If a forgotten run is put back, with its row and its chain's head, other runs of its session can't be resumed."""
     old = folder.parent / "old.db"
     alter(folder, lambda c: c.execute("VACUUM INTO ?", (str(old),)))
     journal = SqliteJournal(folder / "runs.db", watch=None)

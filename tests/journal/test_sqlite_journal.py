@@ -91,7 +91,7 @@ class Overtaken(queue.SimpleQueue[Any]):
             self._closed.set()
             return
         self.closer.start()
-        self._closed.wait(0.05)  # closing must not overtake accepted jobs
+        self._closed.wait(0.05)  # let closing overtake the job, if it can
         super().put(item)
 
 
@@ -367,7 +367,7 @@ def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytes
     first = key.read_bytes()
     key.unlink()
     with pytest.raises(
-        JournalError, match=r"its key 'runs.db.key' is missing. Restore the original file, or set"
+        JournalError, match=r"its key 'runs.db.key' is missing. Restore the original file or, if"
     ):
         SqliteJournal(path)
     assert not key.exists()

@@ -83,7 +83,7 @@ async def commit(
     call: str = "c1",
     run: str = "r",
 ) -> CommitUnit:
-    """Commit a change of each path from old to new content, as a call of a run that has the workspace would."""
+    """Acquire the workspace for a run, and commit a call that changes each path from its old to its new content."""
     row = await journal.workspaces.acquire("w", run)
     await journal.workspaces.put([new for _, new in changes.values() if new is not None], run_id=run)
     states = [
@@ -159,7 +159,7 @@ async def test_a_run_that_has_ended_does_not_keep_a_workspace_that_it_did_not_re
 async def test_a_submitted_run_that_was_interrupted_keeps_its_workspace_for_the_worker_that_continues_it(
     journal: AnyJournal,
 ):
-    """A submitted run that was interrupted keeps its workspace, since its next commit builds on its changes. One that waits for an answer does not."""
+    """A submitted run that was interrupted keeps its workspace, because its next commit builds on its last one. A run that waits for an answer does not."""
     await begin(journal, "r2")
     record = RunRecord(
         id="s", session_id="s", principal="p", prompt="p", model="m", began_at=1.0, app="a:b", request=b"x"

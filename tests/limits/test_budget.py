@@ -1,4 +1,4 @@
-"""Budgets are reserved before and settled after spending, so that concurrent work stays within the limits."""
+"""Amounts are reserved before they are spent and settled afterwards, so that concurrent work stays within a budget's limits."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_checking_and_setting_aside_are_one_step():
 
 
 def test_a_spend_is_charged_to_every_run_above():
-    """A child's spending counts for all trackers above it, and the tightest limit determines what remains."""
+    """A child's spending counts against every tracker above it, and the tightest limit determines what remains."""
     root = BudgetTracker(Budget(tokens=100, money=1))
     child = root.share(Budget(tokens=30))
     child.share().reserve(tokens=10).settle(tokens=7)
@@ -120,7 +120,7 @@ def test_a_spend_is_charged_to_every_run_above():
 
 
 def test_whose_bound_it_was_is_said():
-    """If a child's own limit is exceeded, the error says that it is the child's share and not the root's budget."""
+    """If a child's own limit would be exceeded, the error names the child's share, not the root's budget."""
     child = BudgetTracker(Budget(tokens=100)).share(Budget(tokens=5))
     with pytest.raises(BudgetExceededError, match="this run's share") as raised:
         child.reserve(tokens=6)
@@ -200,7 +200,7 @@ def test_an_unknown_price_is_refused_under_a_money_limit_only():
 
 
 def test_what_was_really_spent_is_recorded_beyond_the_bound():
-    """If more was used than reserved, the actual usage is charged, and further reservations of that unit are refused."""
+    """Usage beyond the limit is charged in full, and further reservations of that unit are refused."""
     root = BudgetTracker(Budget(tokens=10))
     child = root.share(Budget(tokens=9))
     child.reserve(tokens=9).settle(tokens=12, requests=1)

@@ -98,7 +98,7 @@ def test_a_beat_after_the_end_keeps_nothing():
 
 
 def test_keeping_twice_is_keeping_once():
-    """Starting a heartbeat twice starts only one timer."""
+    """Starting a heartbeat again extends the lease at once and restarts the timer, instead of adding a second one."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(5)
@@ -111,7 +111,7 @@ def test_keeping_twice_is_keeping_once():
 
 
 def test_a_lease_that_cannot_be_extended_is_tried_again(caplog: pytest.LogCaptureFixture):
-    """If the lease can't be extended, the error is logged, and the next interval tries again. A handler's own beat raises the error."""
+    """If an automatic beat can't extend the lease, the error is logged, and the next beat tries again. A handler's own beat raises the error."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         lease.broken = True

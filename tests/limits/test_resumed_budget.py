@@ -1,4 +1,4 @@
-"""If a process dies before it has recorded that a run's budget was spent, the resumed run ends in the same way."""
+"""If a run exceeds its budget and its end can't be recorded, the resumed run fails because of its budget."""
 
 from typing import Any
 

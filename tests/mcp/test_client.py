@@ -78,7 +78,7 @@ async def test_invalid_arguments_do_not_reach_the_server() -> None:
 
 
 async def test_effects_only_by_the_user() -> None:
-    """A tool is irreversible, unless the user declares its effect or trusts the server's read-only annotations."""
+    """A tool is irreversible, unless the user declares its effect, or trusts annotations that call it read-only."""
     async with (
         server(trust_annotations=True) as trusted,
         server(effects={"echo": "idempotent"}) as told,
@@ -165,9 +165,9 @@ async def test_question_of_a_server() -> None:
 
 
 async def test_question_of_an_unknown_call() -> None:
-    """A server does not say which call its question belongs to.
+    """A server's question, which names no call, is cancelled while calls of two principals are in progress.
 
-    Nobody is asked while calls of two principals are in progress. If all calls belong to one principal, that principal's person is asked.
+    If all calls in progress belong to one principal, that principal's person is asked.
     """
     ann, bob = Person(answers={"mcp.form": {"size": 4}}), Person(answers={"mcp.form": {"size": 5}})
     async with server() as section:
@@ -375,7 +375,7 @@ async def test_replaced_server_is_offered_without_a_call(
 async def test_server_that_keeps_ending_is_left_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost connection is reopened without a call only a few times.
 
-    Then only a call opens it; a successful one resets the count.
+    Then only a call opens it again, and a successful call resets the count.
     """
     monkeypatch.setattr(connections, "FIRST_WAIT", 0.0)
     monkeypatch.setattr(connections, "MAX_REOPENED", 1)
@@ -407,7 +407,7 @@ async def test_closed_section_is_not_opened_again() -> None:
 
 
 async def test_server_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a required server can't be reached, a run does not begin. If an optional one can't be, the run has none of its tools.
+    """If a required server can't be reached, a run does not begin. If an optional server can't be reached, the run has none of its tools.
 
     After a failure, the next attempt to connect is made only after a pause.
     """
@@ -469,7 +469,7 @@ def test_section_closed_on_a_different_event_loop() -> None:
 
 
 async def tasks_left() -> int:
-    """Return the number of tasks of the running event loop."""
+    """Return the number of unfinished tasks on the running event loop, including this one."""
     return len(asyncio.all_tasks())
 
 

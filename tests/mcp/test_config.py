@@ -78,7 +78,7 @@ def test_invalid_files(tmp_path: Path, servers: Any, match: str) -> None:
 
 
 def test_files_as_other_programs_write_them(tmp_path: Path) -> None:
-    """A byte order mark is skipped, and null means that a key is absent."""
+    """A byte order mark is skipped, and a key whose value is null counts as absent."""
     entry = {"command": "server", "args": None, "env": None, "cwd": None, "url": None, "headers": None}
     path = written(tmp_path, {"one": entry})
     path.write_text(path.read_text(), "utf-8-sig")

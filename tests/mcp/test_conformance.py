@@ -1,8 +1,8 @@
 """MCP's own conformance suite, run against `handrail mcp --http` and against `McpTools`.
 
 The scenarios that do not pass are listed with their reasons. The server does not offer sampling, roots, logging or
-subscriptions. 2026-07-28 deprecates these features or leaves them optional, but the suite requires them. The client does not
-log in without a person, and has no DPoP. No revision requires these.
+subscriptions. Revision 2026-07-28 deprecates these features or leaves them optional, but the suite requires them. The client
+does not log in without a person, and does not support DPoP. No revision requires either.
 """
 
 import asyncio

@@ -110,7 +110,7 @@ async def test_trusted_client_approves(tmp_path: Path) -> None:
 
 
 async def test_without_approvers_nothing_is_approved(tmp_path: Path) -> None:
-    """If no person may approve, a call that needs approval is refused at once."""
+    """If there is nobody who may approve, a call that needs approval is refused at once."""
     async with gateway(tmp_path) as made, Client(made.server) as client:
         with closing(People(tmp_path / "people.db")) as people:
             people.remove("ann")

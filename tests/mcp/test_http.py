@@ -15,6 +15,8 @@ from mcp_types import ElicitResult
 from handrail import CapabilityPolicy, Prompt, ToolContext, UserContext, tool
 from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import HttpServer, ToolServer
+from handrail.mcp.calls import CallRefused
+from handrail.mcp.http import PATH
 from handrail.serve.limits import Limits
 from handrail.serve.people import People
 from mcp import Client, MCPError
@@ -138,7 +140,7 @@ async def test_each_caller_is_a_principal() -> None:
 
 
 async def test_people_need_a_role_that_runs(tmp_path: Path) -> None:
-    """A viewer is refused. A user is served until they are removed."""
+    """A person with the role `viewer` is refused. A person with the role `user` is served until they are removed."""
     body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     accepts = {"Accept": "application/json, text/event-stream"}
     secret = "correct horse battery"
@@ -208,11 +210,10 @@ async def test_limits_are_enforced() -> None:
     assert (large.status_code, often.status_code) == (413, 429)
 
 
-def test_the_server_needs_a_way_to_authenticate() -> None:
-    """A server without a token, people or a hook accepts login links."""
-    server = HttpServer(ToolServer(PROMPT))
-    assert server.principals.has_links
-    assert not server.principals.has_people
+def test_a_server_without_people_or_a_hook_accepts_login_links() -> None:
+    """A server whose app has its own `authenticate` accepts none."""
+    assert HttpServer(ToolServer(PROMPT)).principals.has_links
+    assert not HttpServer(ToolServer(PROMPT), authenticate=lambda request: "ann").principals.has_links
 
 
 async def test_a_call_that_is_cancelled_elsewhere() -> None:
@@ -233,3 +234,57 @@ async def test_a_call_that_is_cancelled_elsewhere() -> None:
         greeted: Any = await client.call_tool("greet", {"name": "Ann"})
     assert (cancelled.is_error, cancelled.content[0].text) == (True, "order was cancelled.")
     assert greeted.content[0].text == "Hello, Ann, says local."
+
+
+async def test_calls_that_come_while_the_server_stops_are_refused() -> None:
+    """A request is refused by the guard, and a call of a request that came before the stop is refused when it begins."""
+    begun, end = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="read")
+    async def slow() -> str:
+        """Take time to end."""
+        begun.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            await end.wait()
+
+    served = ToolServer(Prompt("shop", "Sell.", tools=[slow, greet]))
+    app = HttpServer(served, token=TOKEN)
+    await app.start()
+    await served.calls.begin(slow, {}, principal="ann", asks=False)
+    await begun.wait()
+    stopping = asyncio.ensure_future(app.stop())
+    await asyncio.sleep(0)
+    transport = httpx2.ASGITransport(app)
+    options: Any = {"base_url": "http://127.0.0.1", "headers": BEARER}
+    async with httpx2.AsyncClient(transport=transport, timeout=PATIENCE, **options) as http:
+        refused = await http.post(PATH, json=INITIALIZE)
+    with pytest.raises(CallRefused, match="the server is stopping"):
+        await served.calls.begin(greet, {"name": "Ann"}, principal="ann", asks=False)
+    assert not stopping.done()
+    end.set()
+    await stopping
+    assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "Stopping")
+    assert app.running() == 0
+
+
+async def test_a_call_that_the_stop_has_parked_is_not_resumed_by_its_request() -> None:
+    """The client is told that the server stops. The next process continues the call with the answer."""
+    journal = MemoryJournal()
+    served = ToolServer(PROMPT, journal=journal)
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        await served.calls.stop()
+        return ElicitResult(action="accept", content={"value": 4})
+
+    async with Client(served.server, mode="legacy", elicitation_callback=answer) as client:
+        with pytest.raises(MCPError, match="the server is stopping"):
+            await client.call_tool("order", {})
+    assert served.calls.running() == 0
+    (row,) = await journal.runs.list()
+    assert row.status == "parked"
+    call: Any = await ToolServer(PROMPT, journal=journal).calls.resume(
+        row.record.id, principal="local", asks=True
+    )
+    assert (await call.task).value == "size 4"

@@ -120,7 +120,7 @@ async def test_the_subject_is_the_principal(well_known: str) -> None:
 
 
 async def test_a_stranger_learns_where_to_get_a_token() -> None:
-    """The refusal gives the address of the metadata, and the metadata names the issuer. A wrong token is called invalid."""
+    """A request without a token is refused with the address of the metadata, which names the issuer. A wrong token is called invalid."""
     provider = Provider()
     async with protected(provider) as url, httpx2.AsyncClient(timeout=PATIENCE) as http:
         refused = await http.post(url, json=PING)
@@ -139,7 +139,7 @@ async def test_a_stranger_learns_where_to_get_a_token() -> None:
 
 
 async def test_wrong_tokens_are_refused() -> None:
-    """A token is refused if it is missing, forged, from a different issuer, not for this server, or not valid now.
+    """A request is refused if its token is missing, forged, from a different issuer, not for this server, or not valid now.
 
     A token without a usable subject or without an expiry time is refused too.
     Tokens with unknown keys do not make the server read the issuer's keys again at once.
@@ -245,9 +245,9 @@ async def test_required_scopes(claim: dict[str, Any]) -> None:
 
 
 async def test_keys_are_not_read_without_tls() -> None:
-    """Keys are read only over TLS or from a known loopback name, because they could be replaced on the way.
+    """Keys are read only over TLS or from a known loopback name, because otherwise they could be replaced in transit.
 
-    With any other address, they are not read, and requests get status 503.
+    If their address is a different one, requests get status 503.
     """
     provider = Provider()
     async with listening(provider.answer) as elsewhere:

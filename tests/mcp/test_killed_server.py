@@ -79,7 +79,7 @@ CALLS: Mapping[str, tuple[dict[str, Any], str]] = {
 async def test_question_of_a_2026_client_survives_a_kill(tmp_path: Path) -> None:
     """The client answers three days later, to a new process, and gets the results of the calls that it made.
 
-    The acts of the handoff have run once. The handler that may run again was entered again.
+    Each act of the handoff `pick` ran once. The handler of `order`, which may run again, was entered twice.
     """
     server = Server(tmp_path)
     async with server.process("2026-07-28") as session:

@@ -88,7 +88,7 @@ def test_the_version_decides_what_is_valid(version: str, kept: list[str], caplog
 
 
 def test_other_messages_are_left_alone() -> None:
-    """The result of a call may have a field called `tools`, which is not changed."""
+    """If the result of a call has a field called `tools`, the field is not changed."""
     listings = Listings("trial", Secrets.of({}, {}, ()))
     result = {"content": [], "tools": [3]}
     response = JSONRPCResponse(jsonrpc="2.0", id=1, result=dict(result))

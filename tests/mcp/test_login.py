@@ -1,4 +1,4 @@
-"""Login to a server by OAuth is a question to the person."""
+"""OAuth login to a server, which asks the person a question."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class LogsIn(Environment):
-    """A person who logs in, and answers with the address at which the browser ended."""
+    """A person who logs in, and answers with the address to which the browser was redirected."""
 
     run_mode: RunMode = "user"
 
@@ -52,7 +52,7 @@ class Guarded:
         """The authorization server's address. If it is empty, the protected server's address is used."""
         self.token = "secret-token"
         self.grants: list[str] = []
-        """The grants for which tokens were issued. A refresh token works once."""
+        """The type of each grant for which a token was issued. A refresh token works once."""
         self.token_hosts: list[str] = []
 
     def __call__(self, request: Request) -> Reply:
@@ -129,7 +129,7 @@ async def test_login_is_a_question_with_an_address(tmp_path: Path) -> None:
 
 
 class TakesLong(LogsIn):
-    """A person who seems to take some seconds to log in, because `ask` sets the event loop's clock forward."""
+    """A person who seems to take `seconds` to log in, because `ask` sets the event loop's clock forward."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ async def test_person_may_take_long_to_log_in(tmp_path: Path) -> None:
 
 
 async def test_nobody_to_log_in(tmp_path: Path) -> None:
-    """Without a person, the tool says that a login is needed, and no token is kept."""
+    """Without a person, the login tool says that a login is needed, and no token is kept."""
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
         login = Login(tmp_path, "http://127.0.0.1:1/callback")
@@ -207,7 +207,7 @@ class WrongState(LogsIn):
 
 
 async def test_answer_of_a_different_login(tmp_path: Path) -> None:
-    """If the state is not the one that was sent, the login fails, its code is not used, and no token is kept."""
+    """If the state in the answer is not the one that was sent, the login fails, its code is not used, and no token is kept."""
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
         login = Login(tmp_path, "http://127.0.0.1:1/callback")

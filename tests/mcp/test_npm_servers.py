@@ -21,7 +21,7 @@ from support.npm_servers import Program, command, event_of_listing
 async def test_servers_with_different_fates_in_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One server is killed during a call, one is replaced by a version with other tools, one floods, and one asks.
+    """One server is killed during a call, one is replaced by a version with other tools, one sends too much, and one asks a question.
 
     The model is told about the first three, which can be used afterwards. The person answers the fourth.
     A fifth server and the prompt's own tools are not affected.

@@ -72,7 +72,7 @@ async def test_sections_are_prompts(mode: Any) -> None:
         plan: Any = await client.get_prompt("plan", {"city": "Oslo", "days": "3"})
         manners: Any = await client.get_prompt("manners")
         for name, given in (("plan", {}), ("other", {})):
-            with pytest.raises(MCPError, match=r"are invalid: city: Field required$|no prompt"):
+            with pytest.raises(MCPError, match=r"with these arguments: city: Field required$|no prompt"):
                 await client.get_prompt(name, given)
     assert [each.name for each in listed] == ["manners", "plan"]
     assert [(each.name, each.required) for each in listed[1].arguments or ()] == [
@@ -293,7 +293,7 @@ async def test_attachments_are_content(mode: Any) -> None:
 
 @modes
 async def test_arguments_of_prompts_are_completed(mode: Any) -> None:
-    """The values of an enum or a literal that begin with what was typed, ignoring case, are returned, at most 100 of them.
+    """An enum or literal argument is completed with at most 100 of the values that begin with the typed text, ignoring case.
 
     Other arguments have no completions, and an unknown prompt is an error.
     """
@@ -315,7 +315,7 @@ async def test_arguments_of_prompts_are_completed(mode: Any) -> None:
 
 
 class Live(LiveSection):
-    """A live section whose text and condition use the params. Each connection adds a tool to it."""
+    """A live section whose text and condition use the params. Each call of `connect` adds a tool to it."""
 
     def __init__(self) -> None:
         super().__init__("Live", "live", "Live in $city.", enabled=_in_a_city)
@@ -334,7 +334,7 @@ class Live(LiveSection):
 
 
 async def test_a_prompt_with_params_serves_the_current_tools_of_all_its_sections() -> None:
-    """Live sections are included. A section's policies decide on its own tools and on those of the sections inside it."""
+    """All sections' tools are served, those of live sections too. A section's policies also decide on tools of sections inside it."""
 
     @tool(effect="read")
     def fare() -> int:

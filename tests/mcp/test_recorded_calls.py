@@ -84,7 +84,7 @@ class Restarts:
         self.server = server = ToolServer(self._prompt, journal=self.journal, **self._options)
 
         async def answer(context: Any, params: Any) -> ElicitResult:
-            assert self.answers is not None, "the test answers by itself"
+            assert self.answers is not None, "the client was asked, but the test gives the answers"
             return self.answers
 
         async with Client(server.server, mode=mode, elicitation_callback=answer) as client:
@@ -255,6 +255,7 @@ async def test_a_different_principal_can_not_answer(log: Log) -> None:
     with pytest.raises(CallUnknown):
         await server.calls.row(call.run_id, "bob")
     await server.calls.stop()
+    server = ToolServer(prompt_of(log), journal=journal)
     with pytest.raises(CallUnknown):
         await server.calls.resume(call.run_id, principal="bob", asks=True)
     found = await server.calls.resume(call.run_id, principal="ann", asks=True)
@@ -281,7 +282,7 @@ async def test_a_call_that_waits_leaves_memory(log: Log) -> None:
 async def test_an_answer_may_come_days_later(
     log: Log, monkeypatch: pytest.MonkeyPatch, days: int, works: bool
 ) -> None:
-    """The sealed state works in a new process after three days, and is refused after 31."""
+    """The sealed state of a call is accepted by a new process after three days, and refused after 31."""
     server = Restarts(log, MemoryJournal())
     given = {"product": "shirt"}
     async with server.process() as session:

@@ -161,7 +161,7 @@ async def test_without_an_address_a_secret_is_refused_in_words(mode: Any) -> Non
 
 
 async def test_a_client_that_opens_no_addresses_is_refused_in_words() -> None:
-    """Over HTTP too, the call fails and says why if the client can't open addresses. No form is sent."""
+    """If the client can't open addresses, the call fails and says why, although the server has a page. No form is sent."""
     body = {
         "jsonrpc": "2.0",
         "id": 1,
@@ -194,7 +194,7 @@ async def test_a_client_that_opens_no_addresses_is_refused_in_words() -> None:
 
 
 async def test_only_the_caller_may_answer() -> None:
-    """A different user gets no question and can't answer it, and neither can somebody without a token."""
+    """A different user can neither see nor answer the question, and neither can somebody without a token."""
 
     def authenticate(request: Any) -> str | None:
         return request.headers.get("authorization", "").removeprefix("Bearer ") or None

@@ -97,7 +97,7 @@ def client(mode: Any, **options: Any) -> Client:
 
 async def no_answer(context: Any, params: Any) -> ElicitResult:
     """Fail if the client is asked. A client with this callback declares that it can ask a person."""
-    raise AssertionError("the test answers by itself")
+    raise AssertionError("the client was asked, but the test gives the answers")
 
 
 @modes
@@ -214,7 +214,7 @@ async def test_an_argument_can_not_look_like_another_one(mode: Any) -> None:
 
 @modes
 async def test_a_number_that_json_does_not_have(mode: Any) -> None:
-    """The result of a tool that returns NaN says so in its text, and has no structured value."""
+    """The result of a tool that returns NaN has the text `NaN` and no structured content."""
     async with Client(ToolServer(ODD).server, mode=mode) as connected:
         found: Any = await connected.call_tool("measure", {})
     assert (found.content[0].text, found.structured_content) == ("NaN", None)
@@ -223,7 +223,7 @@ async def test_a_number_that_json_does_not_have(mode: Any) -> None:
 @modes
 @pytest.mark.parametrize("journal", [None, MemoryJournal])
 async def test_arguments_that_are_not_unicode(mode: Any, journal: Any) -> None:
-    """Arguments that can't be written as UTF-8 are refused in a result, whether or not calls are recorded."""
+    """Arguments that can't be written as UTF-8 give an error result, whether or not calls are recorded."""
     server = ToolServer(ODD, journal=journal and journal())
     async with Client(server.server, mode=mode, elicitation_callback=no_answer) as connected:
         found: Any = await connected.call_tool("send", {"to": "\ud800", "amount": 1})
@@ -232,7 +232,7 @@ async def test_arguments_that_are_not_unicode(mode: Any, journal: Any) -> None:
 
 
 async def test_a_forged_state_is_refused() -> None:
-    """A state that the server did not seal is refused, and so is one that was changed or sent with a different call."""
+    """A request state that the server did not seal is refused, and so is one that was changed or sent with a different call."""
     async with client("2026-07-28", elicitation_callback=no_answer) as connected:
         asked: Any = await connected.session.call_tool("order", {}, allow_input_required=True)
         state = asked.request_state
@@ -248,7 +248,7 @@ async def test_a_forged_state_is_refused() -> None:
 
 
 async def test_an_answer_counts_once() -> None:
-    """An answer decides one call. If it is sent again after the unrecorded call has ended, it is refused."""
+    """An answer counts once. If a call is not recorded, its answer is refused when it is sent again after the call's end."""
     async with client("2026-07-28", elicitation_callback=no_answer) as connected:
         asked: Any = await connected.session.call_tool("pay", {"amount": 5}, allow_input_required=True)
         [id] = asked.input_requests

@@ -68,7 +68,7 @@ async def process(work: Work, journal: Any, has_tasks: bool = True) -> AsyncGene
     server = ToolServer(prompt_of(work), journal=journal)
 
     async def never(context: Any, params: Any) -> Any:
-        raise AssertionError("the test answers by itself")
+        raise AssertionError("the client was asked, but the test gives the answers")
 
     more: Any = {"extensions": [TasksClient()]} if has_tasks else {}
     async with Client(server.server, mode="2026-07-28", elicitation_callback=never, **more) as client:
@@ -77,7 +77,7 @@ async def process(work: Work, journal: Any, has_tasks: bool = True) -> AsyncGene
 
 
 async def test_a_call_is_a_task() -> None:
-    """A task is created with its id, reports its progress, and ends with its result."""
+    """A call returns a new task, which reports the call's progress and ends with its result."""
     work = Work()
     async with process(work, MemoryJournal()) as session:
         made = await session.call("slow", word="it")
@@ -92,7 +92,7 @@ async def test_a_call_is_a_task() -> None:
 
 
 async def test_a_failed_call_is_a_completed_task() -> None:
-    """A tool's error is its result: the task is completed."""
+    """If a tool fails, its task is completed, with an error as its result."""
     async with process(Work(), MemoryJournal()) as session:
         made = await session.call("fail")
         ended = await session.get(made["taskId"], "completed")

@@ -98,7 +98,7 @@ async def test_server_that_is_not_there() -> None:
 
 
 async def test_headers_are_sent_and_hidden() -> None:
-    """A server gets its headers. If it repeats one, the model does not see it."""
+    """The headers given to `UrlServer` are sent with every request. A token that the server repeats from them is hidden from the model."""
     seen: list[Any] = []
 
     def answer(request: Request) -> Reply:

@@ -171,7 +171,7 @@ def chat_stream(*deltas: dict[str, Any], end: bytes = b"data: [DONE]\n\n") -> by
 
 
 async def test_a_stream_of_chat_that_ends_without_a_reason() -> None:
-    """A stream with text or calls that ends with [DONE] is complete even if it gave no reason to stop.
+    """A stream with text or calls that ends with [DONE] is complete even if it gave no stop reason.
 
     The reason is inferred from what arrived.
     """
@@ -186,7 +186,7 @@ async def test_a_stream_of_chat_that_ends_without_a_reason() -> None:
 
 @pytest.mark.parametrize("body", [chat_stream(), chat_stream({"content": "Ye"}, end=b"")])
 async def test_a_stream_of_chat_that_was_cut_off(body: bytes) -> None:
-    """A stream without [DONE] and without a reason counts as cut off, and so does one in which nothing arrived."""
+    """A stream without [DONE] and without a stop reason counts as cut off, and so does one in which nothing arrived."""
     assert isinstance(await answered("chat", [[body]], stream=True), ModelAnswerBroken)
 
 
@@ -229,7 +229,7 @@ async def test_an_error_in_the_middle_of_an_answer(error: Any, kind: type[Except
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_thinking_in_the_content_of_chat(stream: bool) -> None:
-    """Thinking in parts of the content, as Mistral sends it, becomes the answer's thought and is sent back as parts."""
+    """Thinking that arrives as parts of the content, as Mistral sends it, becomes the answer's thought and is sent back as parts."""
     think = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm, so."}], "closed": True}
     call = {"id": "call_1", "function": {"name": "look", "arguments": "{}"}}
     text = {"type": "text", "text": "I look."}

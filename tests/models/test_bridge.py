@@ -320,14 +320,14 @@ async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere:model", "there is no provider 'nowhere'"),
-        ("nothing", "there is no provider 'nothing'"),
+        ("nowhere:model", "'nowhere:model' is not a model of a known provider"),
+        ("nothing", "'nothing' is not a model of a known provider"),
         ("mistral:small", "needs its provider's package: .*mistral"),
         (7, "7 can't be bridged"),
     ],
 )
 def test_what_cannot_be_bridged_is_refused_at_once(name: Any, message: str):
-    """An unknown provider, a missing provider package and an object that is not a model are refused at once."""
+    """A name whose provider is unknown or lacks its package is refused at once, and so is an object that is not a model."""
     with pytest.raises(DefinitionError, match=message):
         BridgedModel(name)
 

@@ -184,7 +184,7 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def _param(subject: str) -> Any:
-    """Return a subject's parameter. The embedded model's server is slow, so only one Python version tests it."""
+    """Return the test parameter for a subject. The embedded model's server is slow, so only one Python version tests it."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
@@ -399,10 +399,12 @@ async def test_cancelled_mid_stream(stage: Stage) -> None:
     session = Session()
     most: dict[str, Any] = {"max_tokens": 400} if stage.is_small else {}
     told = _LONG if most else MESSAGE
-    streaming = adapter(stage.play(Fault("slow"))).stream(plain, told, session=session, **most)
+    model: Any = stage.play(Fault("slow"))
+    streaming = adapter(model).stream(plain, told, session=session, **most)
     if stage.name == "scripted":
         task = asyncio.ensure_future(streaming.response)
-        await asyncio.sleep(0.05)
+        while not model.requests:
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -601,7 +603,7 @@ async def draw(context: ToolContext) -> Attachment:
 
 @case("attachment of a person")
 async def test_a_persons_attachment_is_sent(stage: Stage) -> None:
-    """The model answers a message with a picture. If its requests can be seen, they have the picture's bytes."""
+    """The model answers a message that has a picture attached. If its requests can be seen, they have the picture's bytes."""
     for streaming in (False, True):
         model = Watched(stage.play(Say("A plot.")))
         prompt, asking, attached = Prompt("plain", "Be brief."), adapter(model), [PICTURE]

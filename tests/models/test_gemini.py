@@ -273,7 +273,7 @@ async def test_a_secret_in_a_signed_call_is_recorded_nowhere() -> None:
 
 
 def test_user_and_model_alternate() -> None:
-    """Consecutive messages of one role are one content, and a conversation begins with the user."""
+    """Consecutive messages of the same role are sent as one content, and the first content is always the user's."""
     asked = AssistantMessage("", (CallAsked("a", "look", "{}"),))
     messages = [asked, ToolMessage((CallAnswered("a", "look", "x"),)), UserMessage("and"), UserMessage(" ")]
     said = contents(model_at("http://test"), *messages)
@@ -282,7 +282,7 @@ def test_user_and_model_alternate() -> None:
 
 
 async def test_a_name_that_the_api_refuses_is_mapped_both_ways() -> None:
-    """A tool whose name begins with a digit is offered with an underscore, and a call of it reaches the tool."""
+    """A tool whose name begins with a digit is offered with an underscore before it, and a call by that name reaches the tool."""
     async with raw_server(
         whole(answer(call("_3d_plot", None, city="Oslo"))), whole(answer({"text": "Done."}))
     ) as server:
@@ -357,7 +357,7 @@ async def test_reasons_to_stop(reason: str, stop: str) -> None:
 
 
 async def test_a_blocked_prompt_is_a_refusal() -> None:
-    """A response without candidates because the prompt was blocked is a refusal, not a broken answer."""
+    """A response that has no candidates because the prompt was blocked counts as a refusal, not as a broken answer."""
     blocked = {
         "promptFeedback": {"blockReason": "PROHIBITED_CONTENT"},
         "usageMetadata": {"promptTokenCount": 5},

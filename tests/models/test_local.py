@@ -256,7 +256,7 @@ def test_the_reading_of_a_prompt_can_be_ended():
         pieces.append(piece)
         return len(pieces) == 4
 
-    with pytest.raises(ModelUnavailable, match="in the middle of an answer"):
+    with pytest.raises(ModelUnavailable, match="before the answer was complete"):
         LocalModel()._engine()._generate({"prompt": "word " * 3000, "n_predict": 1}, take)
     assert pieces == [""] * 4
 
@@ -321,7 +321,7 @@ async def test_a_prompt_that_is_too_long_is_refused():
 
 @on_a_loop
 async def test_a_schema_the_engine_cannot_hold_is_refused():
-    """A schema that the engine would silently ignore is refused, because the answer would be free text."""
+    """A schema is refused if the engine would silently ignore it and answer with free text."""
     output = Schema(Annotated[dict[str, JsonValue], Field(json_schema_extra={"type": "nonsense"})])
     with pytest.raises(ModelRequestRefused, match="can't enforce this JSON Schema"):
         await parts_of(LocalModel(), asking("Say hello.", output=output, max_tokens=4))

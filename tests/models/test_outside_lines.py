@@ -68,7 +68,7 @@ def kept(*blocks: Any, wire: str = "anthropic:anthropic") -> Kept:
     ],
 )
 def test_a_line_for_each_call(block: dict[str, Any], line: str) -> None:
-    """Each call of a provider's own tool becomes one line, whichever API it came from."""
+    """Each call to a provider's own tool becomes one line, whichever API it came from."""
     assert outside_lines(kept({"type": "text", "text": "So."}, block, block)) == [line, line]
 
 
@@ -107,7 +107,7 @@ class Searching:
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_people_see_what_the_provider_ran(streaming: bool, tmp_path: Path) -> None:
-    """The line about a provider's search is once in the recorded thought and, if the run is streamed, once in the streamed thought."""
+    """The line about a provider's search appears once in the recorded thought and, in a streamed run, once in the stream."""
     journal, session, prompt = SqliteJournal(tmp_path / "runs.db"), Session(), Prompt("p", "Search.")
     heard: list[str] = []
     session.dispatcher.subscribe(ThoughtDelta, lambda event: heard.append(event.text))

@@ -1,4 +1,4 @@
-"""Attachments on the wires: each provider gets what it takes in its own form, and a description of everything else."""
+"""Tests for attachments on the wires: a provider gets those that it accepts, in its own format, and descriptions of the others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def request_of(*messages: Message) -> ModelRequest:
 
 
 def sent(wire: str, *messages: Message) -> list[Any]:
-    """Return a conversation as it is sent on a wire, checked by the strict grammar."""
+    """Return the messages as a wire sends them, after checking the request against the strict grammar."""
     request = request_of(*messages)
     if wire == "chat":
         body = openai._body({"model": "m"}, request, Quirks(), "chat:openai")  # pyright: ignore[reportPrivateUsage]
@@ -94,7 +94,7 @@ def test_a_picture_from_a_tool_on_the_responses_wire() -> None:
 
 
 def test_a_picture_from_a_tool_on_the_anthropic_wire() -> None:
-    """A picture that a tool returns is a block of its result."""
+    """A picture that a tool returns is a block in the call's result."""
     (result,) = sent("messages", *returned(PLOT))[-1]["content"]
     assert result["content"] == [
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}},
@@ -103,7 +103,7 @@ def test_a_picture_from_a_tool_on_the_anthropic_wire() -> None:
 
 
 def test_a_picture_from_a_tool_on_the_gemini_wire() -> None:
-    """A tool's picture follows its response in the same content, after a text that names the tool."""
+    """A tool's picture follows the tool's response in the same content, after a text that names the tool."""
     response, told, shown = sent("gemini", *returned(PLOT))[-1]["parts"]
     assert response["functionResponse"]["response"] == {"output": "done"}
     assert "plot" in told["text"]
@@ -122,7 +122,7 @@ def test_a_picture_from_a_tool_on_the_gemini_wire() -> None:
     ],
 )
 def test_a_message_has_every_part_that_the_wire_takes(wire: str, kinds: list[str]) -> None:
-    """Pictures, documents and sounds are parts; a text file is text; what a wire can't send is described in the text."""
+    """Pictures, documents and sounds become parts, and text files become text. What a wire can't send is described in the text."""
     (message,) = sent(wire, UserMessage("look", attachments=(PLOT, PAPER, CLIP, NOTES, FAR)))
     assert [each["type"] for each in message["content"]] == kinds
     text = next(each["text"] for each in message["content"] if "text" in each)
@@ -277,7 +277,7 @@ def test_what_a_model_takes_depends_on_the_model(model: Any, taken: tuple[Attach
 
 
 def written(model: Any, request: ModelRequest) -> bytes:
-    """Return the body of a model's request."""
+    """Return the body that a model sends for a request."""
     if isinstance(model, OpenAIModel):
         quirks: Quirks = model._quirks  # pyright: ignore[reportPrivateUsage]
         if model._wire.startswith("chat"):  # pyright: ignore[reportPrivateUsage]
@@ -326,7 +326,7 @@ TURNS: list[tuple[Message, ...]] = [
 
 @given(st.lists(st.sampled_from(TURNS), min_size=1, max_size=6))
 def test_a_conversation_that_grows_is_sent_as_if_it_were_new(turns: list[tuple[Message, ...]]) -> None:
-    """Each request of a growing conversation is the same as that of a new conversation with the same messages.
+    """Each request of a growing conversation is the same as if the conversation were new.
 
     Mistral and Gemini get roles in an order that they accept.
     """

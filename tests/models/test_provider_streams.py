@@ -1,4 +1,4 @@
-"""Fuzzed answers of providers: whatever arrives, an attempt succeeds or fails, and the conversation stays well-formed."""
+"""Tests with fuzzed answers from providers: a run returns or fails with a `ModelError`, and the conversation stays well-formed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(wire: str, bodies: list[list[bytes]], stream: bool) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 @given(st.data())
 def test_any_complete_answer(wire: str, data: st.DataObject) -> None:
-    """Any body is an answer or a failed attempt, and leaves a conversation that every wire accepts."""
+    """Whatever the body, the run returns or fails with a `ModelError`, and every wire accepts the conversation."""
     answers = data.draw(
         st.lists(WHOLE[wire].map(lambda each: body_of([each], False)), min_size=1, max_size=2)
     )
@@ -60,7 +60,7 @@ def test_any_complete_answer(wire: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 @given(st.data())
 def test_any_stream_of_events(wire: str, data: st.DataObject) -> None:
-    """Any events in any order and any chunks are an answer or a failed attempt, and leave a well-formed conversation."""
+    """Whatever events and chunks arrive, the run returns or fails with a `ModelError`, and every wire accepts the conversation."""
     answers = data.draw(st.lists(EVENTS[wire].map(lambda each: body_of(each, True)), min_size=1, max_size=2))
     run(wire, [data.draw(broken(each).flatmap(chunks)) for each in answers], True)
 
@@ -68,7 +68,7 @@ def test_any_stream_of_events(wire: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 @given(st.data())
 def test_the_chunks_of_a_stream_do_not_matter(wire: str, data: st.DataObject) -> None:
-    """A stream means the same in whatever chunks it arrives."""
+    """A run's outcome does not depend on how a stream is split into chunks."""
     body = data.draw(EVENTS[wire].map(lambda each: body_of(each, True)).flatmap(broken))
     pieces = data.draw(chunks(body))
 

@@ -44,7 +44,7 @@ async def look(where: str, context: ToolContext) -> str:
 
 
 def model_at(wire: str, url: str, name: str = "") -> Model:
-    """Return a model of a wire at this address, without a key."""
+    """Return a model that uses a wire at this address, without a key."""
     if wire == "messages":
         return AnthropicModel(name or "claude-sonnet-4-5", base_url=url, key_variable=None, price=PRICE)
     if wire == "gemini":
@@ -118,7 +118,7 @@ SEARCHED: dict[str, Any] = {
         "usageMetadata": {"promptTokenCount": 1_000_000, "candidatesTokenCount": 0},
     },
 }
-"""An answer of each wire with two searches that are charged for, and a call of one of our own tools."""
+"""For each wire, an answer with two searches that are charged for and a call to one of our own tools."""
 DONE: dict[str, Any] = {
     "messages": {
         "content": [{"type": "text", "text": "Done."}],
@@ -219,7 +219,7 @@ async def test_the_request_asks_for_it(wire: str, asked: ProviderTool, written: 
 
 
 async def test_gemini_asks_for_the_calls_as_parts() -> None:
-    """Gemini 3 is asked to report the calls of its own tools as parts. Older models are not, because they do not know the field."""
+    """Gemini 3 is asked to report calls to its own tools as parts. Older models are not, because they do not know the field for this."""
     body = await sent_tools(
         "gemini",
         look,
@@ -269,7 +269,7 @@ async def test_what_a_provider_lacks_is_refused_by_name(wire: str, asked: Provid
 
 
 async def test_an_older_gemini_refuses_the_combination() -> None:
-    """Gemini 2.5 can't have its own tools together with ours, and the error says what to do instead."""
+    """Gemini 2.5 can't combine its own tools with ours, and the error says what to do instead."""
     why = await refusal("gemini", look, ProviderTool("web_search"), name="gemini-2.5-pro")
     assert "agent.as_tool()" in why
 
@@ -286,7 +286,7 @@ async def test_a_model_that_knows_nothing_of_them_is_not_asked() -> None:
 
 
 async def searched(wire: str, server: Raw, **options: Any) -> tuple[Any, Session]:
-    """Run a prompt whose first answer has searches and a call."""
+    """Run a prompt with web search and a tool of ours. Return the response and the session."""
     session = Session()
     prompt = Prompt("p", "Be brief.", tools=[look, ProviderTool("web_search")])
     model = model_at(wire, server.url)
@@ -334,7 +334,7 @@ async def test_secrets_beside_searches_are_not_recorded(wire: str, tmp_path: Pat
 
 
 async def test_gemini_without_parts_says_what_it_searched_for() -> None:
-    """An older Gemini reports only its queries. They are shown, and charged for once."""
+    """An older Gemini reports only its queries. They are shown, and together count as one search."""
     chunk = {
         "candidates": [
             {
@@ -385,7 +385,7 @@ async def test_a_cassette_replays_a_run_with_searches(tmp_path: Path) -> None:
 
 
 def paused(name: str, kind: str = "server_tool_use") -> bytes:
-    """Return an answer that Anthropic pauses in the middle of a call of its own tool."""
+    """Return an answer that Anthropic pauses in the middle of a call to its own tool."""
     call = {"type": kind, "id": "srvtoolu_1", "name": name, "input": {"query": "rust"}}
     return whole({"content": [call], "stop_reason": "pause_turn", "usage": {"input_tokens": 1}})
 
@@ -409,7 +409,7 @@ ENDED: dict[str, dict[str, Any]] = {
         "content": [{"type": "text", "text": "The call was interrupted."}],
     },
 }
-"""The result that is sent for an interrupted call of each tool, without its id."""
+"""For each tool, the result that is sent for an interrupted call, without the call's id."""
 
 
 @pytest.mark.parametrize("name", ENDED)
@@ -460,7 +460,7 @@ async def test_a_call_that_anthropic_continues_gets_no_other_result() -> None:
 
 
 async def test_gemini_tells_each_search_once() -> None:
-    """After the end of the answer, a search that is reported again is not shown again, and a new one is shown."""
+    """If Gemini reports searches after the end of its answer, repeated ones are not shown again, and new ones are shown."""
     chunks = [
         {
             "candidates": [
@@ -483,7 +483,7 @@ async def test_gemini_tells_each_search_once() -> None:
 
 
 async def test_gemini_gets_no_choice_of_functions_without_functions() -> None:
-    """`tool_choice` is left out if Gemini has only its own tools, because it refuses the choice then."""
+    """If Gemini has only its own tools, `tool_choice` is left out, because Gemini would refuse it."""
     settings = ModelSettings(tool_choice="required")
     alone = await sent_tools("gemini", ProviderTool("web_search"), model_settings=settings)
     assert alone["toolConfig"] == {"includeServerSideToolInvocations": True}

@@ -34,7 +34,7 @@ CHAT = [name for name, row in PROVIDERS.items() if row.wire == "chat"]
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove every variable of the table from the environment."""
+    """Remove every environment variable that the table of providers names."""
     for row in PROVIDERS.values():
         for variable in [
             *(key.variable for key in row.keys),
@@ -55,7 +55,7 @@ async def asked(model: Any) -> str:
 async def test_each_provider_is_asked_at_the_address_in_the_environment(
     provider: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Every variable with an address is honoured, and the key is sent in the provider's own header."""
+    """An address in any of a provider's variables is used, and the key is sent in the provider's own header."""
     row = PROVIDERS[provider]
     answer = MESSAGE if row.wire == "anthropic" else ANSWER
     for address in row.addresses:
@@ -84,13 +84,13 @@ async def test_each_provider_is_asked_at_the_address_in_the_environment(
     ],
 )
 def test_the_forms_of_a_host(given: str, address: str, monkeypatch: pytest.MonkeyPatch):
-    """`OLLAMA_HOST` may be a host, a host with a port or an address, as in Ollama's own client."""
+    """`OLLAMA_HOST` may be a host, a host with a port or a URL, as in Ollama's own client."""
     monkeypatch.setenv("OLLAMA_HOST", given)
     assert PROVIDERS["ollama"].find_address() == address
 
 
 async def test_a_second_key_variable_and_further_headers(monkeypatch: pytest.MonkeyPatch):
-    """`ANTHROPIC_AUTH_TOKEN` is sent as a bearer token, and OpenAI's organization in its header."""
+    """`ANTHROPIC_AUTH_TOKEN` is sent as a bearer token, and `OPENAI_ORG_ID` in OpenAI's organization header."""
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "a-token")
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     for model, variable, answer, header in (
@@ -104,7 +104,7 @@ async def test_a_second_key_variable_and_further_headers(monkeypatch: pytest.Mon
 
 
 def test_only_a_vendors_own_address_needs_a_key(monkeypatch: pytest.MonkeyPatch):
-    """A key is required at a vendor's own address, but not at a local server or one that replaces the vendor's."""
+    """A key is required at a vendor's own address, but not at a local server or at an address that replaces the vendor's."""
     needing = {name for name, row in PROVIDERS.items() if row.needs_key(row.find_address())}
     assert needing == {
         "openai",
@@ -198,7 +198,7 @@ def test_what_mistral_requires():
     ],
 )
 def test_a_model_that_refuses_to_be_forced_is_not(model: str, is_forced: bool):
-    """DeepSeek's thinking models refuse a forced call, so their requests do not force one."""
+    """DeepSeek's thinking models refuse a forced call, so requests to them do not force one."""
     from handrail.models import openai
 
     provider, name = model.split(":")
@@ -210,9 +210,9 @@ def test_a_model_that_refuses_to_be_forced_is_not(model: str, is_forced: bool):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pytest.MonkeyPatch):
-    """DeepSeek and OpenRouter get back the reasoning of their answers with calls, joined from its pieces. OpenAI gets none.
+    """If an answer has calls, its reasoning is sent back to DeepSeek and OpenRouter, but not to OpenAI.
 
-    In place of another provider's reasoning, DeepSeek gets a blank.
+    Streamed pieces are joined. In place of another provider's reasoning, DeepSeek gets a space.
     """
     from handrail.models import openai
 
@@ -257,7 +257,7 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
     for said in (by("openai"), by("openrouter")):
         assert not set(fields) & set(sent_by("openai", UserMessage("hi"), said, RESULT)["messages"][1])
     moved = sent_by("deepseek", UserMessage("hi"), by("openrouter"), RESULT)["messages"][1]
-    assert moved["reasoning_content"] == " "  # DeepSeek refuses any call without a thought
+    assert moved["reasoning_content"] == " "  # DeepSeek refuses a call without reasoning
 
 
 # --- names of models ---
@@ -265,7 +265,7 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Write a module with models to a folder that the command line would search. Yields the module's name."""
+    """Write a module with models to a folder that is searched for modules, and yield the module's name."""
     import sys
 
     name = f"models_of_{abs(hash(tmp_path))}"
@@ -324,7 +324,7 @@ async def test_prompt_model_takes_a_model_and_its_name(module: str):
     ],
 )
 def test_an_unknown_name(name: str, message: str):
-    """An unknown name is refused where it is given, and the error never says to install the bridge."""
+    """An unknown name is refused as soon as it is given, and the error never says to install the bridge."""
     for refuse in (model_named, check_name, lambda name: Agent(name, "Be brief.")):
         with pytest.raises(DefinitionError, match=message) as caught:
             refuse(name)
@@ -342,7 +342,7 @@ def test_a_module_without_that_model(module: str, tmp_path: Path):
 
 
 def test_a_module_beside_a_worker(tmp_path: Path):
-    """Two folders may each have a module of the same name. An installed module and a provider are never replaced."""
+    """Two folders may each have a module of the same name. No such module replaces an installed one or a provider."""
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         for name in ("mine", "json", "mistral"):

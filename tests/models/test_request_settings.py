@@ -1,4 +1,4 @@
-"""Tests for `ModelSettings`: what each wire sends for them, what it refuses, and who inherits them."""
+"""Tests for `ModelSettings`: what each wire sends for them, what it refuses, and which runs inherit them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def body(wire: str, settings: ModelSettings) -> dict[str, Any]:
 @pytest.mark.parametrize("wire", SENT)
 @pytest.mark.parametrize("name", ModelSettings.__struct_fields__)
 def test_a_setting_is_sent_or_refused_by_name(wire: str, name: str) -> None:
-    """Each wire sends each setting, or refuses it with its name. None is dropped silently."""
+    """Each wire sends each setting or refuses it by name. None is dropped silently."""
     settings = ModelSettings(**{name: getattr(ALL, name)})
     if name not in SENT[wire]:
         with pytest.raises(ModelRequestRefused, match=f"it has no {name}. Remove {name} from ModelSettings"):
@@ -118,7 +118,7 @@ def test_a_refused_setting_names_the_model() -> None:
 
 
 def test_what_a_provider_of_chat_lacks_is_a_row_of_the_table() -> None:
-    """A setting that a provider's row in the table names as missing is refused. Other settings are sent."""
+    """A setting is refused if the provider's row in the table says that the provider lacks it, and otherwise sent."""
     request = ModelRequest("", Sent([UserMessage("hi")]), Sent(), settings=ModelSettings(seed=1))
     for provider in ("moonshotai", "deepseek"):
         with pytest.raises(ModelRequestRefused, match=f"{provider}:m.*it has no seed"):
@@ -144,7 +144,7 @@ def test_anthropic_gets_one_choice_of_parallel_calls_and_tool(
 ) -> None:
     """`tool_choice` and `parallel_calls` are sent as one object, and `must_call` overrides the choice.
 
-    If the choice is `none`, the object says nothing about parallel calls.
+    An object of type `none` says nothing about parallel calls.
     """
     settings = ModelSettings(parallel_calls=parallel, tool_choice=choice)
     request = ModelRequest(
@@ -202,7 +202,7 @@ def test_a_tool_that_is_not_offered_cannot_be_chosen(wire: str) -> None:
 
 
 def test_kimi_gets_its_thoughts_back() -> None:
-    """A Kimi model gets back its own thinking with calls, and a blank for calls of another provider's model. It is never forced to call."""
+    """A Kimi model gets back the thinking of its own calls, and a space for another model's calls. It is not forced to call."""
     quirks, wire = PROVIDERS["moonshotai"].quirks, "chat:moonshotai"
     whole = {
         "choices": [
@@ -241,7 +241,7 @@ def test_an_invalid_setting_is_refused(wrong: dict[str, Any]) -> None:
 
 
 async def test_settings_are_inherited_and_may_be_replaced() -> None:
-    """A run inherits the settings that it leaves out from its adapter, and a nested run from its caller."""
+    """Settings that a run leaves out come from its adapter. Those that a nested run leaves out come from its caller."""
 
     @tool
     async def delegate(context: ToolContext) -> str:
@@ -261,7 +261,7 @@ async def test_settings_are_inherited_and_may_be_replaced() -> None:
 
 
 async def test_settings_are_those_of_the_run_when_it_is_resumed(tmp_path: Path) -> None:
-    """A run that is forked and resumed by another adapter has the settings with which it began."""
+    """A forked run that another adapter resumes keeps the settings of the original run."""
     settings, prompt = ModelSettings(stop=("END",), tool_choice="look"), Prompt("p", "Do.", tools=[look])
     first = ScriptedModel([ToolCall("look"), "done"])
     await Adapter(first, journal=SqliteJournal(tmp_path / "runs.db")).evaluate(
@@ -274,18 +274,20 @@ async def test_settings_are_those_of_the_run_when_it_is_resumed(tmp_path: Path) 
 
 
 async def test_settings_of_agents_prompts_and_adapters() -> None:
-    """A run's own settings take precedence over its prompt's, and the prompt's over its adapter's."""
-    model = ScriptedModel(["done"] * 3)
+    """A run's own settings take precedence over its prompt's, and the prompt's over its adapter's.
+
+    A copy of the adapter with another model has none of the adapter's.
+    """
+    model, other = ScriptedModel(["done"] * 2), ScriptedModel(["done"])
     adapter = Adapter(model, model_settings=ModelSettings(seed=1, effort="low", verbosity="low"))
     agent = Agent(adapter, "Do.", model_settings=ModelSettings(effort="medium", verbosity="medium"))
     await agent.run("go", model_settings=ModelSettings(verbosity="high"))
     await agent.run("go")
-    await adapter.with_model(ScriptedModel(lambda request: str(request.settings.seed))).evaluate(
-        agent.prompt, "go"
-    )
-    assert [request.settings for request in model.requests] == [
+    await adapter.with_model(other).evaluate(agent.prompt, "go")
+    assert [request.settings for request in (*model.requests, *other.requests)] == [
         ModelSettings(seed=1, effort="medium", verbosity="high"),
         ModelSettings(seed=1, effort="medium", verbosity="medium"),
+        ModelSettings(effort="medium", verbosity="medium"),
     ]
 
 

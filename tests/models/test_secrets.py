@@ -48,7 +48,7 @@ def _model(wire: Wire, server: Aimock | Llmock) -> Model:
 def test_a_planted_key_is_shown_nowhere(
     wire: Wire, aimock_server: Aimock, llmock_server: Llmock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A planted key appears in no event, log line, journal row, exception, context or saved session."""
+    """A planted key appears in no event, log line, journal row, exception, tool context or saved session."""
     monkeypatch.setenv("PLANTED_KEY", KEY)
     logged = io.StringIO()
     handler = logging.StreamHandler(logged)

@@ -1,4 +1,4 @@
-"""The checker of the four wires accepts valid requests, and refuses requests that break one of its rules."""
+"""Tests that the wire grammar accepts valid requests, and refuses requests that break one of its rules."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def put(*path: Any) -> Callable[[Any], None]:
 
 
 def drop(*path: Any) -> Callable[[Any], None]:
-    """Return a function that deletes the item at a path."""
+    """Return a function that deletes the item at a path in a request."""
     *way, last = path
 
     def change(request: Any) -> None:
@@ -144,7 +144,7 @@ def deep(levels: int) -> Any:
 
 
 def hosted(tool: dict[str, Any]) -> Callable[[Any], None]:
-    """Return a function that adds one of the provider's own tools."""
+    """Return a function that adds one of the provider's own tools to a request."""
     return lambda request: request["tools"].insert(0, tool)
 
 
@@ -165,6 +165,7 @@ BAD: list[tuple[str, str, Callable[[Any], object]]] = [
     ("chat", "out of range", put(*CALL, "function", "arguments", '{"a": 1e999}')),
     ("chat", "out of range", put(*CALL, "function", "arguments", f'{{"a": {"1" * 400}}}')),
     ("chat", "lone surrogate", put(*CALL, "function", "arguments", '{"a": "\\ud800"}')),
+    ("chat", "the key 'b' is repeated", put(*CALL, "function", "arguments", '{"a": {"b": 1, "b": 2}}')),
     ("chat", "is not a text", put(*CALL, "function", "arguments", {})),
     ("chat", "type is missing", drop(*CALL, "type")),
     ("chat", "1 to 128 calls", put("messages", 2, "tool_calls", [])),
@@ -181,6 +182,7 @@ BAD: list[tuple[str, str, Callable[[Any], object]]] = [
     ("responses", "does not match", put("input", 2, "call_id", "i" * 65)),
     ("responses", "does not match", put("input", 2, "name", "a.b")),
     ("responses", "not the text of an object", put("input", 2, "arguments", "null")),
+    ("responses", "the key 'a' is repeated", put("input", 2, "arguments", '{"a": 1, "a": 2}')),
     ("responses", "without the item that follows", lambda r: r["input"].append(r["input"][1])),
     ("responses", "before the results of", drop("input", 4)),
     ("responses", "has no call before it", drop("input", 2)),
@@ -287,8 +289,9 @@ def test_each_rule_refuses_something(wire: str, words: str, change: Callable[[An
     ("body", "words"),
     [
         (b"\xff", "invalid JSON"),
-        (b"[]", "each key once"),
-        (b'{"model": "m", "model": "m"}', "each key once"),
+        (b"[]", "the body is not an object"),
+        (b'{"model": "m", "model": "m"}', "the key 'model' is repeated"),
+        (b'{"messages": [{"role": "user", "role": "user"}]}', "the key 'role' is repeated"),
         (b'{"a": NaN}', "NaN is not JSON"),
     ],
 )

@@ -143,7 +143,7 @@ def test_the_table_has_ratios_to_the_floor_and_to_the_best_peer(parts: dict[str,
 
 
 def test_what_failed_is_told(parts: dict[str, ModuleType]):
-    """A line below the table gives the reason why a peer failed."""
+    """A line below the table says why a peer failed."""
     failed = {"peer": "slow", "variant": "http", "scenario": "growth", "round": 1, "error": "trace\nboom"}
     shown = parts["report"].tables([result("floor", 10), failed])
     assert "- slow, http, growth, round 2: boom" in shown

@@ -109,7 +109,7 @@ def test_the_site_holds_together(tmp_path: Path):
 
 
 def test_every_public_name_is_in_the_reference_once():
-    """The reference has an entry for every public name, except errors and events, exactly once."""
+    """Every public name, except errors and events, has exactly one entry in the reference."""
     named: list[str] = []
     for page in (DOCS / "reference").glob("*.md"):
         named += re.findall(r"^::: handrail\.(\w+)$", page.read_text(), re.MULTILINE)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)  # starts processes, one of them with a re
 
 FOLDER = ROOT / "examples"
 PARTS = {FOLDER / "support", FOLDER / "inbox"}
-"""Folders that are not run here: the workers of `support.py`, and the inbox, which has its own tests."""
+"""Folders whose files are not run here: the workers of `support.py`, and the inbox, which has its own tests."""
 EXAMPLES = sorted(path for path in FOLDER.rglob("*.py") if path.parent not in PARTS)
 
 ON_ONE_PYTHON = {FOLDER / "local_model.py"}
@@ -142,7 +142,7 @@ def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subproce
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-@pytest.mark.timeout(900)  # one of them runs a real model
+@pytest.mark.timeout(900)  # one example runs a real model
 @pytest.mark.parametrize(
     "example",
     [
@@ -224,7 +224,7 @@ def test_the_fixer_is_not_done_when_its_command_could_not_run(tmp_path: Path) ->
 
 @pytest.mark.once
 def test_the_approval_waits_and_is_answered_once(tmp_path: Path) -> None:
-    """A run that is resumed before the answer is parked again. After the answer, it publishes the page."""
+    """A run is parked again if it is resumed before it has an answer. Once it is resumed with the answer, it publishes the page."""
     example = "approval_over_restart.py"
     assert "the run is parked" in run(example, "ask", "here", cwd=tmp_path).stdout
     early = run(example, "resume", "here", cwd=tmp_path)

@@ -119,7 +119,7 @@ VALUES = st.recursive(
 
 @given(name=st.sampled_from([each.name for each in TOOLS]), value=VALUES)
 def test_values_as_arguments_end_in_words(name: str, value: Any) -> None:
-    """Arguments of any type that a program passes are accepted, or refused with a message."""
+    """A program may pass arguments of any type: they are accepted, or refused with a message."""
     argument_values(name, value)
 
 

@@ -1,4 +1,4 @@
-"""Tests for examples/inbox: the run that `make run` starts, and its tools used by a person."""
+"""Tests for examples/inbox: the run that `make run` starts, its tools, and its rule for approvals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support import ROOT, warm_python
 
 INBOX = ROOT / "examples" / "inbox"
 SLOW = re.compile(r"the subscriber .* took .* s for the event .*\n")
-"""Matches the warning of a slow subscriber, which a program may print on a busy machine."""
+"""Matches the warning about a slow subscriber, which a program may print on a busy machine."""
 
 SCRIPTED = """\
 import handrail
@@ -31,12 +31,12 @@ import handrail
 said = [handrail.ToolCall("sort_inbox", {}), "There is nothing to sort."]
 handrail.LocalModel = lambda **given: handrail.ScriptedModel(said)
 """
-"""Code with which a new Python process uses a scripted model in place of the embedded one, which takes long to load."""
+"""Code that makes a new Python process use a scripted model in place of the embedded one, which is slow to load."""
 
 
 @pytest.fixture
 def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Fixture: imports the example's modules by the names they use for each other."""
+    """Fixture: returns a function that imports one of the example's modules by its bare name."""
     monkeypatch.syspath_prepend(str(INBOX))
     for name in ("app", "rule", "report"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -49,7 +49,7 @@ def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.once
 @pytest.mark.timeout(600)  # takes about 45 seconds with a real model, and longer on a busy machine
 async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path) -> None:
-    """A run that is killed after its first message is resumed, and its summary matches the folder and the journal.
+    """The program kills its run after the first message and resumes it. The summary matches the folder and the journal.
 
     No message is sorted twice. An approved bill is booked as its diff showed, and a bill that can't be booked leaves no
     change.

@@ -23,7 +23,7 @@ INSTALLED = ROOT / "src" / VENDOR
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Fixture: a checkout, and an npm on the path that "downloads" the files in `tmp_path/registry`."""
+    """Fixture: a checkout, beside an npm in `bin` that "downloads" the files in `registry`."""
     made = tmp_path / "checkout"
     (made / "scripts").mkdir(parents=True)
     for name in ("scripts/page", "package.json", "package.sha256"):

@@ -23,7 +23,7 @@ WAITS = {"asyncio.timeout": 0, "asyncio.wait_for": 1}
 """Functions that limit a wait, and the position of the limit among their arguments."""
 MARK = "pytest.mark.timeout"
 LEAST = 600
-"""Minimum seconds for a test's own time limit: the limit of all tests in `pyproject.toml`."""
+"""Minimum seconds for a test's own time limit: the limit that `pyproject.toml` sets for every test."""
 
 
 def seconds(node: ast.expr | None) -> float | None:

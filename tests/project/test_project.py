@@ -19,7 +19,7 @@ BASE: str = getattr(sys, "_base_executable")  # noqa: B009 (typeshed does not kn
 
 
 def script(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run one of the Python scripts from the root of the project."""
+    """Run one of the Python scripts in `scripts`. Its working directory is the project's root."""
     command = [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
@@ -82,7 +82,7 @@ def test_layers_find_an_upward_import(tmp_path: Path, line: str):
 
 
 def test_layers_find_an_upward_import_from_a_nested_package(tmp_path: Path):
-    """layers.py resolves a relative import from the package of the file."""
+    """layers.py resolves a relative import against the package of the importing file."""
     [finding] = layers(tmp_path, {"session/store/rows.py": "from ...dispatch import gate\n"})
     assert finding.startswith("session/store/rows.py:1: session (layer 1) imports dispatch (layer 2); ")
 
@@ -133,7 +133,7 @@ def test_layers_keep_what_stands_beside_below_the_doors(tmp_path: Path, owner: s
 
 
 def test_layers_ask_for_a_place_for_a_new_module(tmp_path: Path):
-    """layers.py reports a module that has no layer once, and each import of it."""
+    """layers.py reports once that a module has no layer, and again for each import of it."""
     files = {
         "novel/__init__.py": "",
         "novel/part.py": "",
@@ -217,7 +217,7 @@ def test_lengths_accept_a_file_and_function_at_the_note_marks(tmp_path: Path):
 
 
 def test_lengths_note_what_is_nearing_the_limit(tmp_path: Path):
-    """lengths.py prints a note, and does not fail, for a length between the mark and the limit."""
+    """lengths.py prints a note, and does not fail, for a file of 401 to 500 lines and a function of 61 to 80."""
     output, status = lengths(tmp_path, function(80) + "\n" * 420)
     assert output.splitlines() == [
         "module.py:1: the file has 500 lines (note: over 400)",
@@ -259,7 +259,10 @@ OLD = "#!/bin/sh\nexit 1\n"
 def find_python(
     home: Path, programs: dict[str, str], *arguments: str, modes: dict[str, int] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run find-python with a PATH of only `programs`, named folder/program, in that order."""
+    """Write `programs`, named folder/program, below `home`, and run find-python with only their folders on its PATH.
+
+    The folders are in the order of the programs.
+    """
     folders: list[str] = []
     for name, text in programs.items():
         file = home / name

@@ -155,7 +155,7 @@ def failure(folder: Path, text: str, patch: pytest.MonkeyPatch) -> str:
 def test_run_names_the_line_that_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, line: int, error: str
 ):
-    """The failure of an example names the file, the line and the exception."""
+    """If an example fails, the message names the file, the line and the exception."""
     message = failure(tmp_path, f"Words.\n\n```python\n{code}```\n", monkeypatch)
     assert message.startswith(f"{tmp_path}/document.md:{line}: the example raised {error}")
 
@@ -190,7 +190,7 @@ def test_run_compares_what_is_printed_exactly(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_extract_refuses_marks_that_do_nothing(tmp_path: Path, text: str, complaint: str):
-    """A mark without effect and an unclosed fence are errors, because an example would silently go unchecked."""
+    """A mark without effect and an unclosed fence are errors, because they could let an example go unchecked."""
     with pytest.raises(BadDocument, match=re.escape(complaint)):
         extract(written(tmp_path, text))
 

@@ -12,7 +12,7 @@ TESTS = ROOT / "tests"
 
 
 def rows() -> Iterator[tuple[str, list[str]]]:
-    """Yield each table row without the headers, together with its section."""
+    """Yield the section and the cells of each table row, except the header rows."""
     section = ""
     lines = PAGE.read_text().splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=True):

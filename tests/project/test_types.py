@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once  # pyright is slow, and checking for one Python ve
 FOLDER = Path(__file__).with_name("types")
 FILES = sorted(file.name for file in FOLDER.glob("*.py"))
 README = {f"readme_{group[0].line}.py": group for group in chains(ROOT / "README.md")}
-"""The groups of examples in the README that share a namespace, by the name of the file that pyright gets."""
+"""The groups of examples in the README that share a namespace, by the name of the file that pyright checks."""
 EXPECTED = re.compile(r"#\s*expect-error:\s*(.+?)\s*$")
 
 WRONG = """

@@ -16,7 +16,7 @@ VENDOR = "handrail/serve/page/vendor"
 
 
 def wheel(folder: Path, *, without: str = "", adding: str = "") -> Path:
-    """Make a wheel of the package, without the files that match `without` and, if given, with an empty file `adding`. Returns its path."""
+    """Make a wheel of the package and return its path. Leave out files that match `without`, and add an empty file named `adding`."""
     made = folder / "handrail-0-py3-none-any.whl"
     with zipfile.ZipFile(made, "w") as opened:
         for path in PACKAGE.rglob("*"):

@@ -117,7 +117,7 @@ def test_a_section_in_a_closed_one_opens_both():
 
 
 def test_a_section_in_full_inside_a_closed_one_opens_that():
-    """Opening the path of a full section inside a closed one opens the closed one."""
+    """Opening a section that is not closed itself, but lies inside a closed one, opens the closed one."""
     opening = CLOSED.open(["guidance.search.style"])
     assert opening.rendered == CLOSED.open(["guidance.search"]).rendered
 

@@ -472,7 +472,7 @@ def test_overrides_are_values():
 
 
 def test_a_copied_prompt_takes_its_overrides_along(tmp_path: Path):
-    """A copied prompt keeps its overrides, and `dataclasses.replace` can set others."""
+    """A copied prompt keeps its overrides, unless `dataclasses.replace` is given `overrides=None`."""
     write(tmp_path, body_override("Tuned: $city $days."))
     assert "Tuned: Rome 2." in opened(dataclasses.replace(trip(tmp_path), tools=[]))
     assert "Tuned" not in opened(dataclasses.replace(trip(tmp_path), overrides=None))

@@ -125,7 +125,7 @@ def test_a_policy_that_names_no_tool_may_be_declared_anywhere(policy: Any):
 
 @pytest.mark.parametrize("how", ["gate", "run"])
 def test_a_misspelt_tool_is_refused_once_the_tools_are_known(how: str):
-    """A misspelt tool in a policy of a gate or a prompt is refused when the gate is opened or the run begins."""
+    """A misspelt tool name in a policy of a gate or a prompt is refused when the gate is opened or the run begins."""
     policy, tools = Own("deplyo"), [build, deploy]
     prompt = Prompt("p", "Text.", tools=tools, policies=[policy])
     evaluation = Adapter(ScriptedModel(["Done."])).evaluate(prompt, "hi")

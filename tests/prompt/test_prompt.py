@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -96,6 +96,10 @@ def prompt(*sections: Any, **changed: Any) -> Any:
 
 def nested(inner: Any) -> Any:
     return prompt(section(title="Guidance", key="guidance", children=[inner]))
+
+
+async def endless(params: Any) -> AsyncIterator[bool]:
+    yield True
 
 
 async def asynchronous(params: Any) -> bool:
@@ -213,6 +217,10 @@ SECTIONS: Rows = {
         lambda: section(enabled=asynchronous),
         "section 'search': enabled is async or a generator, but rendering does not wait. "
         "Make it a plain function.",
+    ),
+    "enabled-async-generator": (
+        lambda: section(enabled=endless),
+        "section 'search': enabled is async or a generator, but rendering does not wait.",
     ),
     "visibility-other-name": (
         lambda: section(visibility=lambda p: "full", summary="S"),
@@ -517,7 +525,7 @@ def test_params_may_be_generic():
 
 
 def test_the_class_that_knows_its_params_is_one():
-    """`MarkdownSection[Params]` is the same class each time, and its name has the params type.
+    """`MarkdownSection[Params]` is the same class each time, and its name includes that of the params type.
 
     With `None` or `Any` it is `MarkdownSection` itself. A class that is subscripted can't be subscripted again.
     """

@@ -266,7 +266,7 @@ class Mode:
 def test_conditions_are_asked_at_every_rendering():
     """A condition is evaluated at every rendering.
 
-    It may take the params, the session, both in any order, or neither.
+    It may take the params, the session, both in either order, or neither.
     """
     on = [True]
 
@@ -393,7 +393,7 @@ def test_tools_come_in_the_order_of_declaration():
 
 
 def test_a_tool_without_a_handler_is_declared_but_not_offered():
-    """A tool without a handler and its examples are not shown, but its name is taken."""
+    """If a tool has no handler, neither the tool nor its examples are shown, but its name is taken."""
     rendered = Prompt("p", "Text.", tools=[UNCALLABLE]).render()
     assert (rendered.tools, rendered.text) == ((), "Text.")
     with pytest.raises(PromptValidationError):
@@ -492,7 +492,7 @@ def test_a_disabled_section_takes_its_policies_with_it():
 
 
 def test_a_prompt_that_depends_on_nothing_is_rendered_once():
-    """A prompt without params and conditions is rendered once, and rendering it again returns the same object."""
+    """A prompt without params or conditions is rendered once for each set of opened sections, whatever the session and deadline."""
     prompt = Prompt("p", [MarkdownSection("A", "a", "Text", summary="S", visibility="summary")])
     assert prompt.render() is prompt.render()
     assert prompt.render(session=Session()) is prompt.render()

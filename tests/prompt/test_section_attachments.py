@@ -95,7 +95,7 @@ async def test_an_opened_section_shows_its_own() -> None:
 
 
 async def test_a_resumed_run_has_them_once() -> None:
-    """A resumed run sends the attachments that were recorded, once, even if the section has changed."""
+    """A resumed run sends the recorded attachments once, even if the section has changed."""
     journal = MemoryJournal()
     script = ScriptedModel([ToolCall("open_sections", {"sections": ["city"]}), ToolCall("check", {})])
     with pytest.raises(RunParked) as stop:

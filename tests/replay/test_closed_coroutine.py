@@ -64,7 +64,7 @@ async def test_a_call_that_was_closed_is_compensated_when_its_run_is_resumed() -
 
 
 async def test_what_a_closed_call_had_done_inside_is_compensated_with_it() -> None:
-    """When the run is resumed, a closed compensable call and its finished inner calls are undone, last first and once.
+    """When the run is resumed, a closed compensable call and its finished inner calls are each undone once, the last first.
 
     A compensation that fails is reported, and the others still run.
     """
@@ -151,7 +151,7 @@ async def test_the_inner_calls_of_a_closed_irreversible_call_are_compensated_onc
 
 @pytest.mark.parametrize("parks", [False, True])
 async def test_an_inner_call_that_has_happened_is_undone_if_its_outer_call_fails(parks: bool) -> None:
-    """If an outer call fails, an interrupted inner call that had happened is compensated, and so are the calls inside it."""
+    """If an outer call fails, an interrupted inner call that its probe confirms is compensated, and so are the calls inside it."""
     undone: list[Any] = []
 
     async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:

@@ -124,7 +124,7 @@ def test_a_compensation_that_had_finished_does_not_run_again(program: Program, t
 
 
 def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, tmp_path: Path):
-    """An interrupted compensation is finished first, and the rerun handler then learns that its call was undone."""
+    """An interrupted compensation is finished first, and the rerun handler then learns that its inner call was undone."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "trip_entered_again")
     booked = ["booked flight", "booked hotel"]
     assert world == ["asked", *booked, "undone hotel", "undone flight", "undone flight", "asked"]

@@ -13,7 +13,7 @@ from handrail.dispatch import open_gate
 from handrail.errors import PromptEvaluationError, ResourceError
 from handrail.resources import Binding
 
-pytestmark = [  # from Python 3.13 on, SQLite warns about connections that are not closed
+pytestmark = [  # from Python 3.13 on, `sqlite3` warns about connections that are not closed
     pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -133,7 +133,10 @@ def test_a_shared_connection_works_on_every_thread(tmp_path: Path):
 
 
 def test_a_connection_that_does_not_close_says_why(tmp_path: Path):
-    """A connection that a thread opened can't be closed after the run. The response is returned with an error that says why."""
+    """A connection that a tool opened on its own thread can't be closed after the run.
+
+    The response is still returned, with an error that says why.
+    """
     adapter = Adapter(
         ScriptedModel([ToolCall("in_thread"), "done"]), resources=[connecting(tmp_path / "a.db")]
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from handrail.protocols import Fork
 from handrail.question import Question
 from handrail.resources.bindings import given
 from handrail.resources.directory import links
-from handrail.resources.shell import Allow, Shell
+from handrail.resources.shell import Allow, Layers, Shell
 from handrail.sections import FileTools
 from handrail.testing import FakeShell, Person
 
@@ -182,6 +181,12 @@ def test_a_command_may_rename_a_file(root: Path, script: str, nested: bool) -> N
     assert (root / "a.txt").exists() == script.startswith("ln")
 
 
+def wait_for_disk_time(layers: Layers) -> None:
+    """Wait until the disk's clock, which moves in steps of some milliseconds, is past the time of the mount."""
+    while os.stat(layers.work).st_ctime_ns <= layers.mounted_at:
+        os.utime(layers.work)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path, nested: bool) -> None:
     """If somebody deletes a file while a command changes it, the change is a conflict."""
@@ -189,7 +194,7 @@ def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path
     outer = files.fork("outer")
     fork = outer.fork("inner") if nested else files.fork("inner")
     layers = fork.layers()
-    time.sleep(0.02)
+    wait_for_disk_time(layers)
     (outer if nested else files).delete("a.txt")
     (layers.upper / "a.txt").write_text("one\ntwo\n")
     os.setxattr(layers.upper / "a.txt", "user.overlay.origin", b"x")
@@ -292,7 +297,7 @@ def test_a_name_can_not_pass_for_a_line_of_the_diff(root: Path) -> None:
 
 
 def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
-    """Control characters in a file are escaped in the diff, so that they can't hide a change on a terminal."""
+    """Control and text-direction characters in a file are escaped in the diff, so that they can't hide a change on a terminal."""
     fork = files.fork("call")
     fork.write("a.txt", "one\r\nrm -rf /\r+ls\n\x1b[8mhidden\u202etxt\n")
     assert fork.diff().splitlines()[3:] == [
@@ -410,7 +415,7 @@ def test_a_link_that_leads_out_is_refused_in_words_and_can_be_deleted(root: Path
 
 
 def test_a_line_has_one_number(root: Path) -> None:
-    """A line number reported by a search is the same when the file is read, even after unusual line separators."""
+    """A search and a read give a line the same number, even after unusual line separators."""
     (root / "old.c").write_text("one\n\x0ctwo\x85\u2028\nthree\r\nfour\rfive\n")
     found, shown = told(
         DirectoryFilesystem(root),
@@ -429,7 +434,7 @@ def test_a_command_that_has_to_pass_can_not_be_in_conflict(root: Path) -> None:
 
     def edited(command: tuple[str, ...], layers: Any) -> int:
         (layers.upper / "a.txt").write_text("written by the command\n")
-        time.sleep(0.02)
+        wait_for_disk_time(layers)
         (root / "a.txt").write_text("edited by a person meanwhile\n")
         return 1
 

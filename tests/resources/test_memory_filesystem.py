@@ -183,7 +183,7 @@ def test_grep_finds_lines(new_files: NewFiles):
 
 
 def test_a_very_deep_tree_is_no_trouble():
-    """A path of two thousand folders can be found, moved and deleted, because no operation recurses."""
+    """A path with two thousand parts can be found, moved and deleted, because no operation recurses."""
     deep = "/".join("d" * 2000)
     files = MemoryFilesystem({deep: "bottom"}).fork("call")
     assert files.glob("**") == (deep,)
@@ -448,7 +448,7 @@ def test_a_glob_goes_through_each_folder_once():
 
 
 def test_a_name_with_many_stars_is_matched_at_once(new_files: NewFiles):
-    """A name of the maximum length is matched against a glob with a hundred stars.
+    """Matching a name of the maximum length against a glob with a hundred stars is fast.
 
     A backtracking match would not end before the test's timeout.
     """

@@ -275,7 +275,7 @@ def test_others_commit_beside_each_other(new_files: NewFiles, case: str, nested:
 
 
 def test_a_path_is_taken_from_prepare_on(new_files: NewFiles):
-    """From `prepare` until `apply`, a fork's paths conflict with another `prepare` and with direct writes."""
+    """From a fork's `prepare` until its `apply`, another fork can't prepare the same paths, and direct writes to them fail."""
     root = new_files({"d/a": "1"})
     first, same, inside, around, beside = (
         root.fork(name) for name in ("first", "same", "inside", "around", "beside")
@@ -389,7 +389,7 @@ def test_what_an_inner_fork_read_of_the_outer_ones_work_is_no_read_below(new_fil
 
 
 def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles):
-    """If two inner forks read different versions of a file or a folder's names, the outer fork is stale once both have ended."""
+    """If two inner forks read different versions of a file or folder, the outer fork is stale once both have ended."""
     root = new_files({"a": "1", "d/x": ""})
     outer = root.fork("outer")
     one, two = outer.fork("one"), outer.fork("two")

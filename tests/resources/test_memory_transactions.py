@@ -1,4 +1,4 @@
-"""Forks in memory: use after the end, threads, the cost of a commit, and any interleaving of forks."""
+"""Forks in memory: their use after they have ended, threads, the cost of a commit, and any interleaving of forks."""
 
 import sys
 import threading
@@ -153,7 +153,7 @@ def test_no_update_is_lost_between_threads():
 
 
 def test_a_fork_and_a_commit_take_the_same_steps_at_any_size():
-    """A fork and its commit make at most ten function calls more with ten thousand files than with ten."""
+    """A fork and its commit make at most ten more function calls with ten thousand files than with ten."""
 
     def steps(files: int) -> int:
         root = MemoryFilesystem({f"d{number % 7}/f{number}": "" for number in range(files)})

@@ -153,7 +153,7 @@ def test_no_command_sees_it_at_any_depth(tmp_path: Path, backend: str):
     assert finished.output.startswith("750\nown")
     assert "secret" not in finished.output
     assert not [line for line in finished.output.splitlines() if line.endswith(".handrail")]
-    made.add("a/new/f/.handrail/key", "secret")  # an earlier command has seen the folder around it
+    made.add("a/new/f/.handrail/key", "secret")  # an earlier command has already seen `a`
     made.add("a/b/c/.handrail/key", "secret")
     finished = made.sh(anything(backend), "cat a/new/f/.handrail/key a/b/c/.handrail/key; find . -name key")
     assert "secret" not in finished.output

@@ -330,7 +330,7 @@ def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.L
 
 
 def test_failures_to_close_the_runs_are_raised_together():
-    """All of a run's resources are closed, and the errors are raised together, each with its resource's name."""
+    """All of a run's resources are closed even if some fail. The errors are raised together, each with its resource's name."""
     log: list[str] = []
 
     async def main() -> None:
@@ -473,7 +473,7 @@ def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
 
 
 def test_a_fork_can_not_be_held_by_the_run():
-    """A run's resource can't hold a call's fork, because the fork would be expired in the next call."""
+    """A run's resource can't hold a call's fork, because the fork would have expired by the next call."""
 
     async def main() -> list[str]:
         files = MemoryFilesystem({"a": "1"})

@@ -116,7 +116,7 @@ class Looker:
     ],
 )
 def test_what_runs_by_itself(path: str, program: str) -> None:
-    """A startup file is recognised in any folder, in any case, and with invisible or full-width characters."""
+    """A startup file is recognised in any folder, in upper or lower case, and with invisible or full-width characters."""
     assert run_by(path) == program
 
 
@@ -152,7 +152,7 @@ def test_a_virtual_environment_can_be_allowed_as_a_whole() -> None:
     ],
 )
 def test_what_does_not_run_by_itself(path: str) -> None:
-    """Files that run only when somebody names them, and files that git only stores, are not startup files."""
+    """Files that run only when somebody runs or imports them, and files that git only stores, are not startup files."""
     assert run_by(path) == ""
 
 
@@ -198,7 +198,7 @@ TOOLS: dict[str, tuple[Callable[[ToolContext], object], str]] = {
 @pytest.mark.parametrize("approves", [True, False])
 @pytest.mark.parametrize("way", TOOLS)
 async def test_a_tool_that_changes_one_is_asked_about(root: Path, way: str, approves: bool) -> None:
-    """Even if no policy asks, a person sees a tool's change to a startup file with a mark, and decides whether it is applied."""
+    """Even if no policy asks, a person sees a tool's change to a startup file, marked in the diff, and decides about it."""
     change, path = TOOLS[way]
     before = (root / path).read_text() if (root / path).exists() else None
 
@@ -240,7 +240,7 @@ COMMANDS = {
 @pytest.mark.parametrize("backend", ["overlay", "copy"])
 @pytest.mark.parametrize("way", COMMANDS)
 async def test_a_command_that_changes_one_is_asked_about(root: Path, way: str, backend: Any) -> None:
-    """A command's change to a startup file is shown with a mark, and not applied if the person denies it."""
+    """A command's change to a startup file is marked in the diff, and not applied if the person denies it."""
     support = probe(root)
     if not support.contained or (backend == "overlay" and not support.overlay):
         pytest.skip("; ".join(support.missing))
@@ -481,7 +481,7 @@ async def test_a_folder_of_them_that_is_a_link_is_followed(root: Path, place: st
 @pytest.mark.parametrize("folder", ["mirror", "a/b/mirror", ""])
 @pytest.mark.parametrize("file", ["hooks/pre-receive", "config", "info/attributes"])
 def test_a_bare_repository_of_any_name_counts(root: Path, folder: str, file: str) -> None:
-    """Files that git runs or reads in an existing bare repository are startup files, whatever its folder is called."""
+    """Hooks, config and attributes in an existing bare repository are startup files, whatever its folder is called."""
     at = root / folder
     at.mkdir(parents=True, exist_ok=True)
     path = f"{folder}/{file}" if folder else file

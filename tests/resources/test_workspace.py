@@ -1,4 +1,4 @@
-"""A workspace moves with its run: the host that continues has what committed calls changed, and nothing else."""
+"""A workspace moves with its run: the host that continues the run has what committed calls changed, and nothing else."""
 
 import asyncio
 import os

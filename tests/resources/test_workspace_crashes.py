@@ -1,4 +1,4 @@
-"""A process is killed at any point of its work with a workspace. Every host then has what is recorded, and nothing else."""
+"""At whatever point a process that uses a workspace is killed, every host then has what is recorded, and nothing else."""
 
 import asyncio
 import shutil
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.once  # processes are slow to start, and behave the sam
 
 HOSTS = ("here", "there")
 KILLS = 5
-"""Minimum number of points at which each kind of work is killed. A deep run tries all points."""
+"""For each kind of work, the minimum number of points at which its process is killed. A deep run tries all points."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,10 @@ def trees(base: Path) -> dict[str, dict[str, Any]]:
 def test_what_is_recorded_is_on_every_host_and_nothing_else_wherever_the_process_dies(
     what: str, killed: Killed, tmp_path: Path
 ):
-    """A call's changes are on every host if the call was recorded, and on none otherwise. An undo is complete or has no effect."""
+    """Wherever the process is killed, a recorded call's changes are on every host, and an unrecorded call's are on none.
+
+    An undo is complete or has no effect.
+    """
     known, seen = trees(tmp_path), list[str]()
     start = tmp_path / "start"
     start.mkdir()

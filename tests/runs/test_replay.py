@@ -85,7 +85,7 @@ async def test_other_tools_are_found(recorder: Recorder):
 
 
 async def test_a_changed_tool_is_found_by_its_result(recorder: Recorder):
-    """A changed tool is reported by the first call that has a different result, with its step."""
+    """A changed tool is reported at the first call whose result differs, with its step."""
     await recorder.run("r", *SCRIPT)
 
     @tool(name="notes", effect="read")

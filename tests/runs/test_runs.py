@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from handrail import MarkdownSection, Prompt, Session, ToolContext, tool
+from handrail.adapter.run_record import decode_outcome
 from handrail.errors import DefinitionError, PromptEvaluationError, RunBusy, RunError, RunParked, RunUnknown
 from handrail.events import MessageAdded
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
@@ -179,8 +180,6 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
     row = await cancel(other, "r")
     other.close()
     assert row.status == "cancelled"
-    from handrail.adapter.run_record import decode_outcome
-
     (results,) = [m.results for m in decode_outcome(row).messages if isinstance(m, ToolMessage)]
     assert "its outcome is unknown" in results[0].text
     task.cancel()
@@ -219,6 +218,67 @@ async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, mon
     assert (row.status, row.owner, row.stopping) == ("cancelled", "", False)
     assert well_formed([each.message for each in session[MessageAdded].all()])
     assert session[Noted].all() == ()
+    other.close()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("when", ["before it is parked", "after it is parked"])
+async def test_a_run_that_is_cancelled_while_it_is_parked_ends_as_cancelled(
+    recorder: Recorder, when: str, resumed: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A request to cancel that comes too late for the run's lease to be renewed is not lost.
+
+    It may be recorded just before the run is parked, or just after that by somebody who found the run busy before.
+    """
+    other = SqliteJournal(recorder.journal.path, watch=None)
+    asked, may_ask = asyncio.Event(), asyncio.Event()
+    stop = other.runs.stop
+
+    @tool(effect="read")
+    async def ask(context: ToolContext) -> str:
+        """Ask for a number."""
+        assert context.wait_for is not None
+        if resumed:
+            await context.wait_for("first", {}, int)
+        asked.set()
+        await may_ask.wait()
+        return str(await context.wait_for("second", {}, int))
+
+    async def stop_after_parking(run_id: str) -> None:
+        if when == "after it is parked":
+            may_ask.set()
+            await asyncio.wait({task})
+        await stop(run_id)
+
+    monkeypatch.setattr(other.runs, "stop", stop_after_parking)
+    prompt, session = Prompt("p", "Do.", tools=[ask, *TOOLS]), Session(id="s")
+    script = [call("note", text="kept"), call("ask")]
+    if resumed:
+        await parked(recorder, "r", script, "no", prompt=prompt, session=session)
+        (question,) = await recorder.journal.questions.open("r")
+        recorder.answer(question, 1)
+        task = asyncio.ensure_future(recorder.adapter("no").resume("r", prompt))
+    else:
+        task = asyncio.ensure_future(recorder.run("r", script, "no", prompt=prompt, session=session))
+    await asked.wait()
+    row = await cancel(other, "r")
+    may_ask.set()
+    if when == "after it is parked":
+        assert row.status == "cancelled"
+        with pytest.raises(RunParked):
+            await task
+    else:
+        assert row.stopping
+        with pytest.raises(PromptEvaluationError) as ended:
+            await task
+        assert ended.value.phase == "cancelled"
+    row = await other.runs.get("r")
+    assert (row.status, row.owner, row.stopping, row.questions) == ("cancelled", "", False, 0)
+    messages = decode_outcome(row).messages
+    assert well_formed(messages)
+    (results,) = [each.results for each in messages if isinstance(each, ToolMessage)]
+    assert results[0].text == "noted kept"
+    assert "the run was cancelled first" in results[1].text
     other.close()
 
 
@@ -272,7 +332,7 @@ async def test_a_fork_from_the_beginning_asks_the_model_anew(recorder: Recorder)
 
 
 async def test_what_was_done_once_is_not_done_again_in_a_fork(recorder: Recorder):
-    """A fork does not repeat a payment that `once` recorded before the fork's step."""
+    """A fork does not repeat a payment that `once` recorded in the original run."""
     paid: list[str] = []
 
     @tool(effect="idempotent")
@@ -305,7 +365,7 @@ async def test_what_was_done_once_is_not_done_again_in_a_fork(recorder: Recorder
 async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder, tmp_path: Path):
     """An exported run can be imported into another journal, shown, and resumed with its session.
 
-    Its files are not changed there. Importing it again needs a new id.
+    Its file changes are not applied there. Importing it again needs a new id.
     """
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)

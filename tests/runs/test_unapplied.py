@@ -45,9 +45,9 @@ async def lose(recorder: Recorder) -> str:
 
 
 async def test_a_run_is_not_resumed_until_its_changes_are_applied_or_discarded(recorder: Recorder):
-    """A run with unapplied changes is not resumed until the changes are discarded. The call that made them can't be undone.
+    """While a call's changes are unapplied, its run can't be resumed, and the call can't be undone.
 
-    Once the run is resumed, the model is told that the changes were lost.
+    Once the changes are discarded, the run can be resumed, and the model is told that they were lost.
     """
     wrote = await lose(recorder)
     (question,) = await recorder.journal.questions.open("r")

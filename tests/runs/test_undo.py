@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail import Adapter, Prompt, Session, ToolContext, tool
+from handrail import Adapter, Prompt, Session, ToolContext, Workspace, tool
 from handrail.dispatch.turn import ToolCall
 from handrail.errors import RunBusy, RunError, RunParked, UndoRefused
 from handrail.events import MessageAdded
@@ -85,7 +85,7 @@ async def carry_out(base: Path, script: list[Any], split: int, target: int | Non
 
 
 def overlap(written: str, touched: str) -> bool:
-    """Return whether two places overlap: the same slice or path, a parent and a child, or a folder that lists a path."""
+    """Return whether two places overlap: the same slice or path, a folder and a path below it, or a listing and an entry in it."""
     if written.startswith("slice ") or touched.startswith("slice "):
         return written == touched
     one, other = written.removeprefix("file "), touched.removeprefix("file ")
@@ -98,7 +98,7 @@ def overlap(written: str, touched: str) -> bool:
 @settings(deadline=None, max_examples=at_most(60))
 @given(st.data())
 def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataObject):
-    """Undo of a call that succeeded is refused exactly if a later call depends on it.
+    """Undoing a call that succeeded is refused if and only if a later call depends on it.
 
     Otherwise, the result is as if the call had never run.
     """
@@ -235,7 +235,7 @@ async def test_what_can_not_be_undone_is_said(recorder: Recorder):
 
 
 async def test_a_person_s_edit_is_kept(recorder: Recorder):
-    """If a person has changed the file since, undo is refused, and the call stays recorded."""
+    """If a person has changed a file since a call wrote it, undo is refused, and the call does not count as undone."""
     await recorder.run("r", call("write", path="a", text="x"), "end")
     (written,) = await recorder.ids("r")
     (recorder.folder / "a").write_text("mine")
@@ -290,7 +290,7 @@ async def test_a_session_at_work_is_left_alone(recorder: Recorder):
 
 
 async def test_the_same_call_id_in_another_conversation_is_another_call(recorder: Recorder):
-    """Models may repeat call ids in different conversations, and undo changes only its own call's files."""
+    """Models may repeat call ids in different conversations. Undoing one call leaves the other call's files alone."""
     for who in ("ann", "bob"):
         asked = ToolCall("write", {"path": f"{who}.txt", "text": who}, "call_1")
         await recorder.run(who, asked, "end", session=Session(id=who, principal=who))
@@ -303,7 +303,7 @@ async def test_the_same_call_id_in_another_conversation_is_another_call(recorder
 
 
 async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder: Recorder, tmp_path: Path):
-    """If two journals share a folder and have a call with the same ids, undo changes only its own journal's files."""
+    """If two journals share a folder and each has a call with the same ids, undo changes only the files of the given one's call."""
     (tmp_path / "other").mkdir()
     other = SqliteJournal(tmp_path / "other" / "runs.db", watch=None)
     asked = ToolCall("write", {"path": "mine", "text": "x"}, "call_1")
@@ -335,3 +335,21 @@ def test_the_same_call_id_at_another_place_of_a_run_is_another_call(tmp_path: Pa
         with pytest.raises(UndoRefused, match="no commit of this call is kept"):
             files.undo("call_1", **{"run_id": "r", "place": ".2", "journal": "j", **wrong})
     files.close()
+
+
+@tool(effect="staged")
+async def write_and_note(context: ToolContext) -> None:
+    """Change a file and the session."""
+    context.filesystem.write("node_modules/a", "new")
+    context.session.dispatch(Noted("new"))
+
+
+async def test_a_call_that_changed_ignored_files_is_not_undone(recorder: Recorder):
+    """The ignored files of a workspace are not recorded. The refusal does not deny that the call changed slices too."""
+    work = Prompt("work", "Do.", tools=[write_and_note])
+    session, files = Session(id="s"), Workspace("w", cache=recorder.base / "cache")
+    await recorder.run("one", call("write_and_note"), "end", prompt=work, session=session, filesystem=files)
+    [id] = await recorder.ids("one")
+    with pytest.raises(UndoRefused, match="it changed files that are not recorded"):
+        await undo(recorder.journal, "one", id, session=session)
+    assert session[Noted].all() == (Noted("new"),)

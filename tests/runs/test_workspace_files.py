@@ -38,7 +38,7 @@ def shop(tmp_path: Path, **options: object) -> Workspace:
 
 
 def shown(folder: Path) -> dict[str, str]:
-    """Return every path below a folder, with its mode and content."""
+    """Return every path below a folder: a link with its target, anything else with its mode and content."""
     found: dict[str, str] = {}
     for at in sorted(folder.rglob("*")):
         path = str(at.relative_to(folder))
@@ -251,7 +251,7 @@ async def test_a_file_that_is_too_large_is_not_copied_first(tmp_path: Path, sour
 
 
 async def test_the_journal_and_its_key_are_not_copied(tmp_path: Path, source: Path) -> None:
-    """The journal, its key and a folder that contains them are not copied. A run in the workspace could forge records with the key."""
+    """Copying the journal, its key or a folder with them into a workspace is refused: a run there could forge records."""
     (source / "state").mkdir(mode=0o700)
     journal = SqliteJournal(source / "state" / "runs.db", watch=None)
     (tmp_path / "link").symlink_to(source)

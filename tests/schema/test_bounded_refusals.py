@@ -1,4 +1,4 @@
-"""Refusals are bounded: they have at most 4 kB, and list at most twenty problems and the number of the others."""
+"""Refusals are bounded: they take at most 4 kB, list at most twenty problems, and count the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANY = 100_000
 
 @dataclass
 class Order:
-    """An order with parts of many kinds."""
+    """An order with a list, a dict and a choice."""
 
     items: list[int]
     prices: dict[str, float]
@@ -115,7 +115,7 @@ def test_unknown_keys_are_bounded() -> None:
 
 
 def test_long_keys_and_long_choices_are_cut() -> None:
-    """A key of a megabyte, or a type with thousands of choices, does not make a long refusal."""
+    """A key with a million characters, or a type with thousands of choices, does not make a long refusal."""
     assert_bounded(refusal(Schema(dict[str, int]), {"é" * 1_000_000: "x"}))
     choices: Any = Literal[tuple(f"choice {n}" for n in range(5000))]  # type: ignore[valid-type]
     error = refusal(Schema(list[choices]), ["x"] * 30)
@@ -148,7 +148,7 @@ async def test_a_refusal_of_a_handler_is_bounded() -> None:
 
 
 async def test_the_answer_of_the_gate_is_bounded() -> None:
-    """A refused call answers in at most 4 kB, whether its arguments are text or a mapping."""
+    """The result of a refused call has at most 4 kB, whether its arguments are text or a mapping."""
 
     @tool
     async def order(items: list[int], prices: dict[str, float]) -> None:

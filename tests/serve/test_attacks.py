@@ -624,7 +624,7 @@ JSON: list[tuple[str, bytes]] = [
 ]
 
 
-@attack("JSON that bombs, lies or is none")
+@attack("JSON that is too deep, ambiguous or invalid")
 async def _(client: Client) -> str:
     for name, raw in JSON:
         for path in ("/threads/a/messages", "/threads/a/answers", "/agent"):
@@ -666,7 +666,7 @@ async def _(client: Client) -> str:
     return "200, a snapshot"
 
 
-@attack("methods that are none")
+@attack("methods that the path does not accept")
 async def _(client: Client) -> str:
     for method in ("PUT", "PATCH", "TRACE", "CONNECT", "PROPFIND", "OPTIONS", "HEAD"):
         reader, writer = await client.connect()

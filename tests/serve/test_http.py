@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from handrail.errors import DefinitionError
 from handrail.schema.problems import location_of
 from handrail.serve.limits import Limits, Quota, Rate, network_of
-from handrail.serve.metrics import REFUSED, PrometheusMetrics
+from handrail.serve.metrics import REFUSED, RUNS_ENDED, PrometheusMetrics
 from handrail.serve.middleware import CSP
 from handrail.serve.pages import Pages
 from handrail.serve.people import People
@@ -288,6 +288,28 @@ async def test_metrics_count_and_name_nobody(tmp_path: Path):
         assert health["runs"] == 0
 
 
+async def test_a_run_that_waits_for_the_client_s_own_tools_is_not_counted_as_ended(tmp_path: Path):
+    shown = {"name": "map", "description": "Show a map.", "parameters": {"type": "object"}}
+    said = {"id": "1", "role": "user", "content": "call map {}"}
+    body: Any = {"threadId": "t", "runId": "one", "messages": [said], "tools": [shown], "context": []}
+    body["protocolVersion"] = "1.0"
+    async with serving(tmp_path) as client:
+
+        def ended() -> int:
+            return client.app.metrics.value(RUNS_ENDED, outcome="success")
+
+        async with client.stream("POST", "/agent", body) as stream:
+            outcome = (await stream.all())[-1]["outcome"]
+        (call_id,) = outcome["pendingToolCallIds"]
+        assert (outcome["type"], ended()) == ("success", 0)
+        answer = {"id": "2", "role": "tool", "toolCallId": call_id, "content": "seen"}
+        async with client.stream(
+            "POST", "/agent", {**body, "runId": "two", "messages": [said, answer]}
+        ) as stream:
+            assert (await stream.all())[-1]["outcome"]["type"] == "success"
+        assert ended() == 1
+
+
 async def test_a_server_that_stops_says_so_parks_and_ends_its_streams(tmp_path: Path):
     async with serving(tmp_path) as client:
         await client.say("a", "call order")
@@ -383,20 +405,31 @@ async def test_many_runs_stream_at_once(tmp_path: Path):
 
 
 async def test_idle_viewers_do_not_wake_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """While nothing happens, sixty viewers cause fewer than sixty iterations of the event loop in two seconds."""
+    """While nothing happens, sixty viewers cause fewer than sixty iterations of the event loop in two seconds.
+
+    The loop does not wait for these seconds: its clock jumps to the next timer.
+    """
     async with serving(tmp_path) as client, contextlib.AsyncExitStack() as stack:
         await client.say("a", "hello")
         await client.idle("a")
         for _ in range(60):
-            await stack.enter_async_context(client.stream("GET", "/threads/a/events?follow=1"))
-        await asyncio.sleep(0.2)
-        turns: list[float | None] = []
-        selector: Any = asyncio.get_running_loop()._selector  # pyright: ignore[reportAttributeAccessIssue]
-        select = selector.select
-        monkeypatch.setattr(
-            selector, "select", lambda timeout=None: (turns.append(timeout), select(timeout))[1]
-        )
-        await asyncio.sleep(2)
+            stream = await stack.enter_async_context(client.stream("GET", "/threads/a/events?follow=1"))
+            async for _, event in stream.events():
+                if event["type"] == "MESSAGES_SNAPSHOT":
+                    break
+        turns: list[float] = []
+        loop: Any = asyncio.get_running_loop()
+        select, time = loop._selector.select, loop.time
+
+        def jump(timeout: float) -> Any:
+            ready = select(0)
+            turns.append(0 if ready else timeout)
+            return ready
+
+        monkeypatch.setattr(loop, "time", lambda: time() + sum(turns))
+        with monkeypatch.context() as patch:
+            patch.setattr(loop._selector, "select", jump)
+            await asyncio.sleep(2)
         assert len(turns) < 60
 
 
@@ -620,7 +653,10 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
         ),
         (["desk.py", "--files", "work/{principal}"], "'work' is not a folder"),
         (["desk.py", "--tls-cert", "desk.py"], "Give both"),
-        (["desk.py", "--tls-cert", "desk.py", "--tls-key", "desk.py"], "not a certificate and its key"),
+        (
+            ["desk.py", "--tls-cert", "desk.py", "--tls-key", "desk.py"],
+            "can't be used as a certificate and its key",
+        ),
         (["desk.py", "--host", "no.such.host.invalid"], "can't listen on no.such.host.invalid"),
         (["desk.py", "--approve", "later"], "is not one of ask, all, strict"),
         (["desk.py", "--journal", "/dev/null/x"], "--journal"),

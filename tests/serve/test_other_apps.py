@@ -122,7 +122,8 @@ def test_an_app_is_named_as_people_serve_it(tmp_path: Path, monkeypatch: pytest.
     assert "belongs to the prompt 'help'. Serve that prompt." in str(
         ThreadElsewhere("t", app_name(record()), "help")
     )
-    assert "`handrail serve 'the team/a.md'`" in str(ThreadElsewhere("t", "the team/a.md", ""))
+    assert "`handrail serve 'the team/a.md'`." in str(ThreadElsewhere("t", "the team/a.md", ""))
+    assert "`handrail serve a.md` in the folder of that file." in str(ThreadElsewhere("t", "a.md", ""))
 
 
 async def test_an_answer_that_the_served_prompt_cant_use_is_refused(tmp_path: Path) -> None:

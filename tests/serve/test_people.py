@@ -20,7 +20,7 @@ from starlette.requests import Request
 from handrail import SqliteJournal
 from handrail.errors import DefinitionError
 from handrail.serve.limits import Limits
-from handrail.serve.people import SESSION_SECONDS, People
+from handrail.serve.people import SESSION_SECONDS, People, Person
 from handrail.serve.principal_files import PrincipalFiles, folder_name
 from handrail.serve.principals import Principals
 from handrail.serve.refusals import RequestRefused
@@ -376,6 +376,44 @@ async def test_a_revoked_session_ends_its_open_stream_before_anything_more_is_se
         people.remove("ann")
         assert (await client.ask("GET", "/about", headers=headers_of("ann"))).status == 401
     people.close()
+
+
+@pytest.mark.parametrize("kind", ["events", "agent"])
+async def test_an_expired_session_ends_its_open_stream_before_anything_more_is_sent(
+    tmp_path: Path, kind: str
+):
+    """The end of the run is not sent. A page that opens the stream again is refused with a 401, and shows the sign-in form."""
+    people, clock = People(tmp_path / "people.db"), Clock()
+    people.add("ann", secret=SECRET)
+    message = {"id": "m", "role": "user", "content": "hold"}
+    input: Any = {"threadId": "t", "runId": "r", "messages": [message], "tools": [], "context": []}
+    async with serving(tmp_path, clock=clock) as client:
+        page = await signed_in(client, name="ann", password=SECRET)
+        if kind == "events":
+            await client.say("t", "hold", page)
+            opened = client.stream("GET", "/threads/t/events?follow=1", headers=page)
+        else:
+            opened = client.stream("POST", "/agent", input, page)
+        async with opened as stream:
+            reader = stream.events()
+            await anext(reader)
+            clock.seconds = SESSION_SECONDS
+            await client.ask("POST", "/threads/t/cancel", {}, headers_of("ann"))
+            async for _, event in reader:
+                assert event["type"] not in ("RUN_FINISHED", "RUN_ERROR")
+        again = await client.ask("GET", "/threads/t/events?follow=1", headers=page)
+        assert again.status == 401
+    people.close()
+
+
+def test_a_stream_is_not_allowed_if_its_person_was_removed_before_it_opened():
+    people = People()
+    people.add("ann", secret=SECRET)
+    principals = Principals(people, limits=Limits())
+    person = Person("ann", frozenset({"user"}))
+    assert principals.watch(person)()
+    people.remove("ann")
+    assert not principals.watch(person)()
 
 
 async def test_a_role_that_changed_counts_at_once(tmp_path: Path):

@@ -54,7 +54,7 @@ async def stubborn(context: ToolContext) -> str:
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
-            pass
+            Path("ignored").touch()
 
 
 @tool

@@ -298,8 +298,14 @@ def address(stdout: IO[bytes], log: IO[bytes]) -> str:
     if not line.startswith("http://127.0.0.1:"):
         log.seek(0)
         wrote = log.read().decode(errors="replace")[-2000:]
-        what = "ended" if ready else f"said nothing for {START_SECONDS:.0f} s"
-        raise ServerFailed(f"the server {what}: {line}\n{wrote}")
+        what = f"said nothing for {START_SECONDS:.0f} s"
+        if ready:
+            what = (
+                f"printed {line!r}, which is not its address"
+                if line
+                else "ended without printing its address"
+            )
+        raise ServerFailed(f"the server {what}:\n{wrote}")
     return line
 
 

@@ -22,6 +22,7 @@ from handrail import (
     ToolContext,
     tool,
 )
+from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.messages import AssistantMessage, ModelRequest, ToolMessage, UserMessage
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import ServedApp, asgi
@@ -292,15 +293,16 @@ async def serving(
     host: str = "127.0.0.1",
     limits: Limits | None = None,
     people_file: str = "people.db",
+    clock: Clock = SYSTEM_CLOCK,
     **options: Any,
 ) -> AsyncGenerator[Client]:
     """Start a server in this process, as `handrail serve` would, and yield a client of it.
 
     If neither the options nor users in the folder determine who may use the server, it has a token, which the client
-    sends.
+    sends. Sessions end by `clock`.
     """
     journal = SqliteJournal(folder / "runs.db")
-    people = People(folder / people_file)
+    people = People(folder / people_file, clock=clock)
     headers: dict[str, str] = {}
     if not options.keys() & {"authenticate", "token"} and not people.has_users():
         options["token"] = TOKEN

@@ -110,8 +110,8 @@ def problems(wire: str, body: bytes) -> list[str]:
         request = strict_json(body)
     except _Problem as problem:
         return [str(problem)]
-    if not isinstance(request, dict) or isinstance(request, _Twice):
-        return ["the body is not an object that has each key once"]
+    if not isinstance(request, dict):
+        return ["the body is not an object"]
     rules = {"chat": _chat, "responses": _responses, "messages": _messages, "gemini": _gemini}[wire]
     return list(rules(cast("dict[str, Any]", request)))
 
@@ -120,10 +120,7 @@ def problems(wire: str, body: bytes) -> list[str]:
 
 
 def strict_json(data: bytes | str) -> Any:
-    """Decode JSON as strictly as the strictest of the providers' parsers. Raises `_Problem` if that parser would refuse it.
-
-    An object with a repeated key is not refused, but decoded as a `_Twice`.
-    """
+    """Decode JSON as strictly as the strictest of the providers' parsers. Raises `_Problem` if that parser would refuse it."""
     try:
         text = data if isinstance(data, str) else data.decode()
         value = json.loads(
@@ -139,11 +136,10 @@ def strict_json(data: bytes | str) -> Any:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
-    return made if len(made) == len(pairs) else _Twice(made)
-
-
-class _Twice(dict[str, Any]):
-    """An object in which a key occurred more than once."""
+    if len(made) < len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise _Problem(f"the key {key[:80]!r} is repeated")
+    return made
 
 
 def _constant(name: str) -> NoReturn:

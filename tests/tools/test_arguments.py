@@ -11,8 +11,8 @@ import handrail
 from handrail import Agent, Budget, Handoff, Prompt, ScriptedModel, Tool, tool
 from handrail.errors import DefinitionError
 
-NOT_WRITTEN_BY_USERS = {"Operation", "Parked", "Section", "Worker"}
-"""Classes that are not checked: two that Handrail itself creates, the plain dataclass `Parked`, and the abstract `Section`."""
+NOT_WRITTEN_BY_USERS = {"Operation", "Section", "Worker"}
+"""Classes that are not checked: two that Handrail itself creates, and the abstract `Section`."""
 
 REQUIRED: dict[str, tuple[Any, ...]] = {
     "Adapter": (ScriptedModel([]),),

@@ -89,8 +89,8 @@ async def test_a_nested_worker_has_the_bytes_that_it_was_given(tmp_path: Path) -
     assert sender.requests[0].messages[-1].text == "a.txt=b'one'"
 
 
-async def test_without_a_journal_nothing_is_recorded(tmp_path: Path) -> None:
-    """Without a journal, a worker that is called with the path of a file gets the file as an attachment too."""
+async def test_a_nested_worker_gets_its_attachments_without_a_journal(tmp_path: Path) -> None:
+    """A worker that is called with the path of a file gets the file as an attachment, also if nothing is recorded."""
     registry = sound(tmp_path, TOOLS, sender=MAIN, main="---\nworkers: [sender]\n---\nGo.")
     call = ToolCall("sender", {"input": "go", "attachments": ["a.txt"]})
     sender = ScriptedModel([ToolCall("send", {}), "sent"])

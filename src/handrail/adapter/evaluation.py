@@ -14,11 +14,12 @@ import msgspec
 
 from handrail.adapter.apps import prompt_of
 from handrail.adapter.call_adapter import bind_model
+from handrail.adapter.cancelled_run import end_stopped
 from handrail.adapter.conversation import root_conversation
 from handrail.adapter.loop import NO_MESSAGE, run_in, with_sections
 from handrail.adapter.mask import SecretMask
 from handrail.adapter.response import PromptResponse, respond
-from handrail.adapter.run_lease import acquire_in_process, acquire_run
+from handrail.adapter.run_lease import acquire_in_process, acquire_run, stopped
 from handrail.adapter.run_record import (
     ResumedRun,
     RunOutcome,
@@ -31,9 +32,10 @@ from handrail.adapter.run_record import (
     session_after,
 )
 from handrail.adapter.settings import Settings, check_added, check_files, forward_events, settings_of
+from handrail.cancellation import finish
 from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.options import Recoverable, RunFiles, RunOptions
-from handrail.errors import DefinitionError, PromptEvaluationError, RunError
+from handrail.errors import DefinitionError, HandrailError, PromptEvaluationError, RunError
 from handrail.guard.approval_memory import keep_decisions
 from handrail.journal.location import check_out_of_reach
 from handrail.journals import Journal
@@ -72,9 +74,27 @@ async def evaluate(
     options = options.replace(session=session, run_id=run_id)
     if journal is None:
         return await _go(adapter, prompt, options, streaming, None)
-    with acquire_in_process(journal, run_id):
-        async with _opened_files(options, journal, run_id) as options:
-            return await _go(adapter, prompt, options, streaming, RunLog(journal, run_id, options.clock))
+    async with _stoppable(journal, run_id):
+        with acquire_in_process(journal, run_id):
+            async with _opened_files(options, journal, run_id) as options:
+                return await _go(adapter, prompt, options, streaming, RunLog(journal, run_id, options.clock))
+
+
+@contextlib.asynccontextmanager
+async def _stoppable(journal: Journal, run_id: str) -> AsyncGenerator[None]:
+    """End the run as cancelled if the block leaves it although somebody has asked to cancel it, and raise `PromptEvaluationError` then.
+
+    The request may have come too late for the block, for example while the run was being parked.
+    """
+    try:
+        yield
+    except HandrailError:
+        is_ended = False
+        with contextlib.suppress(HandrailError):  # the run may not be in the journal
+            is_ended = await finish(end_stopped(journal, run_id))
+        if is_ended:
+            raise stopped(run_id) from None
+        raise
 
 
 @contextlib.asynccontextmanager
@@ -110,7 +130,7 @@ async def resume(
     if row.status in OVER:
         return await _recorded_answer(journal, row, prompt, session)
     check_resumed(row, prompt, options.filesystem, options.tools)
-    async with acquire_run(journal, run_id) as row:
+    async with _stoppable(journal, run_id), acquire_run(journal, run_id) as row:
         if row.status in OVER:  # the run may have ended since its row was read
             return await _recorded_answer(journal, row, prompt, session)
         if row.deaths >= (MOST_WORKER_DEATHS if row.queue else MOST_DEATHS):

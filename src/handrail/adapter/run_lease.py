@@ -15,7 +15,7 @@ import msgspec
 from handrail.clock import Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
-from handrail.errors import HandrailError, JournalError, RunBusy
+from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunBusy
 from handrail.journals import Journal
 from handrail.place import RUN
 from handrail.records import Entry, RunRow
@@ -25,6 +25,12 @@ log = logging.getLogger("handrail.adapter")
 
 STOPPED = "cancelled by somebody else"
 """The reason for a cancellation that was requested through the journal."""
+
+
+def stopped(run_id: str) -> PromptEvaluationError:
+    """Return the error that a run raises if it was cancelled through the journal."""
+    return PromptEvaluationError(f"run {run_id!r} was {STOPPED}", phase="cancelled", run_id=run_id)
+
 
 _held: set[tuple[int, str]] = set()
 _lock = threading.Lock()

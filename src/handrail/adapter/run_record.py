@@ -15,7 +15,7 @@ from handrail.adapter.apps import code_of
 from handrail.adapter.conversation import ROOT, Conversation, sendable
 from handrail.adapter.requests import begun_runs, check_begun
 from handrail.adapter.response import Outcome, PromptResponse
-from handrail.adapter.run_lease import STOPPED, deadline_after, leased, note_deadline
+from handrail.adapter.run_lease import STOPPED, deadline_after, leased, note_deadline, stopped
 from handrail.adapter.undone_calls import UndoneCalls, forget_undone, undone_in
 from handrail.cancellation import open_scope
 from handrail.clock import Clock
@@ -265,8 +265,7 @@ async def carry_out(
             raise RunBusy(run_id, (await journal.runs.get(run_id)).owner) from None
         if frame.cancellation.reason == STOPPED:
             scope.absorb()
-            said = f"run {run_id!r} was {STOPPED}"
-            raise PromptEvaluationError(said, phase="cancelled", run_id=run_id) from None
+            raise stopped(run_id) from None
         raise
     except (RunBusy, WorkspaceTakenError, GeneratorExit) as error:
         if isinstance(error, GeneratorExit):  # nothing can be awaited any more, as if the process had ended

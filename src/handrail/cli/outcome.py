@@ -84,6 +84,8 @@ class Failure(NamedTuple):
 def _parked_message(error: RunParked, journal: str) -> str:
     names = ", ".join(escape(question.name) for question in error.questions)
     answer, resume = (runs_command(verb, error.run_id, journal) for verb in ("answer", "resume"))
+    if not names:
+        return f"The run was parked, and it has no open question. Continue it with `{resume}`."
     how = f"Answer with `{answer}`, then `{resume}`."
     if any(question.secret for question in error.questions):
         how = f"The answer may be a secret, which is not recorded. `{resume}` asks for it at a terminal."
@@ -197,9 +199,8 @@ def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
     out.flush()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # child processes do not inherit a stream without a descriptor
+        # child processes do not inherit a stream without a descriptor
+        with contextlib.suppress(OSError, ValueError):
             number, kept = out.fileno(), os.dup(out.fileno())
             stack.callback(os.close, kept)
             os.dup2(sys.stderr.fileno(), number)

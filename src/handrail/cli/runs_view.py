@@ -247,7 +247,10 @@ def _answered(asked: QuestionRecord) -> Text:
 
 
 def question_text(question: Question, full: bool = False) -> Text:
-    """Format an open question with its id and the first 16 digits of its digest. Without `full`, long parts are cut."""
+    """Format an open question with its id and the first 16 digits of its digest.
+
+    A long message is cut. Without `full`, long rows and a long diff are cut too.
+    """
     text = Text(f"? {_line(exact(question.message))}", "yellow")
     text.append(f"  {escape(question.id)}", "dim")
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 240

@@ -59,9 +59,8 @@ def _erase(variable: str) -> None:
     name = f"{variable}=".encode()
     with contextlib.suppress(OSError, ValueError):
         shown = Path("/proc/self/environ").read_bytes()
-        start = int(
-            Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47]
-        )  # the field `env_start`
+        # the field `env_start`
+        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])
         at = 0
         for entry in shown.split(b"\0"):
             if start and entry.startswith(name):

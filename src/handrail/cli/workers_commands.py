@@ -148,9 +148,8 @@ def new(name: str) -> int:
             f"{name!r} can't name a folder of workers. Use letters, digits, - and _, such as: handrail new demo"
         )
         return USAGE
-    if not os.path.isdir(
-        folder.parent
-    ):  # unlike `Path.is_dir`, this returns False for a name that is too long
+    # unlike `Path.is_dir`, this returns False for a name that is too long
+    if not os.path.isdir(folder.parent):
         print_error(f"there is no folder {folder.parent}. Create it first, or choose another place.")
         return USAGE
     if os.path.lexists(folder):
@@ -158,9 +157,8 @@ def new(name: str) -> int:
         return USAGE
     try:
         shutil.copytree(STARTER, folder)
-        (folder / "tools.py.txt").rename(
-            folder / "tools.py"
-        )  # stored as .txt so that it is not a module of this package
+        # stored as .txt so that it is not a module of this package
+        (folder / "tools.py.txt").rename(folder / "tools.py")
     except OSError as error:
         print_error(f"can't create {folder}: {error.strerror or error}. Choose another place.")
         return FAILED

@@ -214,7 +214,10 @@ class Frame:
     """The tools that have a handler and require neither a person, a model nor a worker. Looking one up needs no check."""
     policies: tuple[ToolPolicy, ...]
     secretive: bool
-    """Whether any tool, shown or not yet shown, takes secrets, or the run's answer may have some. If so, the model's calls are masked."""
+    """Whether any tool, shown or not yet shown, takes secrets, or the run's answer may have some.
+
+    If so, they are masked in the model's calls wherever these are recorded or shown.
+    """
 
     def __init__(
         self,

@@ -34,11 +34,12 @@ class HeadlessEnvironment(Environment):
 
 
 class LaterEnvironment(Environment):
-    """An environment in which a person answers later. Until then, the run is parked with its questions.
+    """An environment in which a person answers later. Until then, the run is parked with its questions, if it can be parked.
 
     This environment is meant for servers and jobs that must not keep a run in memory while a person takes days to answer.
-    It needs a journal; without one, a question is cancelled, because it can't be recorded. A question from a call
-    that was given a secret is cancelled too: secrets are not recorded, so such a run can't be parked.
+    A run stays in memory if it has an open call that can't be run again from the start. The environment needs a journal; without
+    one, a question is cancelled, because it can't be recorded. A question is also cancelled if its call, or a call around it,
+    was given a secret: secrets are not recorded, so such a run can't be parked.
     """
 
     run_mode: RunMode = "user"

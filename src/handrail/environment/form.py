@@ -383,7 +383,7 @@ def diff_lines(
     limit: int | None = DIFF_LINES,
     more: str = "v to view all",
 ) -> list[str]:
-    """Return the question's diff in colour behind a bar, or no lines if it has none.
+    """Return the lines of the question's diff, styled and behind a bar, or no lines if it has none.
 
     The diff is cut to at most `limit` lines, and `more` says how to see the rest. If `limit` is None, it is not cut.
     """

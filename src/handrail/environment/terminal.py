@@ -91,7 +91,7 @@ def _wake(ready: asyncio.Future[None]) -> None:
 
 
 class Screen(Protocol):
-    """Other output on the same terminal. It must pause while a question is asked."""
+    """A writer of other output to the same terminal, which must pause while a question is asked."""
 
     def hold(self) -> contextlib.AbstractContextManager[None]:
         """Hold back other output inside this block, and print it afterwards."""

@@ -56,7 +56,7 @@ _CUT_SECONDS = 5.0
 
 
 class _LegEnvironment(LaterEnvironment):
-    """The environment of a leg: people answer later, through the journal. The run is parked until then."""
+    """The environment of a leg: people answer later, through the journal. Until then, the run is parked, if it can be parked."""
 
     def __init__(self) -> None:
         self.parking: Parking | None = None
@@ -132,7 +132,7 @@ class Runner:
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0) -> None:
         """Execute legs until `stop` is set. Then take no more runs, and give the current legs `grace` seconds to finish.
 
-        Legs that are left after that are interrupted, and their runs are due for other workers at once. The same happens
+        Legs that are left after that are interrupted, and their runs are immediately due for other workers. The same happens
         without the grace period if this worker fails or is cancelled.
         """
         self._narrator = _narrator(self.journal, self._clock)
@@ -202,7 +202,7 @@ class Runner:
         )
 
     async def _return(self, row: RunRow) -> None:
-        """Release a run that this process holds and does not execute, so that it is due for other workers at once."""
+        """Release a run that this process holds and does not execute, so that it is immediately due for other workers."""
         now = self._clock.now().timestamp()
         await self.journal.runs.leave(row.record.id, row.status, row.outcome, due_at=now)
 
@@ -386,8 +386,8 @@ class Runner:
     async def _cut_off(self) -> None:
         """Interrupt the legs that are still executing, and make their runs due for other workers.
 
-        The runs are made due before they are parked. So they keep their workspaces, and other workers continue them even if
-        this process is killed meanwhile.
+        The runs are made due before they are parked, because a run that is parked and not due does not keep its workspace. Other
+        workers continue the runs even if this process is killed meanwhile.
         """
         with contextlib.suppress(JournalError):
             for run_id in tuple(self._legs):

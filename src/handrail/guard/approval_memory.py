@@ -271,7 +271,7 @@ def _record(session: Session, fact: ApprovalRemembered | ApprovalRevoked) -> Non
 class Recall:
     """Looks up the remembered decision that covers one request, and remembers an answer to it.
 
-    `cover` returns the request's keys for a session id: this session's, or that of the session in which a denial was made.
+    `cover` returns the keys that the request has in the session with a given id. A denial may come from another session.
     """
 
     __slots__ = ("_clock", "_cover", "_question", "_session", "is_open", "used")

@@ -39,7 +39,7 @@ class RunState(msgspec.Struct, frozen=True):
     calls: int
     """The number of calls that the run's model has made so far."""
     seconds: float
-    """The duration of the run so far, in seconds."""
+    """Seconds since the run began or was last resumed."""
     given: int
     """The number of times that this provider or checker has spoken in this run."""
     deadline: Deadline | None = None
@@ -277,7 +277,7 @@ def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer of a provider or checker."""
+    """The answer of a feedback provider or a completion checker."""
 
     text: str | None = None
     """The advice, or what is missing; None or "" for nothing."""

@@ -326,8 +326,8 @@ def _named(tool: Tool[Any, Any], params: Any, context: ToolContext) -> set[str]:
 class Scoped:
     """A section's policy. It decides on the section's tools only.
 
-    Its `on_result` gets the successful results of all tools. If the policy is a `ResultsNoter`, its `note_result` gets those
-    of tools outside the section instead.
+    Its `on_result` gets the successful results of all tools. If the policy is a `ResultsNoter`, its `note_result` gets the
+    results of tools outside the section instead.
     """
 
     def __init__(self, policy: ToolPolicy, tools: frozenset[str]) -> None:

@@ -1,4 +1,4 @@
-"""`ReadBeforeWritePolicy`: a file is read before it is overwritten."""
+"""`ReadBeforeWritePolicy`, which requires that a file be read before it is changed."""
 
 from __future__ import annotations
 

@@ -44,6 +44,7 @@ from handrail.replay.marks import has_secret
 from handrail.schema import Schema, is_instance
 from handrail.schema.kinds import describe_kind
 from handrail.schema.problems import describe
+from handrail.spelling import checked_arguments
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.signature import MISSING, Signature, caller_namespace, context_parameter, positional, read
 
@@ -52,6 +53,7 @@ PublicT = TypeVar("PublicT")
 ResultT = TypeVar("ResultT")
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class Parked(Generic[PrivateT, PublicT]):
     """The value that `before` returns to hand the decision over.
@@ -82,7 +84,7 @@ class Act:
     is_async: bool
     context_type: type[ToolContext]
     takes: tuple[Any, ...]
-    """The annotations of the function's positional parameters."""
+    """The annotations of the parameters that are passed by position."""
     returns: Any
     wants_params: bool
 
@@ -153,11 +155,8 @@ def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> N
     except TypeError:  # `issubclass` does not accept a TypedDict or a generic alias
         return
     if not fits:
-        raise ToolDefinitionError(
-            handoff,
-            f"{what} is {describe(given)} and {whose} is annotated {describe(wanted)}",
-            "Make them the same type.",
-        )
+        problem = f"{what} is {describe(given)} and {whose} is annotated {describe(wanted)}"
+        raise ToolDefinitionError(handoff, problem, "Make them the same type.")
 
 
 def either(one: Any, other: Any) -> Any:
@@ -410,7 +409,7 @@ def without_private(result: ToolResult[Any]) -> ToolResult[Any]:
 
 
 def _masked_by(schema: Schema[Any]) -> Callable[[ToolResult[Any]], ToolResult[Any]]:
-    """Return a function that masks the secrets in a result."""
+    """Return a function that masks the secrets in the value of a successful result."""
 
     def shown(result: ToolResult[Any]) -> ToolResult[Any]:
         return (

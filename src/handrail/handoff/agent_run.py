@@ -96,8 +96,8 @@ def run_as_agent(
 
     If the tool is a handoff, only its `client` act runs, on the given public data, and the act's answer is returned. To run
     all acts, use `gate.invoke` or `context.call`. Any other tool is called with these params, through a gate with these
-    `policies`. The tool or act may `call` the given `tools`. Its events are passed to `on_emit` at once; an async `on_emit`
-    is awaited.
+    `policies`. The tool or act may `call` the given `tools`. Its events are passed to `on_emit` immediately. An async
+    `on_emit` is awaited before this returns.
 
     Raises `CallFailed` if the call fails, `ToolValidationError` if the public data does not fit the handoff, and
     `DefinitionError` if the tool can't run this way, for example because its handler takes a `UserContext`.

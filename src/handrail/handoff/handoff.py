@@ -172,7 +172,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
 
         Returns the parked data, which you may keep for as long as you like, or a `ToolResult` if the call failed, was
         denied, or ended early. Show only `parked.public`. If you store its parts, store `parked.id` too. What `before`
-        did is committed before this returns.
+        did is committed before this returns. In a handler, it is committed to the handler's call.
         """
         from handrail.handoff import halves
 
@@ -187,9 +187,9 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     ) -> Operation[ToolResult[Any]]:
         """Run the second half of the handoff: validate the answer, run `after`, and return its result.
 
-        The private data and the answer may be plain JSON values, as they are read back from a store. Raises
-        `ToolValidationError` if one of them does not fit, and `DefinitionError` if `parked` is not a `Parked` with an id, or if
-        `after` needs params that are not given, both before anything has run.
+        The private data and the answer may be plain JSON values, as they are read back from a store. Before
+        anything has run, this raises `ToolValidationError` if one of them does not fit, and `DefinitionError` if `parked` is not
+        a `Parked` with an id, or if `after` needs params that are not given.
 
         A handoff is finished once. A second `finish` raises `AnswerRefused`, in every process that uses the same journal.
         Without a journal, only the same process knows, and only for the last 10,000 handoffs that it finished. If `after`

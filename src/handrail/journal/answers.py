@@ -75,7 +75,7 @@ def _check_votes(question: Question, answer: Answer) -> None:
         needed = " and ".join(map(str, question.quorums))
         raise AnswerRefused(
             question.id,
-            f"{answer.by!r} may not answer it alone",
+            f"{answer.by!r} may not answer it alone or against the votes",
             f"It needs {needed} other than {question.principal!r}. They find the question in their inbox on the page.",
         )
 

@@ -47,7 +47,7 @@ def key_beside(journal: str, is_new: bool) -> bytes:
         raise JournalError(
             journal,
             f"its key {path.name!r} is missing",
-            f"Restore the original file, or set {KEY_VARIABLE} to the original key.",
+            f"Restore the original file or, if the journal was created with {KEY_VARIABLE} or {KEY_FILE_VARIABLE}, set that again.",
         )
     check_private(journal, path)
     key = path.read_bytes()

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunBusy
 from handrail.journal.answers import check_answer
-from handrail.mcp.calls import Calls, CallUnknown, LiveCall
+from handrail.mcp.calls import CallRefused, Calls, CallUnknown, LiveCall
 from handrail.question import Answer, Question
 from handrail.serve.agui.wire_events import plain_json
 from handrail.serve.middleware import PRINCIPAL
@@ -104,13 +104,15 @@ class AnswerPage:
 
         A recorded call that no process executes is resumed.
 
-        Raises `RequestRefused` if there is no such question, or if a different process executes the call.
+        Raises `RequestRefused` if there is no such question, if a different process executes the call, or while the server stops.
         """
         principal = request.scope[PRINCIPAL]
         try:
             call = await self._calls.resume(call_id, principal=principal, asks=True, opens=True)
         except CallUnknown:
             call = self._calls.find(call_id, principal)
+        except CallRefused as error:
+            raise RequestRefused(503, "Stopping", str(error), retry_after=5.0) from None
         except RunBusy:
             raise RequestRefused(
                 409, "RunBusy", "a different server process is executing this call. Try again soon."

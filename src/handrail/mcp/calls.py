@@ -66,8 +66,8 @@ class CallUnknown(HandrailError, LookupError):
     """Raised if there is no such call, or if it belongs to a different principal."""
 
 
-class TooManyCalls(HandrailError, RuntimeError):
-    """Raised if a principal has as many calls in progress as the server allows."""
+class CallRefused(HandrailError, RuntimeError):
+    """Raised if a principal has as many calls in progress as the server allows, or if the server is stopping."""
 
 
 class Calls:
@@ -88,6 +88,7 @@ class Calls:
         self._files = files
         self._arguments = arguments
         self._live: dict[str, LiveCall] = {}
+        self.is_stopping = False
         self.most: float = math.inf
         """Maximum number of a principal's calls in this process. At the limit, recorded calls can still be resumed."""
         self._left: dict[str, LiveCall] = {}
@@ -110,11 +111,12 @@ class Calls:
     ) -> LiveCall:
         """Start a call. With `asks`, the client's user can be asked. With `opens`, they can be asked for secrets too, on a page.
 
-        Raises `TooManyCalls` at the limit, `ToolValidationError` if the arguments can't be recorded, and the errors of `ServedTools.load`.
+        Raises `CallRefused` at the limit and while the server stops, `ToolValidationError` if the arguments can't be recorded,
+        and the errors of `ServedTools.load`.
         """
         prompt = await self.tools.load()
         if sum(each.principal == principal for each in self._live.values()) >= self.most:
-            raise TooManyCalls(
+            raise CallRefused(
                 f"you have {self.most} calls in progress, which is the limit. Wait until one ends, or cancel one."
             )
         run_id = random_id()
@@ -165,8 +167,7 @@ class Calls:
             row = await self.journal.runs.get(run_id)
         except RunUnknown:
             raise unknown from None
-        record = row.record
-        message = CallMessage.read(decode_begin(record).message)
+        record, message = row.record, CallMessage.read(decode_begin(row.record).message)
         if message is None or record.principal != principal or record.prompt != self.tools.name:
             raise unknown
         return row, message
@@ -199,7 +200,8 @@ class Calls:
     ) -> LiveCall | ToolResult[Any]:
         """Continue a recorded call, with the options of `begin`. Returns its result if it is over, or else the live call.
 
-        Raises `CallUnknown` if this principal has no such call, `RunBusy` if a different process executes it, and what `ServedTools.load` raises.
+        Raises `CallUnknown` if this principal has no such call, `RunBusy` if a different process executes it, `CallRefused` while
+        the server stops, and what `ServedTools.load` raises.
         """
         row, message = await self.row(run_id, principal)
         if row.status in OVER:
@@ -224,6 +226,8 @@ class Calls:
         return self._start(call, lambda: adapter.resume(run_id, prompt, **options))
 
     def _start(self, call: LiveCall, run: Callable[[], Awaitable[Any]]) -> LiveCall:
+        if self.is_stopping:
+            raise CallRefused("the server is stopping. No recorded call is lost. Try again soon.")
         self._live[call.run_id] = call
         call.start(run)
         waiting = [each for each in self._live.values() if each.rests]
@@ -250,7 +254,8 @@ class Calls:
                     del self._left[next(iter(self._left))]
 
     async def stop(self) -> None:
-        """Remove every call from memory, as `LiveCall.leave` does. Waits at most `STOP_SECONDS`."""
+        """Refuse new calls, and remove every call from memory, as `LiveCall.leave` does. Waits at most `STOP_SECONDS`."""
+        self.is_stopping = True
         calls = list(self._live.values())
         for call in calls:
             call.leave()
@@ -266,9 +271,7 @@ class LiveCall:
     ) -> None:
         self._calls = calls
         self.journal = calls.journal
-        self.run_id = run_id
-        self.name = name
-        self.principal = principal
+        self.run_id, self.name, self.principal = run_id, name, principal
         self._opens = opens
         self.environment = calls.environment(self, asks)
         self.report: Report | None = None
@@ -370,8 +373,7 @@ class LiveCall:
         """
         taken = False
         for id, question in list(self.questions.items()):
-            response = responses.get(key_of(question))
-            given = None if response is None else answer_of(question, response)
+            given = answer_of(question, responses.get(key_of(question)))
             if given is None:
                 continue
             if digests is not None and digests.get(id) != question.digest:
@@ -457,9 +459,7 @@ class LiveCall:
     def _take_progress(self, event: Progress) -> None:
         self.last_progress = event.message
         if self.report is not None and event.done is not None:
-            sent = asyncio.get_running_loop().create_task(
-                _report(self.report, event.done, event.total, event.message)
-            )
+            sent = asyncio.ensure_future(_report(self.report, event.done, event.total, event.message))
             self._reports.add(sent)
             sent.add_done_callback(self._reports.discard)
 

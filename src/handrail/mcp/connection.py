@@ -182,9 +182,8 @@ class Connection:
             await asyncio.sleep(wait)
             async with (
                 self._server.open(lost, self._ask_login) as streams,
-                self._within(
-                    CONNECT_TIMEOUT
-                ) as limit,  # not around the start of a process, which must not be interrupted
+                # not around the start of a process, which must not be interrupted
+                self._within(CONNECT_TIMEOUT) as limit,
                 Client(
                     contextlib.nullcontext(streams),
                     mode=self._server.mode,

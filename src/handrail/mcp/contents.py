@@ -45,7 +45,7 @@ def attachments_in(blocks: Sequence[ContentBlock], secrets: Secrets) -> tuple[At
 
 
 def _files(blocks: Sequence[ContentBlock]) -> Iterator[tuple[str, str | None, str]]:
-    """Yield the name, the media type and the base64 text of each image, sound and binary file."""
+    """Yield the name, the media type, if known, and the base64 text of each image, sound and binary file."""
     for block in blocks:
         match block:
             case ImageContent() | AudioContent():

@@ -104,7 +104,7 @@ class HttpServer:
             limits=limits,
             hosts=hosts,
             origins=origins,
-            stopping=self._is_stopping.is_set,
+            stopping=lambda: served.calls.is_stopping,
             access=None if access_log is None else AccessLog(access_log),
         )
 

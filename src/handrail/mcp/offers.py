@@ -94,7 +94,7 @@ class SectionPrompts:
         except (ValidationError, HandrailError) as error:
             problem = _problems(error) if isinstance(error, ValidationError) else str(error)
             raise MCPError(
-                wire.INVALID_PARAMS, f"the arguments of {params.name!r} are invalid: {problem}"
+                wire.INVALID_PARAMS, f"{params.name!r} can't be rendered with these arguments: {problem}"
             ) from None
         attachments = (rendered if opening is None else opening.rendered).attachments
         content = [wire.TextContent(text=text), *map(block_of, attachments)]

@@ -24,7 +24,7 @@ from handrail.adapter import Adapter
 from handrail.dispatch.options import SharedArguments
 from handrail.errors import RunBusy, ToolValidationError
 from handrail.journals import Journal
-from handrail.mcp.calls import NO_PAGE, PARK_AFTER, Calls, CallUnknown, LiveCall, TooManyCalls
+from handrail.mcp.calls import NO_PAGE, PARK_AFTER, CallRefused, Calls, CallUnknown, LiveCall
 from handrail.mcp.forms import address_of, can_ask, form_of, key_of
 from handrail.mcp.offers import FileResources, SectionPrompts
 from handrail.mcp.results import content_of, describe
@@ -149,7 +149,7 @@ class ToolServer:
                     opens=self.can_open(request),
                     report=request.session.report_progress,
                 )
-            except TooManyCalls as error:
+            except CallRefused as error:
                 raise MCPError(wire.INVALID_REQUEST, str(error)) from None
             except ToolValidationError as error:  # arguments that are not valid Unicode can't be recorded
                 call = ToolResult.error(f"The arguments of {tool.name} are invalid: {error}.")
@@ -179,7 +179,7 @@ class ToolServer:
 
         If this process does not have the call in memory, the responses are recorded and the call is resumed.
 
-        Raises `MCPError` if there is no such call, or if a different process executes it.
+        Raises `MCPError` if there is no such call, if a different process executes it, or while the server stops.
         """
         found = self.calls.find(run_id, principal)
         if found is not None:
@@ -201,6 +201,8 @@ class ToolServer:
                 wire.INVALID_PARAMS,
                 "nothing waits for this answer: it was given, or it came too late. Call the tool again",
             ) from None
+        except CallRefused as error:
+            raise MCPError(wire.INVALID_REQUEST, str(error)) from None
         except RunBusy:
             raise MCPError(
                 wire.INVALID_PARAMS, "a different server process is executing this call. Try again soon"
@@ -253,9 +255,8 @@ class ToolServer:
                 await call.closed(opened, OPEN_SECONDS)
             while True:
                 has_ended = await call.wait()
-                if (
-                    call.task.cancelled()
-                ):  # by a different request or process: this request's session is still open
+                # cancelled by a different request or process: this request's session is still open
+                if call.task.cancelled():
                     return content_of(ToolResult.error(f"{call.name} was cancelled."))
                 if has_ended and not call.is_parked:
                     await call.flush()

@@ -19,7 +19,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from handrail import runs
 from handrail.adapter.run_record import decode_outcome
 from handrail.errors import RunBusy
-from handrail.mcp.calls import CallUnknown, LiveCall
+from handrail.mcp.calls import CallRefused, CallUnknown, LiveCall
 from handrail.mcp.forms import can_ask, key_of
 from handrail.mcp.results import content_of
 from handrail.question import Question
@@ -186,12 +186,15 @@ class Tasks:
             raise MCPError(wire.INVALID_PARAMS, "there is no such task") from None
 
     async def _resume(self, request: Any, task_id: str, principal: str) -> LiveCall | None:
-        """Resume a task that this process does not execute. Returns None if it is over, or if a different process executes it."""
+        """Resume a task that this process does not execute.
+
+        Returns None if it is over, if a different process executes it, or while the server stops.
+        """
         try:
             found = await self._calls.resume(
                 task_id, principal=principal, asks=can_ask(request), opens=self._served.can_open(request)
             )
-        except RunBusy:
+        except (RunBusy, CallRefused):
             return None
         if not isinstance(found, LiveCall):
             return None

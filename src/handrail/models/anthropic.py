@@ -131,9 +131,8 @@ class AnthropicModel:
         if request.stream:
             more["stream"] = True
         if self._cache:
-            more |= (
-                _CACHE  # a mark on the request covers all messages, and leaves the bytes of each unchanged
-            )
+            # a mark on the request covers all messages, and leaves the bytes of each unchanged
+            more |= _CACHE
         if request.settings is not DEFAULT_SETTINGS:
             merge_fields(
                 more, settings_fields(self.name, request, ANTHROPIC, () if self._cache else ("cache_ttl",))

@@ -127,9 +127,8 @@ class BridgedModel:
                         for part in pieces.take(event):
                             yield part
                 except BaseException:
-                    with contextlib.suppress(
-                        NotImplementedError
-                    ):  # models without connections can't be cancelled
+                    # models without connections can't be cancelled
+                    with contextlib.suppress(NotImplementedError):
                         await answer.cancel()
                     raise
             response = answer.get()
@@ -239,7 +238,7 @@ def _checked_profile(library: Any, name: str) -> Mapping[str, Any]:
         raise DefinitionError(f"model {name!r} needs its provider's package: {error}") from error
     except ValueError:
         raise DefinitionError(
-            f"there is no provider {provider!r}. Write provider:name, with openai, anthropic, local, or a "
+            f"{name!r} is not a model of a known provider. Write provider:name, with openai, anthropic, local, or a "
             "provider of pydantic-ai, such as google, mistral or bedrock."
         ) from None
 

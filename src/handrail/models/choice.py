@@ -97,9 +97,9 @@ class FirstThatWorks:
 
     @property
     def traits(self) -> Traits:
-        """The traits of the choice: native output if all models have it, the attachments of the first model, and no price.
+        """The traits of the choice: native output if all models have it, and the attachments of the first model.
 
-        A later model that does not take an attachment gets a description of it.
+        A later model that does not take an attachment gets a description of it. The choice has no price and no provider tools.
         """
         models = self._found()
         native = all(each.traits.native_output for each in models)

@@ -132,7 +132,7 @@ class Engine:
         if "error" in last:
             raise self._failure(last["error"])
         if "usage" not in last:
-            raise ModelUnavailable(self._model, "its engine stopped in the middle of an answer")
+            raise ModelUnavailable(self._model, "its engine stopped before the answer was complete")
         used = last["usage"]
         cached = used.get("prompt_tokens_details", {}).get("cached_tokens", 0)
         usage = Usage(used["prompt_tokens"], used["completion_tokens"], cached, 0, 1)
@@ -162,9 +162,8 @@ class Engine:
         params.cache_ram_mib = 64
         params.verbosity = -1  # keeps llama.cpp from writing to stderr
         params.endpoint_slots = params.endpoint_props = params.ui = False
-        params.api_keys = [
-            secrets.token_hex(32)
-        ]  # without this key, nobody can use the loopback port that llama.cpp opens
+        # without this key, nobody can use the loopback port that llama.cpp opens
+        params.api_keys = [secrets.token_hex(32)]
         try:
             self._server = xllamacpp.Server(params)
         except Exception as error:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from typing import Any, cast
@@ -28,7 +29,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
 _LONGEST_NAME = 64
 _UNNAMED = "unnamed"
-"""Replaces a name that has no accepted character."""
+"""Replaces a name of which `name_for_wire` leaves nothing."""
 
 CHAT_ID = re.compile(r"[^\ud800-\udfff]{1,40}")
 RESPONSES_ID = re.compile(r"[^\ud800-\udfff]{1,64}")
@@ -50,7 +51,7 @@ def name_for_wire(name: str) -> str:
     """Return the name of a call as 1 to 64 letters, digits, `_` and `-`.
 
     An accepted name is returned unchanged. In any other name, each run of other characters becomes `_`, the name is cut to 64
-    characters, and `_` is removed from its ends.
+    characters, and `_` is removed from its ends. If nothing is left, the name becomes `unnamed`.
     """
     if _NAME.fullmatch(name):
         return name
@@ -63,9 +64,8 @@ def id_for_wire(id: str, accepted: re.Pattern[str]) -> str:
     Mistral always gets a digest.
     """
     if accepted is MISTRAL_ID:
-        return base64.b32encode(_digest(id)).decode()[
-            :9
-        ]  # nine characters leave no room for a prefix that tells a digest from an id
+        # nine characters leave no room for a prefix that tells a digest from an id
+        return base64.b32encode(_digest(id)).decode()[:9]
     if accepted.fullmatch(id) and not _NORMALISED.fullmatch(id):
         return id
     # An id that looks like a digest is replaced too, since it could be the digest of another id.
@@ -77,28 +77,35 @@ def _digest(id: str) -> bytes:
 
 
 def is_object(arguments: str) -> bool:
-    """Return whether arguments are the complete JSON text of an object that every parser can read."""
+    """Return whether arguments are the complete JSON text of an object that every parser can read, or that only repeats a key."""
+    return _object_in(arguments) is not None
+
+
+def _object_in(arguments: str) -> dict[str, Any] | None:
     try:
         found = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return False
+        return None
     if not isinstance(found, dict):
-        return False
+        return None
     if len(arguments) > _LONGEST_NUMBER and _DIGITS.search(arguments):
-        return False
+        return None
+    made = cast("dict[str, Any]", found)
     brackets = arguments.count("[") + arguments.count("{")
-    return brackets <= _DEEPEST or not _is_deep(cast("dict[str, Any]", found))
+    return made if brackets <= _DEEPEST or not _is_deep(made) else None
 
 
 def object_text(arguments: str) -> str:
     """Return a call's arguments as the JSON text of an object; `{}` if there are none.
 
-    Text that `is_object` refuses becomes the value of the key `unreadable`, cut to `_MOST_UNREADABLE` characters.
+    If a key is repeated, only its last value is kept, because some parsers refuse repeated keys. Text that `is_object` refuses
+    becomes the value of the key `unreadable`, cut to `_MOST_UNREADABLE` characters.
     """
     if not arguments:
         return "{}"
-    if is_object(arguments):
-        return arguments
+    found = _object_in(arguments)
+    if found is not None:  # if there are as many colons as outer keys, no key is repeated
+        return arguments if arguments.count(":") == len(found) else _without_repeats(arguments)
     shown = clean_text(arguments)
     if len(shown) > _MOST_UNREADABLE:
         shown = f"{shown[:_MOST_UNREADABLE]}… ({len(shown) - _MOST_UNREADABLE} more characters)"
@@ -113,6 +120,20 @@ def raw_object(arguments: str) -> msgspec.Raw:
 def arguments_text(given: Any) -> str:
     """Return a call's arguments as JSON text, whether the server sent text or a value; "" if it sent none."""
     return given if isinstance(given, str) else "" if given is None else msgspec.json.encode(given).decode()
+
+
+def _without_repeats(arguments: str) -> str:
+    """Return the text of an object unchanged, or encoded again if a key in it is repeated."""
+    has_repeats = False
+
+    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal has_repeats
+        made = dict(pairs)
+        has_repeats = has_repeats or len(made) < len(pairs)
+        return made
+
+    found = json.loads(arguments, object_pairs_hook=build)
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":")) if has_repeats else arguments
 
 
 def _is_deep(value: Any) -> bool:

@@ -77,9 +77,9 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 class Endpoint:
     """The address, headers and key of one model's requests.
 
-    The key is read from the environment for each request and appears nowhere else: not in a view of the
-    request, not in an error, not in a repr. Raises `DefinitionError` if the address or a header is invalid. Each request
-    raises `DefinitionError` if aiohttp is not installed.
+    The key is read from the environment and sent with each request. It appears nowhere else: not in a view of the request,
+    not in an error, not in a repr. Raises `DefinitionError` if the address or a header is invalid. Each request raises
+    `DefinitionError` if aiohttp is not installed.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ def _checked(part: ModelPart) -> ModelPart:
 
 
 def _message_in(raw: bytes) -> str:
-    """Return the message in a provider's error response. Without a message, returns the whole error or response."""
+    """Return the message in a provider's error response. Without one, returns the whole error or response, or says that it is empty."""
     try:
         data: Any = decode(raw)
     except _UNREADABLE:

@@ -199,9 +199,8 @@ def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
     for example in tool.examples:
         params: Any = example.input
         params = tool.parse(params) if isinstance(params, Mapping) else params  # pyright: ignore[reportUnknownArgumentType]
-        arguments = json.dumps(
-            from_json(tool.dump(params)), ensure_ascii=False
-        )  # the grammar allows the same layout
+        # the grammar allows the same layout
+        arguments = json.dumps(from_json(tool.dump(params)), ensure_ascii=False)
         turns += [("user", example.description), ("assistant", arguments)]
     said = [
         only_in_words(message.text, message.attachments)

@@ -259,9 +259,8 @@ def _said(message: AssistantMessage, quirks: Quirks, wire: str) -> dict[str, Any
         for call, more in zip(said.get("tool_calls", ()), kept["calls"], strict=False):
             call |= more
     if message.calls and quirks.thought_with_calls:
-        said.setdefault(
-            quirks.thought_with_calls, " "
-        )  # the server requires the field, but gets no thinking of another provider's model
+        # the server requires the field, but gets no thinking of another provider's model
+        said.setdefault(quirks.thought_with_calls, " ")
     return said
 
 

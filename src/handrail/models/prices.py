@@ -61,9 +61,8 @@ def _from_table(model: str) -> Tariff:
         return _unknown
 
     def cost(usage: Usage) -> Decimal | None:
-        cached = min(
-            usage.cached, usage.input
-        )  # the table refuses a higher count, but some servers report one
+        # the table refuses a higher count, but some servers report one
+        cached = min(usage.cached, usage.input)
         used = table.Usage(
             input_tokens=usage.input,
             output_tokens=usage.output,

@@ -80,9 +80,9 @@ class ScriptedModel:
 
         ScriptedModel([ToolCall("weather", {"city": "Oslo"}), "It rains."])
 
-    Every request is kept in `requests` for tests to inspect. A request after the last answer in the list raises
-    `ModelRequestRefused`, and a request whose answer is not a `Scripted` raises `DefinitionError`. The constructor raises
-    `DefinitionError` if `script` is a single text, call or `Reply` and not a list.
+    Every request is kept in `requests` for tests to inspect. A request after the last answer in the list, or for which the
+    function returns None, raises `ModelRequestRefused`. Any other answer that is not a `Scripted` raises `DefinitionError`. The
+    constructor raises `DefinitionError` if `script` is a single text, call or `Reply` and not a list.
     """
 
     def __init__(

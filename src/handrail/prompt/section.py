@@ -57,7 +57,8 @@ class Condition:
     def _read(self, function: Callable[..., Any]) -> None:
         form = "Write it as a function of `params`, of `session`, or of both, by these names."
         body = body_of(function)
-        if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body):
+        kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if any(is_kind(body) for is_kind in kinds):
             raise PromptDefinitionError(
                 self._what,
                 "is async or a generator, but rendering does not wait",

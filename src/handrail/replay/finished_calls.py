@@ -126,7 +126,7 @@ async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> Too
 def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
     """Return whether a handoff must ask for a secret again, because the first answer was not recorded.
 
-    It does not ask again if `after` has finished, because that result is in the record. If `after` had begun with
+    It does not ask again if `after` has finished, because the result of `after` is in the record. If `after` had begun with
     the secret and may have had a lasting effect, this raises `OutcomeUnknown`.
     """
     handoff = attempt.parent
@@ -251,7 +251,7 @@ async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
 
 
 def charge(frame: Frame, spent: Spent, given: GivenTicket | None = None) -> None:
-    """Charge what was spent under a ticket, and release the rest of the share of the budget that `given` reserved.
+    """Charge what was spent under a ticket, and release the rest of the budget share that `given` reserved.
 
     Without `given`, no share was reserved in this process, and the budget is charged directly.
     """

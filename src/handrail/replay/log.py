@@ -76,7 +76,7 @@ class RunLog:
         self.run_id = run_id
         self.resumed = resumed
         self.attempt = attempt
-        """1 for the first execution of the run, and one more each time it is resumed."""
+        """1 until the run is resumed, and then the number of its legs (see `RunRow.legs`)."""
         self.is_kept = True
         """Whether there is a journal. Runs without a journal use `NO_LOG`."""
         self._closed = False

@@ -131,7 +131,7 @@ class Parking:
             attempt.grace = asyncio.get_running_loop().call_later(_GRACE, over)
 
     def _at_work(self) -> tuple[list[Attempt], set[Attempt]]:
-        """Return the unfinished calls, and those of them that contain others."""
+        """Return the unfinished calls, and which of them contain others."""
         live = [attempt for frame in self._frames for attempt in frame.live]
         return live, {attempt.parent for attempt in live if attempt.parent is not None}
 

@@ -86,6 +86,12 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
     )
 
 
+def text_of(result: bytes) -> str:
+    """Return the text that the model was given, taken from a recorded result; "" if there is none."""
+    found: Any = pydantic_core.from_json(result) if result else {}
+    return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON
+
+
 def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
     """Decode a value as the declared type, or as plain data if there is none or the value no longer matches it."""
     schema = tool.result_schema

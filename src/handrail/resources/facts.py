@@ -72,7 +72,7 @@ def is_portable(name: str) -> bool:
 
 
 def write_facts(at: str | os.PathLike[str] | int, wanted: Facts) -> None:
-    """Give a file or folder these facts, as far as this process may. It must not be a link.
+    """Give a file or folder these facts, as far as this process may. Don't pass a link.
 
     Only root can change the owner. Other users can still set the group, if they are members of it. Raises `OSError` if
     the mode can't be set or the disk reports an error.
@@ -120,7 +120,7 @@ def _as_far_as_allowed() -> Generator[None]:
 
 
 def born_in(at: str, status: os.stat_result) -> Facts | None:
-    """Return facts for a private folder in which new files inherit the same as in the folder `at`, or None if they inherit nothing there.
+    """Return facts for a private folder from which new files inherit the same as from the folder `at`, or None if they inherit nothing from it.
 
     A set-group-ID folder passes on its group. A default access list decides who may access new files.
     """

@@ -71,7 +71,7 @@ Over = Mapping[str, Mapping[str, tuple[Node, Node]]]
 
 
 class Listing(NamedTuple):
-    """A folder's members in a layer, the stamp of the last change to their names, and the listing of the layer below, if any."""
+    """A folder's members in a layer, a stamp that changes with their names, and the listing of the layer below, if any."""
 
     members: dict[str, Node]
     stamp: int
@@ -144,11 +144,11 @@ class Layer:
         raise NotImplementedError
 
     def _stamp(self, folder: str) -> int:
-        """Return the stamp of the last change to the names in a folder."""
+        """Return a stamp that changes whenever the names in a folder change."""
         raise NotImplementedError
 
     def _usage(self) -> tuple[int, int]:
-        """Return the number of files and folders, and the total bytes of the files."""
+        """Return the number of files and folders, and the total bytes, that count towards the limits."""
         raise NotImplementedError
 
     # --- reading --------------------------------------------------------------------------------

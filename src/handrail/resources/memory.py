@@ -18,7 +18,7 @@ _NOTHING: Mapping[str, Node] = {}
 
 @checked_arguments
 class MemoryFilesystem(Layer):
-    """Files in memory. Direct writes take effect at once. Calls work on forks.
+    """Files in memory. Direct writes take effect immediately. Calls work on forks.
 
     Safe to use from several threads. A folder is kept when its last file is deleted.
     """

@@ -96,7 +96,7 @@ class Scoped:
     def __init__(self) -> None:
         self.made: dict[type, Kept] = {}
         self.opening: dict[type, asyncio.Future[None]] = {}
-        """A future for each resource that `open` is creating, unless it is `fresh`. It is done once the creation has succeeded or failed."""
+        """A future for each resource that `open` is creating, unless it is `fresh`. Each future is done once the creation has ended."""
         self.waits: dict[type, set[type]] = {}
         """The protocols that each creation is waiting for. Used to find cycles that span several calls."""
         self._closers: list[Closer] = []

@@ -9,21 +9,16 @@ from typing import Any
 
 import msgspec
 
-from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.cancelled_run import NEVER_BEGAN, end_cancelled
 from handrail.adapter.requests import decode_request
-from handrail.adapter.run_lease import acquire_run
-from handrail.adapter.run_record import RunOutcome, base_of, decode_begin
+from handrail.adapter.run_record import base_of, decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, RunBusy, RunUnknown
 from handrail.events import ApprovalRemembered
 from handrail.guard import ApprovalMemory
 from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
 from handrail.journals import Journal
-from handrail.messages import Usage
-from handrail.place import RUN, Place
-from handrail.prompt import OPENER
-from handrail.records import OVER, CommitUnit, Entry, Mark, RunRow
-from handrail.runs.transcript import Unfinished, retold
+from handrail.records import OVER, Mark, RunRow
 from handrail.runs.tree import Standing, standing_of
 from handrail.session import Session
 from handrail.session.serialization import decode_item
@@ -176,18 +171,6 @@ def approval_json(kept: ApprovalRemembered) -> dict[str, Any]:
     }
 
 
-UNFINISHED = Unfinished(
-    "This call did not run: the run was cancelled first.",
-    "This call was in progress when its run was cancelled, and its outcome is unknown. "
-    "Find out what it did before you repeat it.",
-)
-
-
-_NEVER_BEGAN = msgspec.msgpack.encode(
-    RunOutcome(stop_reason="cancelled", error="it was cancelled before it began")
-)
-
-
 async def cancel(journal: Journal, run_id: str) -> RunRow:
     """Cancel a run, and return its row.
 
@@ -199,47 +182,14 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
     row = await journal.runs.get(run_id)
     if row.status in OVER:
         return row
-    if row.status == "queued" and await journal.queue.cancel(run_id, _NEVER_BEGAN):
+    if row.status == "queued" and await journal.queue.cancel(run_id, NEVER_BEGAN):
         return await journal.runs.get(run_id)
-    try:
-        async with acquire_run(journal, run_id) as row:
-            if row.status not in OVER:
-                await _end(journal, row)
-    except RunBusy:
-        await journal.runs.stop(run_id)
-    return await journal.runs.get(run_id)
-
-
-async def _end(journal: Journal, row: RunRow) -> None:
-    run_id = row.record.id
-    if row.status == "queued":
-        await journal.runs.leave(run_id, "cancelled", _NEVER_BEGAN)
-        return
-    outcome = RunOutcome(
-        stop_reason="cancelled",
-        messages=await retold(journal, row, UNFINISHED),
-        usage=_usage(await journal.calls.entries(run_id)),
-        opened=_opened(await journal.calls.load(run_id)),
-    )
-    await journal.runs.leave(run_id, "cancelled", msgspec.msgpack.encode(outcome))
-
-
-def _opened(units: Sequence[CommitUnit]) -> list[str]:
-    """Return the paths of the sections that the run's model has opened."""
-    found: list[str] = []
-    for unit in units:
-        place = Place.parse(unit.place)
-        if unit.tool == OPENER and unit.status == "ok" and (place.parent, place.kind) == (RUN, "call"):
-            found += msgspec.json.decode(unit.result)["value"]
-    return list(dict.fromkeys(found))
-
-
-def _usage(entries: Sequence[Entry]) -> Usage:
-    usage = Usage()
-    for entry in entries:
-        if entry.kind == "model answer":
-            answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
-            usage += answer.usage or Usage(requests=1)
-            for each in answer.failed:
-                usage += each.usage or Usage()
-    return usage
+    for _ in range(2):
+        try:
+            await end_cancelled(journal, run_id)
+        except RunBusy:
+            await journal.runs.stop(run_id)
+        row = await journal.runs.get(run_id)
+        if row.status in OVER or row.held:
+            break  # otherwise its process has left it before it could see the request
+    return row

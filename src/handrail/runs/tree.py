@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
-import pydantic_core
 
 from handrail.adapter.answer import FailedRequest, RecordedAnswer
 from handrail.adapter.run_record import RunBegin, RunOutcome, decode_begin, decode_outcome
@@ -17,7 +16,7 @@ from handrail.messages import Traits, Usage
 from handrail.models.prices import tariff_of
 from handrail.place import RUN, Place
 from handrail.records import CommitUnit, Entry, QuestionRecord, RunRow
-from handrail.replay.records import InnerCall
+from handrail.replay.records import InnerCall, text_of
 from handrail.resources.directory.recovery import Unapplied
 from handrail.runs.unapplied import unapplied
 
@@ -43,7 +42,7 @@ class CallNode(msgspec.Struct, kw_only=True):
     status: str = "open"
     """The status with which the call ended; `open` if it has not ended."""
     at: float | None = None
-    """When the call or, if that is earlier, the first thing recorded inside it began, in seconds since 1970; None if unknown."""
+    """When the call began, or the first thing recorded inside it if that was earlier, in seconds since 1970; None if unknown."""
     seconds: float | None = None
     message: str = ""
     """The text of the call's result, as a model is shown it; "" if none is recorded."""
@@ -283,7 +282,7 @@ _NOTHING = RunBegin(
 
 
 def _reach_back(node: CallNode) -> float | None:
-    """Move the start of a call back to that of the first thing inside it, if that is earlier. Returns the start, if it is known.
+    """If something inside a call began before the call, use that time as the call's start. Returns the start, or None if it is unknown.
 
     A call that was run again after its run was resumed is recorded with its last start, and an open call has no record.
     """
@@ -320,12 +319,6 @@ def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:
             known = known and (each.usage is None or each.cost is not None)
             cost += each.cost or 0
     return usage, cost if known else None
-
-
-def text_of(result: bytes) -> str:
-    """Return the text that the model was given, taken from a recorded result; "" if there is none."""
-    found: Any = pydantic_core.from_json(result) if result else {}
-    return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON
 
 
 class _Attached(msgspec.Struct):

@@ -204,9 +204,7 @@ def _refuse_files(unit: CommitUnit, row: RunRow, filesystem: UndoesFiles | None)
     if unit.diff and not unit.files and not unit.workspaces:
         origin = row.record.forked_from
         problem = f"its files belong to the run {origin!r}, so undo it there"
-        raise UndoRefused(
-            unit.call_id, (), problem if origin else "it changed only files that are not recorded"
-        )
+        raise UndoRefused(unit.call_id, (), problem if origin else "it changed files that are not recorded")
 
 
 def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, journal: str, begun: bool) -> Sequence[str]:

@@ -62,9 +62,9 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
 
     Files that are in the way are replaced, and other files stay. Links and permissions are copied too. In a folder, pipes,
     sockets, devices, and names that are reserved or that the workspace ignores are left out. Raises `FileError` if the source
-    does not exist, is or contains a file of the journal, or is a single file that would be left out. Raises `WorkspaceBusy` while
-    another run has the workspace, and `RunError` if the copy fails, for example because a file is changed meanwhile. In all these
-    cases nothing is copied.
+    does not exist or is a single file that would be left out, or if a file of the journal would be copied. Raises
+    `WorkspaceBusy` while another run has the workspace, and `RunError` if the copy fails, for example because a file is
+    changed meanwhile. In all these cases nothing is copied.
     """
     at = Path(source).absolute()
     if not at.exists():

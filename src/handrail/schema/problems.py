@@ -260,7 +260,7 @@ def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Describe a value in JSON terms, shortened if it is long."""
+    """Describe a value in JSON terms. Long text is cut."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):

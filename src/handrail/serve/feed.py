@@ -110,7 +110,7 @@ class Feed:
         return found if self._oldest() - 1 <= found <= self._last else None
 
     def append(self, events: Iterable[Event]) -> None:
-        """Add events and wake the waiting readers. Drops the oldest events if the feed becomes too large."""
+        """Add events and wake the waiting readers. If the feed is then too large, drops old events that no waiting reader needs."""
         before = self._last
         for event in events:
             data = event.data

@@ -52,12 +52,15 @@ def refuse(metrics: Metrics, kind: str) -> None:
 
 
 def end_leg(metrics: Metrics, event: Mapping[str, Any]) -> None:
-    """Count the end of a run by its outcome, given the event that ends a leg. Interrupts and parked runs are not counted."""
+    """Count the end of a run by its outcome, given the event that ends a leg.
+
+    Interrupts, parked runs, and runs that wait for the client's own tools are not counted.
+    """
     if event["type"] == "RUN_ERROR":
         outcome = "parked" if event.get("code") == "ServerStopping" else "error"
     else:
         told: Mapping[str, Any] = event.get("outcome") or {}
-        outcome = str(told.get("type", "success"))
+        outcome = "interrupt" if told.get("pendingToolCallIds") else str(told.get("type", "success"))
     if outcome not in ("interrupt", "parked"):
         metrics.add(RUNS_ENDED, outcome=outcome)
 

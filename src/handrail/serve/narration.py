@@ -101,9 +101,8 @@ class Narrator:
             live = await thread.begun(record.id)
         else:
             live = await thread.resumed(await runs.show(self._journal, record.id))
-        live.environment.keeps_secrets = (
-            False  # a worker parks every run that waits, so no run stays in memory with a secret
-        )
+        # a worker parks every run that waits, so no run stays in memory with a secret
+        live.environment.keeps_secrets = False
         self._legs[record.session_id] = broadcast
         await self._look(record.session_id)
         return Narration(thread, live, broadcast, lambda: self._end(broadcast))

@@ -161,7 +161,7 @@ class People:
                 f"the password is too easy to guess. Use at least {MIN_PASSWORD} characters."
             )
         salt = secrets.token_bytes(16)
-        row = (name, json.dumps(sorted(given)), salt, _hash(secret, salt), self._now())
+        row = (name, json.dumps(sorted(given)), salt, _hash(secret, salt), self.now())
         try:
             self._write("INSERT INTO users (name, roles, salt, hash, added_at) VALUES (?, ?, ?, ?, ?)", *row)
         except sqlite3.IntegrityError:
@@ -225,7 +225,7 @@ class People:
         session, such as the server's token, and must be the same on each use.
         """
         made = Credentials(secrets.token_hex(8), secrets.token_urlsafe(32), secrets.token_urlsafe(32))
-        now = self._now()
+        now = self.now()
         self._write("DELETE FROM sessions WHERE ends_at < ?", now)
         self._write(
             "INSERT INTO sessions (id, secret, key, name, host, issuer, address, began_at, ends_at) "
@@ -253,7 +253,7 @@ class People:
             _digest(secret),
             host,
             issuer,
-            self._now(),
+            self.now(),
         )
         if not rows or (key is not None and not hmac.compare_digest(_digest(key), rows[0][6])):
             return None
@@ -262,11 +262,16 @@ class People:
     def sessions(self) -> Sequence[Session]:
         """Return the sessions that have not ended, oldest first."""
         query = "SELECT id, name, host, address, began_at, ends_at FROM sessions WHERE ends_at > ? ORDER BY began_at"
-        return [Session(*row) for row in self._read(query, self._now())]
+        return [Session(*row) for row in self._read(query, self.now())]
 
-    def is_session(self, id: str) -> bool:
-        """Return whether the session with this id exists and has not ended."""
-        return bool(self._read("SELECT 1 FROM sessions WHERE id = ? AND ends_at > ?", id, self._now()))
+    def ends_at(self, id: str) -> float:
+        """Return when the session with this id ends, as a timestamp; 0 if there is no such session."""
+        rows = self._read("SELECT ends_at FROM sessions WHERE id = ?", id)
+        return rows[0][0] if rows else 0.0
+
+    def now(self) -> float:
+        """Return the current time, as a timestamp of the clock by which sessions end."""
+        return self._clock.now().timestamp()
 
     def revoke(self, *, id: str | None = None, name: str | None = None) -> int:
         """End the session with this id, all sessions of this person, or all sessions.
@@ -290,7 +295,7 @@ class People:
         with self._lock:
             self._database.execute(
                 "INSERT INTO audit (at, who, action, address, details) VALUES (?, ?, ?, ?, ?)",
-                (self._now(), who, action, address, text),
+                (self.now(), who, action, address, text),
             )
 
     def audit(
@@ -321,9 +326,6 @@ class People:
         ]
 
     # The file.
-
-    def _now(self) -> float:
-        return self._clock.now().timestamp()
 
     def _read(self, query: str, *values: Any) -> Sequence[Any]:
         with self._lock:

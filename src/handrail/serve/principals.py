@@ -217,23 +217,25 @@ class Principals:
     def watch(self, person: Person) -> Callable[[], bool]:
         """Return a function that returns whether a person may still read an open stream.
 
-        Calling it is cheap: users and sessions are read again only after a change. Until then, a session that expires
-        is not noticed.
+        Calling it is cheap: users and sessions are read again only after a change.
         """
-        checked = self.people.generation()
-        current = True
+        people = self.people
+        ends_at = people.ends_at(person.session) if person.session else math.inf
+        checked = people.generation()
+        # users or sessions may have changed since the request was authenticated
+        current = self._is_current(person)
 
         def is_current() -> bool:
             nonlocal checked, current
-            now = self.people.generation()
+            now = people.generation()
             if current and now != checked:
                 checked, current = now, self._is_current(person)
-            return current
+            return current and people.now() < ends_at
 
         return is_current
 
     def _is_current(self, person: Person) -> bool:
-        if person.session and not self.people.is_session(person.session):
+        if person.session and self.people.now() >= self.people.ends_at(person.session):
             return False
         found = self.people.find(person.name)
         return not self.has_people or (found is not None and found.may("see"))

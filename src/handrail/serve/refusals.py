@@ -92,7 +92,8 @@ class ThreadElsewhere(ServeError, LookupError):
         self.app = app
         """The app's name, as `app_name` returns it; "" if only the prompt's name is known."""
         owner = app or f"the prompt {prompt!r}"
-        hint = f"Serve it with `handrail serve {shlex.quote(app)}`." if app else "Serve that prompt."
+        where = " in the folder of that file" if app.endswith(".md") and "/" not in app else ""
+        hint = f"Serve it with `handrail serve {shlex.quote(app)}`{where}." if app else "Serve that prompt."
         super().__init__(thread, f"it belongs to {owner}", hint)
 
 

@@ -189,9 +189,8 @@ class Thread(ThreadRecord):
             if row is None or row.status in OVER:
                 return
             ended = await runs.cancel(self._journal, row.record.id)
-            self._session = (
-                None  # the session in memory is outdated, because only the journal has the cancellation
-            )
+            # the session in memory is outdated, because only the journal has the cancellation
+            self._session = None
             if ended.status in OVER and (live is None or live.parked):
                 told = Translator(self.id, row.record.id)
                 self.feed.append([*told.begin_leg(self._setup.new_id()), *told.cancel()])

@@ -14,8 +14,7 @@ from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage, UserMessage
 from handrail.place import Place, is_in_run, split_run_id
 from handrail.records import Entry, RunRow
-from handrail.replay.records import InnerCall
-from handrail.runs.tree import text_of
+from handrail.replay.records import InnerCall, text_of
 from handrail.serve.agui.message_writer import call_json, result_id, shorten
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.attachments import parts_of

@@ -184,7 +184,7 @@ def expire(context: ToolContext) -> None:
 def _context(
     kind: type[ContextT], answers: Answers | None, replies: Answers | None, given: Mapping[str, Any]
 ) -> ContextT:
-    call: Any = MockCall(answers, replies, **given)  # not typed, because `__getattr__` provides most members
+    call: Any = MockCall(answers, replies, **given)  # not typed, because `__getattr__` provides members too
     return kind(call)
 
 

@@ -75,7 +75,7 @@ async def settle(deck: Deck, pick: Pick, *, params: Deal, context: ToolContext) 
     return ToolResult.ok(deck.cards[pick.index])
 
 
-# The functions keep their type, so that a test can call them.
+# The decorated functions keep their types, so that a test can call them.
 async def unit_tests() -> None:
     assert_type(await deal(Deal(1), context=user_context()), Parked[Deck, Offer])
     assert_type(await choose(Offer(1), context=agent_context({"Choose": {"index": 0}})), Pick)

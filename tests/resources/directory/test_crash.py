@@ -9,7 +9,7 @@ import pytest
 from support.crashes import DEEP, KILLED, Crashes, Killed, picked
 from support.crashing import snapshot
 
-pytestmark = pytest.mark.once  # kills at so many points are slow, and do not depend on the Python version
+pytestmark = pytest.mark.once  # killing many processes is slow, and one Python version is enough
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,8 @@ def test_killed_at_any_step_it_is_before_or_after(crashes: Crashes, seed: int, d
 def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, seed: int):
     """A change that another program makes to a file at the last moment is never lost.
 
-    If the process is not killed, the call fails and is reverted. After a kill, recovery completes a recorded call, except
-    for that file if it was edited before the kill, and reverts a call that was not recorded.
+    If the process is not killed, the call fails and is reverted. After a kill, recovery completes a recorded call and
+    reverts any other. It leaves that file as it is if it was edited before the kill.
     """
     order = {"seed": seed + 20, "edited": "a.txt"}
     before, after, points = before_and_after(crashes, **order)

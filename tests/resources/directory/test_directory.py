@@ -106,7 +106,7 @@ def test_a_write_looks_a_file_up_once(folders: Folders, monkeypatch: pytest.Monk
 
 
 def test_modes_and_times_keep(folders: Folders):
-    """Rewritten and moved files and folders keep their modes, and a file in a moved folder also keeps its time."""
+    """Rewritten and moved files and folders keep their modes, and a file in a moved folder also keeps its modification time."""
     files = folders({"run.sh": "a", "secret": "b", "shut/x": "c"})
     for name, mode in (("run.sh", 0o755), ("secret", 0o600), ("shut", 0o700), ("shut/x", 0o640)):
         (files.root / name).chmod(mode)
@@ -404,7 +404,7 @@ def test_undo_waits_for_nobody(folders: Folders):
 
 
 def test_undo_outlives_the_process(folders: Folders):
-    """A process that opens the folder later can undo the calls of an earlier process."""
+    """Undo still works after the folder is closed and opened again, as by a later process."""
     files = folders({"a": "1"})
     committed(files, "call", lambda f: f.write("a", "2"))
     files.close()
@@ -417,7 +417,7 @@ def test_undo_outlives_the_process(folders: Folders):
 def test_what_is_kept_is_bounded(folders: Folders):
     """The history that undo needs is limited in calls and in bytes.
 
-    The oldest call is dropped first, but a call that takes more than half of the bytes does not displace others.
+    The oldest call is dropped first, except that a call with more than half of the allowed bytes is dropped before it.
     """
     files = folders({"a": "x" * 1000}, keep_calls=3, keep_bytes=5000)
     for number in range(6):

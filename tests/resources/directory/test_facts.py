@@ -31,7 +31,7 @@ def acl(*entries: tuple[int, int, int]) -> bytes:
 
 
 KNOWN = 1234 if os.geteuid() == 0 else os.geteuid()
-"""The id of a user that exists in a command's namespace. For an ordinary user, only their own id does."""
+"""A user id that exists in a command's namespace. The namespace of an ordinary user has only that user's id."""
 SHARED = acl((1, 7, ANYBODY), (2, 6, KNOWN), (4, 4, ANYBODY), (16, 6, ANYBODY), (32, 0, ANYBODY))
 """An access list that gives the owner all permissions, which are needed to enter folders, and fewer to one user, the group and others."""
 
@@ -210,7 +210,7 @@ def test_new_files_are_made_as_their_folder_says(folders: Folders, with_list: bo
 
 @needs_root
 def test_what_a_command_makes_gets_the_group_of_its_folder(folders: Folders, backend: str):
-    """Files and folders that a command makes in a set-group-ID folder, even in the root, have the folder's group."""
+    """A file or folder that is created in a set-group-ID folder gets that folder's group. The folder may be the root."""
     files = folders({"d/a": "old"})
     for folder in (files.root, files.root / "d"):
         os.chown(folder, 0, 4321)
@@ -249,7 +249,7 @@ CHANGES = {
 def test_what_a_command_changes_besides_bytes_is_committed(
     folders: Folders, backend: str, case: str, name: str
 ):
-    """A command's change of the attributes, access list, owner or group of a file or folder is shown, committed and undone."""
+    """A command's changes to a file's or folder's attributes, access list, owner or group are shown, committed and undone."""
     code, shown = CHANGES[case]
     files = folders({"a": "old", "d/a": "old"})
     dress(files.root / name, 0o770)
@@ -258,7 +258,7 @@ def test_what_a_command_changes_besides_bytes_is_committed(
     run(fork, backend, f"name = {name!r}\n{code}")
     assert fork.changed == ("d/" if name == "d" else "a",)
     assert shown in fork.diff().splitlines()
-    again = files.fork("again")  # as in a run that is resumed elsewhere
+    again = files.fork("again")  # a resumed run redoes the changes like this
     again.redo(fork.file_changes())
     assert again.diff() == fork.diff()
     fork.drop()
@@ -298,7 +298,10 @@ IS = {"pipe": stat.S_ISFIFO, "socket": stat.S_ISSOCK}
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_a_pipe_or_socket_that_a_command_makes_is_kept(folders: Folders, backend: str, kind: str):
-    """A pipe or a socket appears in the diff, is committed, is seen by later commands, and can be moved, removed and undone."""
+    """A pipe or socket that a command makes is shown in the diff, committed, and seen by later commands.
+
+    It can be moved and removed, and each of these calls can be undone.
+    """
     files = folders({"a": "old"})
     fork = files.fork("call")
     run(fork, backend, MAKE[kind])

@@ -24,7 +24,7 @@ _SYS_ADMIN = 21
 
 
 def can_mount() -> bool:
-    """Return whether this process is allowed to mount a disk in a mount namespace."""
+    """Return whether this process has the capability to mount a disk, so that it needs no user namespace for that."""
     status = Path("/proc/self/status").read_text()
     (capabilities,) = (line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
     return bool(int(capabilities, 16) >> _SYS_ADMIN & 1)
@@ -33,7 +33,7 @@ def can_mount() -> bool:
 def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
     """Run `support.full_disk` on a small disk of its own, or on this disk with simulated errors if nothing can be mounted.
 
-    A process that is allowed to mount a disk never falls back to the simulation.
+    A process that has the capability to mount a disk never falls back to the simulation.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     unshare = ["unshare", "-m"] if can_mount() else ["unshare", "-r", "-m"]
@@ -60,7 +60,7 @@ def test_old_bytes_are_found_whenever_the_disk_fills_up_during_an_undo(tmp_path:
 
 
 def test_a_commit_that_can_not_be_synced_is_reverted(tmp_path: Path):
-    """If the folders can't be synced after the renames, the call fails, and the old files are in their places again."""
+    """If the folders can't be synced after the renames, the call fails, and the old files are put back."""
 
     class Unsynced(Disk):
         renames = 0
@@ -91,7 +91,7 @@ def test_a_commit_that_can_not_be_synced_is_reverted(tmp_path: Path):
 def test_a_commit_whose_files_can_not_be_synced_is_not_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """If a staged file can't be synced, staging fails and says so: otherwise a record could name bytes that are lost."""
+    """If a staged file can't be synced, staging fails. Otherwise, a commit could be recorded whose new content is lost."""
 
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -115,7 +115,7 @@ def test_a_commit_whose_files_can_not_be_synced_is_not_staged(
 
 
 def test_a_file_that_its_owner_may_not_read_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Links and pipes have no content to sync. If a file can't be opened, everything is synced with `os.sync` instead."""
+    """If there is no permission to open a file, everything is synced with `os.sync`. Links and pipes have no content to sync."""
     synced: list[str] = []
     monkeypatch.setattr(os, "sync", lambda: synced.append("all"))
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append("one"))
@@ -135,7 +135,7 @@ def test_a_file_that_its_owner_may_not_read_is_synced(tmp_path: Path, monkeypatc
 
 
 def test_folders_for_commits_that_could_not_be_synced_are_not_used(tmp_path: Path):
-    """If new staging folders can't be synced, staging fails and says so. The next attempt makes and syncs new ones."""
+    """If new folders for commits can't be synced, staging fails and says so. The next attempt creates and syncs new ones."""
 
     class Sometimes(Disk):
         is_broken = True
@@ -158,7 +158,7 @@ def test_folders_for_commits_that_could_not_be_synced_are_not_used(tmp_path: Pat
             fork.stage(CallKey("call", journal="j"), synced=True)
         disk.is_broken = False
         fork.stage(CallKey("call", journal="j"), synced=True)
-        # The staging area, the folder around it, `done`, `at-work`, this process's folder and the commit's folder are synced.
+        # The staging folder, the folder around it, `done`, `at-work`, this process's folder and the commit's folder are synced.
         assert disk.synced == 6
         fork.apply(synced=True)
         fork.applied()

@@ -14,7 +14,7 @@ from support.filesystems import Folders, aside, tree
 
 
 def made(files: DirectoryFilesystem, call: str, *does: tuple[Any, ...]) -> None:
-    """Call these methods of a call's fork, and commit the fork."""
+    """Call methods of a new fork, each given as its name and its arguments, and commit the fork as this call."""
     fork = files.fork(call)
     for name, *arguments in does:
         getattr(fork, name)(*arguments, **({"recursive": True} if name == "delete" else {}))
@@ -25,7 +25,7 @@ def made(files: DirectoryFilesystem, call: str, *does: tuple[Any, ...]) -> None:
 
 
 def held(folder: Path) -> tuple[int, int]:
-    """Return the bytes of the files in a folder that have one hard link, and of those that have several."""
+    """Return how many bytes a folder's files occupy: those with one hard link, and those with several."""
     found = [os.lstat(path) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     sizes = [(status.st_nlink > 1, min(status.st_size, status.st_blocks * 512)) for status in found]
     return sum(size for shared, size in sizes if not shared), sum(size for shared, size in sizes if shared)
@@ -46,7 +46,7 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("case", CALLS)
 def test_the_name_of_a_kept_commit_says_what_it_holds(folders: Folders, case: str):
-    """The name of a kept commit's folder states the bytes of its files with one hard link, and of those with several."""
+    """The name of a kept commit's folder states the size of its files with one hard link, and of those with several."""
     files = folders({"a": "old a", "d/b": "old b" * 1000, "linked": "twice"})
     os.link(files.root / "linked", files.root / "other")
     with (files.root / "sparse").open("wb") as file:
@@ -115,7 +115,7 @@ def test_a_forked_process_does_not_take_its_parents_folder(folders: Folders):
 
 
 def test_a_forked_process_does_not_take_folders_that_its_parent_has_synced(folders: Folders):
-    """For synced commits of a journal, folders are made in advance. A process that is forked during a call makes its own."""
+    """A process that is forked during a call makes its own folders for synced commits, although its parent has some ready."""
     files = folders({"a": "0"})
 
     def begun(call: str) -> Any:

@@ -119,7 +119,7 @@ def test_what_a_command_did_is_committed(folders: Folders, at: Path, case: str, 
 
 
 def test_modes_links_and_odd_names_come_along(folders: Folders, at: Path):
-    """Modes, links, pipes and odd names that a command made are committed, and undo reverts them."""
+    """Modes that a command sets, and links, pipes and odd names that it creates, are committed, and undo reverts them."""
     files = folders(FILES)
     fork = files.fork("call")
     script = (
@@ -178,7 +178,10 @@ def test_many_layers_are_made_one(folders: Folders, at: Path):
 
 
 def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """If somebody else changed the same paths since the mount, none of a command's changes are kept. Changes to other paths do not matter."""
+    """None of a command's changes are kept if somebody has changed one of its paths, or something below it, since the mount.
+
+    Changes to other paths do not matter.
+    """
     files = folders(FILES)
     for change, script, places in (
         (lambda: (files.root / "a").write_text("theirs"), "echo mine >> a", ["a"]),
@@ -259,7 +262,7 @@ def test_nothing_is_left_of_a_dropped_fork(folders: Folders, at: Path):
 def test_where_no_device_can_be_made_a_mark_stands_for_it(
     folders: Folders, at: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """If devices can't be created, deletions are marked with an extended attribute, which Linux accepts since 6.8."""
+    """If devices can't be created, deletions are marked with an extended attribute, which Linux 6.8 and later accept."""
 
     def refuse(*args: Any) -> None:
         raise PermissionError(1, "not here")

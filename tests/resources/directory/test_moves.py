@@ -15,7 +15,7 @@ from support.crashes import KILLED, Crashes, Killed, picked
 from support.crashing import RUN, snapshot
 from support.filesystems import fill
 
-once = pytest.mark.once  # subprocesses and kills behave the same under every Python version
+once = pytest.mark.once  # subprocesses that are killed behave the same under every Python version
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def killed() -> Iterator[Killed]:
 
 @pytest.fixture
 def crashes(tmp_path: Path, killed: Killed) -> Crashes:
-    """Provide an empty folder in which commits can be killed."""
+    """Provide an empty folder for processes that are killed during a commit."""
     base = tmp_path / "base"
     base.mkdir()
     return Crashes(base, killed)
@@ -54,7 +54,7 @@ def nothing(base: Path) -> Path:
 
 
 def with_the_folder_around_it(base: Path) -> Path:
-    """Move the project's folder with its staging folder, as `mv projects elsewhere` does."""
+    """Move the project's folder together with its staging folder, as happens if the folder around them is renamed."""
     (base / "elsewhere").mkdir()
     for name in ("root", ".root.handrail"):
         if (base / name).exists():
@@ -74,7 +74,7 @@ def renamed_and_moved(base: Path) -> Path:
 
 
 def alone(base: Path) -> Path:
-    """Move the project's folder, which leaves its staging folder behind."""
+    """Move the project's folder under a new name, which leaves its staging folder behind."""
     (base / "elsewhere").mkdir()
     return (base / "root").rename(base / "elsewhere" / "other")
 
@@ -85,7 +85,7 @@ MOVES: list[Callable[[Path], Path]] = [nothing, with_the_folder_around_it, renam
 @once
 @pytest.mark.parametrize("move", MOVES)
 def test_a_moved_project_recovers_its_commit_at_its_new_place(crashes: Crashes, move: Callable[[Path], Path]):
-    """Wherever a commit was killed and wherever the project was moved, recovery completes a recorded commit and reverts any other."""
+    """Recovery of a moved project completes a recorded commit and reverts any other, at whatever point the process was killed."""
     crashes.fresh()
     before = snapshot(crashes.base / "root")
     assert crashes.run(seed=5) == 0
@@ -120,7 +120,7 @@ def taken_away(base: Path) -> Callable[[], None]:
 
 
 def replaced(base: Path) -> Callable[[], None]:
-    """Put a different folder in the project's place, such as the folder below a mount point once the disk is unmounted."""
+    """Put a different folder in the project's place, as happens at a mount point once its disk is unmounted."""
     back = taken_away(base)
     (base / "root").mkdir()
 
@@ -246,7 +246,7 @@ def test_a_folder_in_the_place_of_another_gets_a_staging_folder_of_its_own(tmp_p
 
 
 def test_a_given_staging_folder_of_a_different_folder_is_refused(tmp_path: Path):
-    """A staging folder that is passed by path is refused for a second root."""
+    """A staging folder that belongs to one root is refused if it is passed for another."""
     with folder_with(tmp_path / "one", {"a": "0"}) as files:
         files.write("a", "1")
         staging = files.staging

@@ -79,7 +79,7 @@ def test_each_name_has_one_spelling(name: bytes):
 
 @given(st.text(alphabet="ax41\\c3e9/.~0\n", min_size=1, max_size=20))
 def test_a_path_that_is_accepted_is_the_spelling_of_its_name(path: str):
-    """The normalised form of an accepted path is the one spelling of its name on disk. The name contains no `..`."""
+    """The normalised form of an accepted path is the one spelling of its name on disk. No part of the name is `..`."""
     try:
         at = parse_path(path).path
     except PathRefused:
@@ -124,7 +124,7 @@ def test_a_text_keeps_the_bytes_of_a_name():
 
 @pytest.mark.parametrize("name", ODD)
 def test_any_name_works_everywhere(folders: Folders, name: bytes):
-    """A file with any name can be listed, found, read, edited, moved, committed, shown in a diff, undone and deleted."""
+    """A file with any name can be listed, found, read, edited, moved, shown in a diff and deleted, and a commit can be undone."""
     path = f"d/{ODD[name]}"
     files = folders({})
     os.mkdir(files.root / "d")
@@ -211,7 +211,10 @@ def deep(folders: Folders) -> DirectoryFilesystem:
 
 
 def test_a_long_path_is_no_trouble(deep: DirectoryFilesystem):
-    """A path longer than a system call accepts can be created, listed, committed, moved, shown in a diff, undone and removed."""
+    """Files at a path longer than a system call accepts can be listed, edited, created, moved, shown in a diff and removed.
+
+    Each of these changes can be committed and undone.
+    """
     assert [info.path for info in deep.list(DEEP)] == [f"{DEEP}/file"]
     assert deep.glob("**/file") == (f"{DEEP}/file",)
     fork = deep.fork("call")

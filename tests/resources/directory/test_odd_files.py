@@ -1,8 +1,8 @@
 """Any sequence of changes leaves a folder exactly as the same changes without Handrail would, and undo reverts each.
 
-The changes are writes, moves and deletions, and changes that only commands can make: to attributes, access lists,
-groups, modes, pipes, sockets and links. Files have odd names, some paths are longer than a system call accepts, and
-some folders pass on their group and a default access list.
+The changes are writes, new folders, moves and deletions, and changes that only commands can make: new attributes,
+access lists, groups, modes, pipes, sockets and links. Files have odd names, some paths are longer than a system call
+accepts, and some folders pass on their group and a default access list.
 """
 
 import contextlib
@@ -163,7 +163,7 @@ def _change(at: str, verb: str, *rest: Any) -> None:
 
 
 def with_handrail(files: DirectoryFilesystem, deed: tuple[Any, ...], number: int) -> bool:
-    """Make the same change with Handrail, as one call: with its own operations, or with a command on a copy.
+    """Make a change with Handrail, as one call: with the fork's own methods, or as a command on a copy of the folder.
 
     Returns whether there was anything to commit.
     """
@@ -185,7 +185,7 @@ def with_handrail(files: DirectoryFilesystem, deed: tuple[Any, ...], number: int
         shown.encode()
         again = files.fork("again")
         again.redo(fork.file_changes())
-        assert verb == "move" or again.diff() == shown  # a redone move is shown as deleted and new
+        assert verb == "move" or again.diff() == shown  # a redone move is shown as a deletion and a new file
         again.drop()
         fork.prepare()
         staged = fork.stage(CallKey(f"call {number}"))

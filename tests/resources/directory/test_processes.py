@@ -39,7 +39,7 @@ COUNTS = (
 def test_processes_lose_nothing(tmp_path: Path, journaled: str):
     """Processes that change shared files, and are killed and restarted, lose no update and leave no torn file.
 
-    Their calls fail only by conflicts, and what an editor saves to one of the files is not lost either.
+    Their calls fail only because of conflicts, and what an editor saves to one of the files is not lost either.
     """
     ran = subprocess.run(
         [sys.executable, str(SUPPORT / "folder_processes.py"), *COUNTS, "--journaled", journaled, "--where", str(tmp_path)],
@@ -107,7 +107,7 @@ def test_no_other_commit_comes_between_the_renames(folders: Folders):
 
 
 def test_a_call_that_read_between_the_renames_of_another_fails_before_its_own(folders: Folders):
-    """A call reads two files between the renames of another filesystem's commit. It gets a conflict, and renames nothing."""
+    """A call that read two files between the renames of another filesystem's commit gets a conflict, and renames nothing."""
     late = Hooked()
     read: list[Any] = []
 
@@ -160,7 +160,7 @@ def test_a_commit_that_died_between_its_renames_is_finished_or_reverted(folders:
 @pytest.mark.parametrize("how", ["rename", "in place", "deleted"])
 @pytest.mark.parametrize("times", range(1, 5))
 def test_what_is_saved_while_a_step_is_taken_back_stays(folders: Folders, how: str, times: int):
-    """If somebody saves a file again while their first save is put back, the newest save stays."""
+    """If somebody saves a file again while a conflicting commit puts their first save back, the newest save stays."""
 
     def meddle(number: int) -> None:
         if number > times:
@@ -186,7 +186,7 @@ def test_what_is_saved_while_a_step_is_taken_back_stays(folders: Folders, how: s
 
 
 def test_what_is_deleted_while_a_step_is_taken_back_does_not_take_a_save_along(folders: Folders):
-    """If somebody deletes the call's file while their earlier save is put back, the save is still put back."""
+    """If somebody deletes the call's file while a conflicting commit puts their save back, the save is still put back."""
 
     def meddle(number: int) -> None:
         save(files.root / "a", "theirs") if number == 1 else (files.root / "a").unlink()
@@ -377,7 +377,7 @@ def test_a_deleted_file_that_can_not_be_restored_is_kept(folders: Folders):
 
 
 def test_a_file_that_somebody_else_deletes_too_is_a_conflict(folders: Folders):
-    """If a file that the call deletes is deleted just before the renames, nothing is applied, and the call gets a conflict."""
+    """If somebody else has already deleted a file that a call deletes, nothing is applied, and the call gets a conflict."""
     files = folders({"a": "1", "b": "1"})
     fork = files.fork("call")
     fork.delete("a")
@@ -485,7 +485,7 @@ def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_pa
 @pytest.mark.once
 @pytest.mark.parametrize("work", ["writes", "begins"])
 def test_a_process_that_dies_during_a_recovery_loses_nothing(folders: Folders, tmp_path: Path, work: str):
-    """A process records a commit and dies while another one recovers the folder. The next recovery completes the commit."""
+    """If a process records a commit and dies while another one recovers the folder, the next recovery completes the commit."""
     files, path = folders({"a": "1"}, keep_calls=2), tmp_path / "runs.db"
     die = [sys.executable, "-c", UNTOLD, str(files.root), str(path), work, "untold"]
 
@@ -533,7 +533,7 @@ def test_a_commit_that_is_pruned_meanwhile_is_no_trouble(folders: Folders):
 
 
 def test_a_starting_process_keeps_its_folder(folders: Folders, monkeypatch: pytest.MonkeyPatch):
-    """If a starting process's folder is removed before it is locked, the process starts again with a new one."""
+    """If a starting process's folder is removed before it is locked, the process creates a new one."""
     files = folders({"a": "1"})
     flock, swept = fcntl.flock, [0]
 
@@ -666,7 +666,7 @@ def test_recovery_leaves_the_commits_of_live_processes_alone(folders: Folders, t
 
 
 def test_commits_of_two_filesystems_agree(folders: Folders):
-    """Of two filesystems' commits that were prepared from the same version of a file, the second conflicts."""
+    """If two filesystems prepare commits from the same version of a file, the second one to apply its commit gets a conflict."""
     one = folders({"a": "1", "b": "1"})
     two = DirectoryFilesystem(one.root)
     forks = [files.fork("call") for files in (one, two)]

@@ -76,7 +76,7 @@ def test_it_changes_nothing_but_the_time(
 def test_it_is_asked_for_plain_text_in_many_files(
     rg: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ripgrep is used to search many files for plain text, but not for a regular expression or in few files."""
+    """ripgrep is used to search many files for plain text. It is not used for a regular expression or for a few files."""
     fill(tmp_path, [b"here\n" if number == 7 else b"nothing\n" for number in range(100)])
     asked: list[tuple[str, int]] = []
     real = links.files_holding

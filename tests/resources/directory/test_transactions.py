@@ -1,8 +1,8 @@
-"""Any interleaving of calls and people on a real folder is equivalent to some serial order of the commits.
+"""However calls and a person's edits on a real folder interleave, the result is that of some serial order of the commits.
 
 This is the state machine of test_memory_transactions.py on a real folder, with concurrent and nested calls and a
-person who edits the folder without Handrail. In addition, every untouched file keeps its inode and time, and
-the files in `.venv`, which nobody changes, survive.
+person who edits the folder without Handrail. In addition, every untouched file keeps its inode and modification time,
+and the files in `.venv`, which nobody changes, survive.
 """
 
 import shutil

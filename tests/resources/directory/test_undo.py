@@ -124,7 +124,7 @@ def test_old_bytes_are_found_after_any_failure_of_an_undo(tmp_path: Path, how: s
 
 @pytest.mark.parametrize("at", range(1, 5))
 def test_an_undo_on_a_full_disk_can_be_repeated(tmp_path: Path, at: int):
-    """An undo that fails because the disk is full says so, changes nothing, and succeeds once space is free again."""
+    """An undo that fails because the disk is full says so and changes nothing. It can be repeated once space is free again."""
     scene = Scene(tmp_path)
     scene.fail(at, "from then on")
     with pytest.raises(FileError, match="the disk is full"):
@@ -179,7 +179,7 @@ def test_a_file_that_was_moved_and_then_deleted_takes_room(folders: Folders):
 
 
 def test_one_large_call_does_not_displace_all_others(folders: Folders):
-    """A call whose replaced files take more than half of the bytes to keep is dropped before the small calls around it."""
+    """A call whose replaced files take more than half of `keep_bytes` is dropped before the small calls around it."""
     files = folders({"a": "1", "large": "x" * 15_000, "larger": "x" * 50_000}, keep_bytes=20_000)
     for number in range(6):
         made(files, f"small {number}", "write", "a", str(number) * 1000)
@@ -211,7 +211,7 @@ def test_too_old_is_said_only_when_it_is(folders: Folders):
 
 
 def test_a_call_of_a_different_process_can_be_undone(folders: Folders):
-    """Undo finds the calls that other processes have made since this process looked at the history."""
+    """Undo finds the calls that other processes have made since this process last looked at the history."""
     files = folders({"a": "1"})
     made(files, "ours", "write", "b", "1")
     other = DirectoryFilesystem(files.root)

@@ -1,4 +1,4 @@
-"""Containment: a command can't reach other files, other processes, the network, secrets or the kernel."""
+"""Containment: a command can't reach other files, other processes, the network or secrets, and can't escape."""
 
 import ctypes
 import os
@@ -89,7 +89,7 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
     refused = (
         "Read-only file system",
         "Permission denied",
-    )  # the second message if the tests themselves have no write permission there
+    )  # the second one if the tests themselves may not write there
     assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
@@ -177,7 +177,7 @@ def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pyt
 
 
 def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """Common locations of keys and credentials, and the paths passed as `hidden`, have no content for a command."""
+    """To a command, common locations of keys and credentials, and the paths passed as `hidden`, appear empty or missing."""
     for path in ("home/.ssh/id", "home/.netrc", "home/.config/gh/hosts.yml", "home/plain", "mine/.env"):
         folder.add(path, "hunter2")
     before = folder.real()

@@ -22,7 +22,7 @@ from handrail.testing import FakeShell, run_virtual
 from support import PATIENCE
 from support.folders import PYTHON, Folder, anything, processes_with
 
-pytestmark = pytest.mark.once  # the programs in the shell do not depend on the Python version
+pytestmark = pytest.mark.once  # commands behave the same under every Python version
 
 # This program is hard to kill: it ignores every signal that it can, and starts daemons. It connects to the test.
 STUBBORN = """
@@ -298,7 +298,7 @@ work()
 @pytest.mark.parametrize("walls", ["walls", "no walls"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals, walls: str):
-    """If the process that runs a command dies by a signal, even SIGKILL, the command and its daemons die too."""
+    """If a signal, even SIGKILL, ends the process that runs a command, the command and its daemons die too."""
     argv = [sys.executable, "-c", US, str(folder.base), PYTHON, STUBBORN, line.port, walls]
     us = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
     try:

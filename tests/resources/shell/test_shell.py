@@ -86,7 +86,7 @@ def folder_kind(folder: Folder) -> str:
 
 
 def test_a_signal_is_not_an_exit_code(folder: Folder, backend: str):
-    """A command killed by a signal reports the signal, even one that the init process of a namespace ignores."""
+    """The result of a command that is killed by a signal names the signal, even one that a namespace's init process ignores."""
     for name, number in (("SEGV", 11), ("TERM", 15), ("KILL", 9)):
         finished = folder.sh(anything(backend), f"kill -{name} $$")
         assert (finished.exit_code, finished.signal, finished.timed_out) == (None, number, False)
@@ -331,7 +331,7 @@ def test_a_commit_in_a_repository_is_caught_whole(tmp_path: Path, backend: str):
 
 
 def test_a_command_can_not_forge_the_marks_of_a_layer(folder: Folder, backend: str):
-    """A command can't set the extended attributes on the upper layer that an overlay interprets."""
+    """A command can't give files in the upper layer the extended attributes that an overlay interprets."""
     code = """
         import os
         os.mkdir("d"); open("f", "w").close()
@@ -488,7 +488,7 @@ def test_without_namespaces_nothing_runs(folder: Folder, monkeypatch: pytest.Mon
 
 
 def test_without_namespaces_and_told_so_it_runs_on_a_copy(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """Where namespaces can't be created, a command with `contained=False` runs on a copy, and the result says so."""
+    """Where namespaces can't be created, a shell with `contained=False` runs a command on a copy, and the result says so."""
     support_is(monkeypatch, Support("none", False, ("namespaces of its own: no",)))
     shell = anything(contained=False)
     finished = folder.sh(shell, "rm kept.txt; echo x > x; echo $HOME $TMPDIR; exit 4")
@@ -503,7 +503,7 @@ def test_without_namespaces_and_told_so_it_runs_on_a_copy(folder: Folder, monkey
 def test_walls_without_a_user_namespace_hold_writes_too(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, backend: str
 ):
-    """Root's containment without a user namespace also redirects writes to the upper layer."""
+    """A sandbox that root creates without a user namespace also redirects writes to the upper layer."""
     if os.geteuid() != 0:
         pytest.skip("this needs root")
     support_is(monkeypatch, Support("root", True))

@@ -143,7 +143,6 @@ class Client:
     url: str
     thread: str
     checker: Checker = field(init=False)
-    checked: bool = True
 
     def __post_init__(self) -> None:
         self.checker = Checker(older=self.older)

@@ -19,7 +19,7 @@ from handrail.journal.connection import Connection
 from handrail.journal.postgres.statements import PostgresConnection
 
 NOBODY = "-"
-"""The owner at the head of a recorded run's chain while no process owns the run. Other chains have the owner ""."""
+"""The owner at the head of a recorded run's chain while no process owns the run. All chains but those of recorded runs have ""."""
 
 _COLUMNS = "number, chain, link, kind, key, at, session_id, body, mac, state, opens"
 _RECORD = f"INSERT INTO records ({_COLUMNS})"

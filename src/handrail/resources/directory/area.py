@@ -372,7 +372,7 @@ class Area:
     def retire(self, commit: Commit) -> None:
         """Move an applied commit to the history, which keeps what it displaced, within its limits.
 
-        If the disk reports an error, it is only logged, because the commit is made. The next commit tries again.
+        If the disk reports an error, it is only logged, because the commit itself is complete. The next commit tries again.
         """
         waiting, self._not_kept = [*self._not_kept, commit], []
         for each in waiting:
@@ -441,9 +441,9 @@ class Area:
     def undo(self, commit: Commit) -> tuple[str, ...]:
         """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored and removed paths, sorted.
 
-        The order is that of any commit: the manifest is written, the kept commit is claimed, its files are renamed, and
-        only then is it removed. If anything fails before that, it is kept. Raises `UndoRefused` if a path was
-        changed since or another process has just undone the commit, and `FileError` if the disk reports an error.
+        As for any commit, the manifest is written first. Then the kept commit is claimed, and its files are renamed. The kept
+        commit is removed last, so it is still there if anything fails before that. Raises `UndoRefused` if a path was changed
+        since or another process has just undone the commit, and `FileError` if the disk reports an error.
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)

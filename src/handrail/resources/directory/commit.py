@@ -157,7 +157,7 @@ class Commit:
 
         If someone else has changed a path, restores everything and raises `Conflict` with that path. Raises
         `FileError` if another program is writing to a path, if the folder's lock is not free in time, if the staged changes
-        were deleted, or if the disk reports an error. Its message names the paths that could not be restored, if any. With
+        were deleted, or if the disk reports an error. The error names the paths that could not be restored, if any. With
         `synced`, the result survives a power cut. With `lenient`, a folder that should be removed but is not empty is kept.
         """
         with self._folders() as folders:

@@ -87,7 +87,7 @@ class OnDisk:
 
 
 class Held:
-    """The content of a file that a call wrote, and the facts that the file gets, or None for those of a new file."""
+    """The content of a file that a call wrote. `facts` are the facts that the file gets; None means those of any new file."""
 
     __slots__ = ("data", "facts")
 

@@ -310,8 +310,8 @@ class DirectoryFork(Linked, FileFork):
         `mounted_at` is `Layers.mounted_at`. Returns the paths taken over, sorted; a folder's path ends in `/`.
         Raises `Conflict` with the paths that someone else has also changed since the mount, because the command may
         have seen either version. Raises `FileError` if the folder was moved or replaced, or if a path can't be taken over,
-        such as a device, which could lead out of the folder. After either error, the fork must be dropped. Raises
-        `ContextError` if `layers` has not been called.
+        such as a device, which could lead out of the folder. Raises `EffectRefused` if the fork is read-only and a path was
+        changed. After any of these errors, the fork must be dropped. Raises `ContextError` if `layers` has not been called.
         """
         with self._shared.lock:
             self._enter()

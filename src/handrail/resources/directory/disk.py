@@ -26,7 +26,7 @@ class Disk:
         os.mkdir(path, mode)
 
     def write(self, path: Path, data: bytes, facts: Facts | None = None) -> None:
-        """Create a file with these bytes and facts. Without `facts`, it gets those of a new file."""
+        """Create a file with these bytes and facts. Without `facts`, it has the mode, owner and group that any new file gets."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             left = memoryview(data)

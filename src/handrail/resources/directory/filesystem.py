@@ -40,7 +40,7 @@ _PROBED = 20
 class DirectoryFilesystem(Linked):
     """The files under a real folder. No path or link can lead out of it.
 
-    Calls work on forks. Creating a fork copies nothing. Its writes stay in memory and in the staging folder until it
+    Calls work on forks. Creating a fork copies nothing. A fork's writes stay in memory and in the staging folder until it
     commits. The commit checks that no person, process or other call has changed the same paths, and then renames the writes
     into place. No other file in the folder is changed. A write made directly through this object is a separate commit.
     Raises `DefinitionError` if the folder can't be opened or is found to ignore case, if `staging` is the folder itself,

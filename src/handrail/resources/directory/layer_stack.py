@@ -76,7 +76,7 @@ class Upper:
         """Write a node to a path. A deletion is written as a mark, if the layers below may have the path.
 
         `fill` copies or links a file that is on disk. `facts_below` returns the facts of a folder in the layers
-        below.
+        below, or None if they are not known.
         """
         self._make_way(path, facts_below)
         with self._reach(path) as at:
@@ -169,7 +169,7 @@ class Upper:
                 if self._written.get(entry.path) != _mark(entry):
                     self._written[entry.path] = _mark(entry)
                     yield entry
-        for path in sorted(gone):  # no layer below has these paths, or the overlay would have left whiteouts
+        for path in sorted(gone):  # these paths were removed and have no whiteouts of their own
             del self._written[path]
             yield Entry(path, "gone")
 

@@ -59,7 +59,7 @@ class Recovered(msgspec.Struct, frozen=True):
     dropped: tuple[str, ...] = ()
     """Ids of the calls that were not recorded or were given up. Their changes were discarded or reverted."""
     left: tuple[str, ...] = ()
-    """Paths whose steps could not be done, usually because someone else had changed them. They are unchanged."""
+    """Paths whose steps could not be done, usually because someone else had changed the paths. They are left as they are."""
     unapplied: tuple[Unapplied, ...] = ()
     """The recorded commits that can't be applied, because their folder or their staged files are not there."""
 

@@ -60,7 +60,7 @@ class Keeper:
         self.commands: dict[int, tuple[int, int, socket.socket]] = {}
         """Process id, pidfd and control socket of each command. The keys are the pidfd and the control socket's descriptor."""
         self.cgroups: dict[int, Cgroup] = {}
-        """The cgroups of each command, by process id."""
+        """The cgroups of each command in a sandbox, by process id."""
 
     def serve(self) -> None:
         """Handle requests until the parent process ends or closes its end of the socket."""
@@ -254,7 +254,7 @@ def _run(request: Request, streams: tuple[int, ...], control: socket.socket, fol
 
 
 def _wait(command: int, usage: Usage, control: socket.socket) -> int:
-    """Wait for the command and reap orphans. If the command exceeds a limit, report that and return at once.
+    """Wait for the command and reap orphans. If the command exceeds a limit, report that and return immediately.
 
     When the calling process then exits, the kernel kills all processes of the command.
     """

@@ -186,7 +186,7 @@ def clean_environment(home: str, temporary: str) -> dict[str, str]:
 def hidden_paths(more: Iterable[str]) -> list[str]:
     """Return the paths to hide: common locations of secrets and the paths in `more`, if they exist. Links are resolved."""
     homes = {os.path.expanduser("~")}
-    with contextlib.suppress(KeyError):  # a user without a password entry has no home folder
+    with contextlib.suppress(KeyError):  # the user may have no password entry
         homes.add(pwd.getpwuid(os.geteuid()).pw_dir)
     usual = [f"{home.rstrip('/')}/{name}" for home in sorted(homes) for name in _HOME_SECRETS]
     return sorted(

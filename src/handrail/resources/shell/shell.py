@@ -136,9 +136,10 @@ class Shell:
     ) -> CommandResult:
         """Run a command on a fork of a real folder. The command's changes become part of the fork.
 
-        `context.filesystem` is such a fork if the run's filesystem is a `DirectoryFilesystem`. Raises the errors of `run`,
-        `Conflict` if someone else changed the same files while the command ran, and `ShellUnavailable` if `files` is not such a fork.
-        With `keep=False`, the command's changes do not become part of the fork, and the fork must be dropped.
+        `context.filesystem` is such a fork if the run's filesystem is a `DirectoryFilesystem`. Raises the errors of `run`, and
+        `ShellUnavailable` if `files` is not such a fork. Raises `Conflict` if someone else changed the same files while the
+        command ran, and `EffectRefused` if the fork is read-only and the command changed something. With `keep=False`, the
+        command's changes do not become part of the fork, and the fork must be dropped.
         """
         if not isinstance(files, Layered):
             raise ShellUnavailable(

@@ -62,9 +62,7 @@ class Usage:
             return "memory", f"{_size(limits.memory)} of memory"
         if seconds > limits.cpu_seconds:
             return "cpu", f"{limits.cpu_seconds:g} seconds of CPU time"
-        if self._is_disk_used():
-            return "disk", f"{_size(limits.disk)} of disk space"
-        return "", ""
+        return self._exceeded_on_disk()
 
     def _processes(self) -> tuple[int, int, float]:
         """Return the command's number of threads, its bytes of memory and its CPU seconds so far, over all its processes.
@@ -88,11 +86,11 @@ class Usage:
         # The kernel does not count children whose parent ignores SIGCHLD, so the last known times of processes are kept.
         return tasks, memory, max(reaped, sum(self._times.values()))
 
-    def _is_disk_used(self) -> bool:
-        limit = self._limits.disk
+    def _exceeded_on_disk(self) -> tuple[str, str]:
+        limit, most_files = self._limits.disk, self._limits.files
         self._checks += 1
         if self._checks < self._next_walk:
-            return False
+            return "", ""
         size, files, complete = measure(self._folder)
         used = size - self._disk_before
         grown = _used(self._folder) - self._free_before
@@ -101,7 +99,9 @@ class Usage:
         ):  # someone else may have used the space, so look for deleted files that are still open
             used = grown if not complete else used + _unnamed()
         self._next_walk = self._checks + files // _PER_CHECK
-        return used > limit or files > self._limits.files
+        if files > most_files:
+            return "files", f"{most_files:,} files and folders"
+        return ("disk", f"{_size(limit)} of disk space") if used > limit else ("", "")
 
 
 def measure(folder: int) -> tuple[int, int, bool]:

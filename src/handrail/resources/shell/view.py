@@ -159,9 +159,9 @@ class View:
             os.close(descriptor)
 
     def _check(self, writable: set[str]) -> str:
-        """Check the list of mounts. Raises `OSError` if it contains a mount that a command must not see or write.
+        """Check the list of mounts, and return the type of the filesystem that is mounted at the command's folder.
 
-        Returns the type of the filesystem that is mounted at the command's folder.
+        Raises `OSError` if a command could see or write a mount that it must not, or if its folder is not mounted as requested.
         """
         request, kind = self._request, ""
         shown = {"/", "/proc", "/dev", *writable, *(f"/dev/{name}" for name in self._devices)}

@@ -279,7 +279,7 @@ def state_of(at: Path, status: os.stat_result) -> WorkspaceFile | None:
 
 
 def content_at(at: Path) -> bytes:
-    """Return the content of a file, or the path that a link leads to, as bytes."""
+    """Return the content of a file, or the target of a link as written, as bytes."""
     status = os.lstat(at)
     if stat.S_ISLNK(status.st_mode):
         return os.fsencode(os.readlink(at))

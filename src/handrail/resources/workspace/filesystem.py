@@ -1,9 +1,9 @@
 """`WorkspaceFilesystem`: a workspace while a run has it. `WorkspaceFork`: one call's version of it.
 
-They work on this host's copy like a `DirectoryFilesystem` and its forks, except for two things. A commit is described by
-digests, so the journal's record of the call is the commit, whatever happens to the copy afterwards. And each file or link
-that is looked up is compared with its recorded state. If another program has changed it, the lookup raises `FileError`. Ignored
-paths are not compared, and for a folder only the kind is.
+They work on this host's copy like a `DirectoryFilesystem` and its forks, except for two things. The journal records each
+commit with the digests and bytes of its files, so the record is authoritative, whatever happens to the copy. And each file
+or link that is looked up is compared with its recorded state. If another program has changed it, the lookup raises
+`FileError`. Ignored paths are not compared, and for a folder only the kind is.
 """
 
 from __future__ import annotations

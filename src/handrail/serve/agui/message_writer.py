@@ -197,7 +197,7 @@ class MessageWriter:
     # Failed answers, and clients that join in the middle of an answer.
 
     def drop(self, run: OpenRun) -> list[Event]:
-        """Return the events that end the parts of a failed answer that were started. Its calls were not made."""
+        """Return the events that end the started parts of a failed answer, and report that its calls were not made."""
         events = self._end_thought(run)
         if run.text is not None:
             events.append(self._end_text(run))

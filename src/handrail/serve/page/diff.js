@@ -20,7 +20,7 @@ function keptMode() {
   }
 }
 
-/** The mode that was chosen last. All diffs share it. */
+/** The mode that was chosen last, which all diffs without a `mode` share, and a function that changes it. */
 function useKeptMode() {
   const [mode, setMode] = useState(keptMode);
   useEffect(() => {

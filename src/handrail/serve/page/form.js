@@ -82,7 +82,10 @@ export function SchemaForm({ schema, value, errors = [], onSubmit, onChange, sub
   </form>`;
 }
 
-/** The server's errors. Each is kept until its field, a parent or a child of the field is edited. */
+/**
+ * The server's errors. Each is kept until its field, or a parent or child of the field, is edited. An error of the whole
+ * value is kept even if a field in it is edited.
+ */
 function useServerErrors(errors) {
   const key = JSON.stringify(errors);
   const seen = useRef({ key: "[]", edited: new Set(), focused: "[]" }).current;

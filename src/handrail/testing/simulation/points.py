@@ -120,7 +120,7 @@ def crash() -> None:
 _PATIENCE = 2.0
 """Maximum real seconds to wait for a thread before the event loop continues without it."""
 _IMPATIENCE = 0.002
-"""Maximum real seconds to wait for threads after one has taken too long, because it may itself wait for the loop."""
+"""Maximum real seconds to wait for threads after one has taken too long, because that one may itself wait for the loop."""
 
 
 class SimulatedLoop(VirtualTimeLoop):

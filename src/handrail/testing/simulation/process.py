@@ -38,7 +38,7 @@ FILES, WORLD, REST = "files", "world", "rest"
 _PARKS = 40
 """Maximum number of times that a run may be parked in one process before the process gives up."""
 _AMPLE = Budget(tool_calls=1_000_000)
-"""A budget that no run exceeds, so that the calls are charged."""
+"""A budget that no run exceeds. Calls are charged only if the run has a budget."""
 
 
 def live(

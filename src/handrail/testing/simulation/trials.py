@@ -137,7 +137,8 @@ class Trials:
     def _measure(self, broken: list[Broken]) -> Path | None:
         """Run the scenario three times without a crash, and add to `broken` if it breaks a law or takes different steps.
 
-        In the first run the person is connected, because a run that is parked and replayed must have the same outcome.
+        In the first run the person is connected. The others are compared with it, because a run that is parked and replayed
+        must have the same outcome.
         Returns the folder of a run without a crash, or None if a run does not end.
         """
         measured: list[tuple[Sequence[int], int]] = []

@@ -68,7 +68,7 @@ export function kindsOf(schema, root) {
   return { kinds: [found], nullable: false, discriminator: null };
 }
 
-/** Gives the field's title and description to the alternative, if it is the only one beside null. */
+/** The field's title, description and examples, for an alternative that is the only one beside null; {} if there are more. */
 function own(rest, kinds) {
   if (kinds.length > 1) return {};
   const { title, description, examples } = rest;

@@ -1,0 +1,80 @@
+"""Cancelled runs: how a run that no process executes ends as cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.recorded_messages import Unfinished, retold
+from handrail.adapter.run_lease import acquire_run
+from handrail.adapter.run_record import RunOutcome
+from handrail.errors import RunBusy
+from handrail.journals import Journal
+from handrail.messages import Usage
+from handrail.place import RUN, Place
+from handrail.prompt import OPENER
+from handrail.records import OVER, CommitUnit, Entry
+
+UNFINISHED = Unfinished(
+    "This call did not run: the run was cancelled first.",
+    "This call was in progress when its run was cancelled, and its outcome is unknown. "
+    "Find out what it did before you repeat it.",
+)
+
+
+NEVER_BEGAN = msgspec.msgpack.encode(
+    RunOutcome(stop_reason="cancelled", error="it was cancelled before it began")
+)
+
+
+async def end_cancelled(journal: Journal, run_id: str) -> None:
+    """End a run as cancelled, unless it is over. Each of its calls then has a result. Raises `RunBusy` if a process executes it."""
+    async with acquire_run(journal, run_id) as row:
+        if row.status == "queued":
+            await journal.runs.leave(run_id, "cancelled", NEVER_BEGAN)
+        elif row.status not in OVER:
+            outcome = RunOutcome(
+                stop_reason="cancelled",
+                messages=await retold(journal, row, UNFINISHED),
+                usage=_usage(await journal.calls.entries(run_id)),
+                opened=_opened(await journal.calls.load(run_id)),
+            )
+            await journal.runs.leave(run_id, "cancelled", msgspec.msgpack.encode(outcome))
+
+
+async def end_stopped(journal: Journal, run_id: str) -> bool:
+    """End a run that its process has left although somebody had asked to cancel it. Returns whether the run was ended here.
+
+    Submitted runs are left to the workers, which end them.
+    """
+    row = await journal.runs.get(run_id)
+    if not row.stopping or row.queue or row.status in OVER:
+        return False
+    try:
+        await end_cancelled(journal, run_id)
+    except RunBusy:
+        return False
+    return True
+
+
+def _opened(units: Sequence[CommitUnit]) -> list[str]:
+    """Return the paths of the sections that the run's model has opened."""
+    found: list[str] = []
+    for unit in units:
+        place = Place.parse(unit.place)
+        if unit.tool == OPENER and unit.status == "ok" and (place.parent, place.kind) == (RUN, "call"):
+            found += msgspec.json.decode(unit.result)["value"]
+    return list(dict.fromkeys(found))
+
+
+def _usage(entries: Sequence[Entry]) -> Usage:
+    usage = Usage()
+    for entry in entries:
+        if entry.kind == "model answer":
+            answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
+            usage += answer.usage or Usage(requests=1)
+            for each in answer.failed:
+                usage += each.usage or Usage()
+    return usage

@@ -1,0 +1,61 @@
+"""The lineage of a run: the session that earlier runs left to it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from handrail.adapter.requests import begun_runs, check_begun
+from handrail.adapter.run_record import base_of, decode_begin, decode_outcome
+from handrail.adapter.undone_calls import undone_in
+from handrail.errors import RunError
+from handrail.journals import Journal
+from handrail.messages import Message
+from handrail.records import OVER, Decision, RunRow
+from handrail.session.serialization import decode_item
+
+
+class Lineage(msgspec.Struct, frozen=True):
+    """The session as it was when a run began: a saved session, and the commits and messages since it was saved."""
+
+    base: bytes | None
+    events: list[bytes]
+    said: list[Message]
+    shown: list[str]
+    denied: list[bytes] = []
+    """The remembered denials of the session, and its revocations. Approvals never apply to another session."""
+
+
+async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
+    """Return the session that earlier runs left to this one. Events are not decoded, so their types are not needed.
+
+    Raises `RunError` if this run has not begun, or if an earlier one is not over.
+    """
+    record = row.record
+    check_begun(row)
+    runs = await begun_runs(journal, record.session_id)
+    units = await journal.calls.load_session(record.session_id)
+    undone = (await undone_in(journal, record.session_id)).calls
+    first = decode_begin(runs[0].record)
+    events, said, shown = list(first.events), list(first.said), list(first.shown)
+    for earlier in runs:
+        if earlier.record.id == record.id:
+            break
+        if earlier.status not in OVER:
+            raise RunError(
+                record.id,
+                f"the run {earlier.record.id!r} of the same session, on which it builds, is not over",
+                "Resume or cancel that run first.",
+            )
+        for unit in units:
+            if unit.run_id == earlier.record.id and unit.call_id not in undone:
+                events += [bytes(event) for event in unit.events]
+        outcome = decode_outcome(earlier)
+        said += outcome.messages
+        shown += outcome.opened
+    decisions = await journal.decisions.read(record.session_id, record.principal)
+    denied = [*first.denied, *(each.body for each in decisions if not _approves(each))]
+    return Lineage(base_of(runs), events, said, shown, denied)
+
+
+def _approves(decision: Decision) -> bool:
+    return decision.kind == "remembered" and decode_item(decision.body, decision.session_id).approved
