@@ -237,6 +237,19 @@ async def test_the_owner_of_a_run_is_told_to_stop_it(journal: Journal):
     assert not (await journal.runs.get("run")).stopping
 
 
+async def test_a_request_to_stop_stays_while_a_run_is_parked_until_it_is_taken(
+    processes: tuple[Journal, Journal],
+):
+    first, second = processes
+    await first.runs.begin(run())
+    await second.runs.stop("run")
+    await first.runs.leave("run", "parked")
+    row = await second.runs.get("run")
+    assert (row.status, row.stopping, row.due_at) == ("parked", True, None)
+    await second.runs.take("run")
+    assert not (await second.runs.get("run")).stopping
+
+
 async def test_a_run_that_is_lost_does_not_keep_others_from_being_renewed(
     processes: tuple[Journal, Journal], clock: Hands
 ):

@@ -257,7 +257,8 @@ async def test_calls_that_come_while_the_server_stops_are_refused() -> None:
     stopping = asyncio.ensure_future(app.stop())
     await asyncio.sleep(0)
     transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=BEARER) as http:
+    options: Any = {"base_url": "http://127.0.0.1", "headers": BEARER}
+    async with httpx2.AsyncClient(transport=transport, timeout=PATIENCE, **options) as http:
         refused = await http.post(PATH, json=INITIALIZE)
     with pytest.raises(CallRefused, match="the server is stopping"):
         await served.calls.begin(greet, {"name": "Ann"}, principal="ann", asks=False)

@@ -135,7 +135,8 @@ def test_a_shared_connection_works_on_every_thread(tmp_path: Path):
 def test_a_connection_that_does_not_close_says_why(tmp_path: Path):
     """A connection that a tool opened on its own thread can't be closed after the run.
 
-    The response is still returned, with an error that says why."""
+    The response is still returned, with an error that says why.
+    """
     adapter = Adapter(
         ScriptedModel([ToolCall("in_thread"), "done"]), resources=[connecting(tmp_path / "a.db")]
     )

@@ -473,7 +473,7 @@ def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
 
 
 def test_a_fork_can_not_be_held_by_the_run():
-    """A run's resource can't hold a call's fork, because the fork would be expired in the next call."""
+    """A run's resource can't hold a call's fork, because the fork would have expired by the next call."""
 
     async def main() -> list[str]:
         files = MemoryFilesystem({"a": "1"})

@@ -152,7 +152,7 @@ def test_a_virtual_environment_can_be_allowed_as_a_whole() -> None:
     ],
 )
 def test_what_does_not_run_by_itself(path: str) -> None:
-    """Files that run only when somebody names them, and files that git only stores, are not startup files."""
+    """Files that run only when somebody runs or imports them, and files that git only stores, are not startup files."""
     assert run_by(path) == ""
 
 
@@ -240,7 +240,7 @@ COMMANDS = {
 @pytest.mark.parametrize("backend", ["overlay", "copy"])
 @pytest.mark.parametrize("way", COMMANDS)
 async def test_a_command_that_changes_one_is_asked_about(root: Path, way: str, backend: Any) -> None:
-    """A command's change to a startup file is shown with a mark, and not applied if the person denies it."""
+    """A command's change to a startup file is marked in the diff, and not applied if the person denies it."""
     support = probe(root)
     if not support.contained or (backend == "overlay" and not support.overlay):
         pytest.skip("; ".join(support.missing))
@@ -481,7 +481,7 @@ async def test_a_folder_of_them_that_is_a_link_is_followed(root: Path, place: st
 @pytest.mark.parametrize("folder", ["mirror", "a/b/mirror", ""])
 @pytest.mark.parametrize("file", ["hooks/pre-receive", "config", "info/attributes"])
 def test_a_bare_repository_of_any_name_counts(root: Path, folder: str, file: str) -> None:
-    """Files that git runs or reads in an existing bare repository are startup files, whatever its folder is called."""
+    """Hooks, config and attributes in an existing bare repository are startup files, whatever its folder is called."""
     at = root / folder
     at.mkdir(parents=True, exist_ok=True)
     path = f"{folder}/{file}" if folder else file

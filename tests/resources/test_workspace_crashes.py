@@ -67,7 +67,8 @@ def test_what_is_recorded_is_on_every_host_and_nothing_else_wherever_the_process
 ):
     """Wherever the process is killed, a recorded call's changes are on every host, and an unrecorded call's are on none.
 
-    An undo is complete or has no effect."""
+    An undo is complete or has no effect.
+    """
     known, seen = trees(tmp_path), list[str]()
     start = tmp_path / "start"
     start.mkdir()

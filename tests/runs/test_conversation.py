@@ -32,7 +32,7 @@ def recorder(tmp_path: Path):
 
 
 async def test_a_session_is_as_the_newest_run_that_is_over_left_it(recorder: Recorder):
-    """A rebuilt session is as its newest finished run left it, without the changes of a run that still waits."""
+    """A rebuilt session is as its newest finished run left it, without the changes of a parked run."""
     session = Session(id="chat", principal="ada", config={"lang": "en"})
     await recorder.run("one", call("note", text="a"), "noted", session=session)
     await recorder.run("two", call("note", text="b"), "noted", session=session)

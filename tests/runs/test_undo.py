@@ -85,7 +85,7 @@ async def carry_out(base: Path, script: list[Any], split: int, target: int | Non
 
 
 def overlap(written: str, touched: str) -> bool:
-    """Return whether two places overlap: the same slice or path, a folder and a path below it, or a listed folder and an entry."""
+    """Return whether two places overlap: the same slice or path, a folder and a path below it, or a listing and an entry in it."""
     if written.startswith("slice ") or touched.startswith("slice "):
         return written == touched
     one, other = written.removeprefix("file "), touched.removeprefix("file ")

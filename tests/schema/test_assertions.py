@@ -53,7 +53,7 @@ def schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @st.composite
 def some_of(draw: st.DrawFn, rules: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-    """Draw a schema with one of the wanted rules and few others, so that values match often enough."""
+    """Draw a schema with one of the wanted rules and at most two others, so that values match often enough."""
     others = draw(st.lists(st.sampled_from(sorted(rules)), max_size=2))
     return {word: draw(rules[word]) for word in [draw(st.sampled_from(wanted)), *others]}
 

@@ -164,7 +164,7 @@ def test_secrets_are_found_wherever_a_schema_has_them(schema: dict[str, Any]) ->
     ],
 )  # fmt: skip
 def test_valid_values_are_not_refused(schema: dict[str, Any], value: Any) -> None:
-    """A value that matches a schema by JSON Schema 2020-12 has no misfits."""
+    """A value that may be valid under JSON Schema 2020-12 has no misfits."""
     assert misfits(schema, value) == []
 
 
@@ -349,6 +349,6 @@ def test_long_names_are_not_copied_to_every_part() -> None:
 
 
 def test_arguments_of_a_client_s_tool_have_a_maximum_size() -> None:
-    """The arguments for a client's tool are limited like those of any other tool."""
+    """The arguments for a client's tool have the same size limit as those for any other tool."""
     with pytest.raises(ToolValidationError, match="20,000"):
         frontend_tool("t", "Do it.", {"type": "object"}).parse('{"x": [' + "0," * 30_000 + "0]}")

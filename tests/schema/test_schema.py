@@ -984,7 +984,7 @@ def test_the_same_problem_is_said_once():
     ids=range(14),
 )
 def test_what_is_no_json_object_is_refused(data: str | bytes, words: str):
-    """Malformed JSON is reported with what is wrong in it, and other JSON with what was expected."""
+    """Malformed JSON is refused with what is wrong in it, and JSON that is not an object with what was expected."""
     assert str(refused(Schema(Point), data)) == words
 
 

@@ -300,7 +300,8 @@ IS = {"pipe": stat.S_ISFIFO, "socket": stat.S_ISSOCK}
 def test_a_pipe_or_socket_that_a_command_makes_is_kept(folders: Folders, backend: str, kind: str):
     """A pipe or socket that a command makes is shown in the diff, committed, and seen by later commands.
 
-    It can be moved and removed, and each of these calls can be undone."""
+    It can be moved and removed, and each of these calls can be undone.
+    """
     files = folders({"a": "old"})
     fork = files.fork("call")
     run(fork, backend, MAKE[kind])

@@ -33,7 +33,7 @@ def can_mount() -> bool:
 def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
     """Run `support.full_disk` on a small disk of its own, or on this disk with simulated errors if nothing can be mounted.
 
-    A process that is allowed to mount a disk never falls back to the simulation.
+    A process that has the capability to mount a disk never falls back to the simulation.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     unshare = ["unshare", "-m"] if can_mount() else ["unshare", "-r", "-m"]
@@ -60,7 +60,7 @@ def test_old_bytes_are_found_whenever_the_disk_fills_up_during_an_undo(tmp_path:
 
 
 def test_a_commit_that_can_not_be_synced_is_reverted(tmp_path: Path):
-    """If the folders can't be synced after the renames, the call fails, and the old files are in their places again."""
+    """If the folders can't be synced after the renames, the call fails, and the old files are put back."""
 
     class Unsynced(Disk):
         renames = 0

@@ -43,7 +43,7 @@ async def fail(how: str, context: ToolContext) -> str:
 
 
 class Meddling(Disk):
-    """A disk that edits the file `a` once, just before a commit renames it."""
+    """A disk that edits the file `a` once, just before a commit replaces it."""
 
     def __init__(self, root: Callable[[], Path]) -> None:
         self._root = root
@@ -135,7 +135,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
 
 
 def test_files_of_a_live_process_count_as_applied_once_they_are_in_place(folders: Folders, tmp_path: Path):
-    """If a folder is recovered after a live commit's renames but before its record is marked, the commit counts as finished."""
+    """If a folder is recovered between a commit's renames and the mark in its record, the commit counts as finished."""
 
     async def main() -> None:
         files = folders(FILES)
@@ -233,7 +233,7 @@ class Second(DirectoryFilesystem):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_two_folders_commit_together_or_not_at_all(folders: Folders, tmp_path: Path, recorded: bool):
-    """If the second of two folders has a conflict, the first folder's renames are undone."""
+    """If a conflict stops the commit to the second of two folders, the first folder's renames are reverted."""
 
     @tool(effect="staged", description="Change two folders.")
     async def both(context: ToolContext) -> None:
@@ -350,7 +350,7 @@ def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
 
 
 def test_somebody_at_the_same_file_is_a_conflict_or_a_rerun(folders: Folders):
-    """If a person edits a file, a staged call that read it reruns, and one that only wrote it gets a conflict."""
+    """If a person edits a file during a staged call, a call that read it reruns, and one that only wrote it gets a conflict."""
 
     @tool(effect="staged", description="Extend what is there.")
     async def extend(context: ToolContext) -> str:

@@ -178,9 +178,10 @@ def test_many_layers_are_made_one(folders: Folders, at: Path):
 
 
 def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """If somebody else has changed what a command changed since the mount, none of its changes are kept.
+    """None of a command's changes are kept if somebody has changed one of its paths, or something below it, since the mount.
 
-    Changes to other paths do not matter."""
+    Changes to other paths do not matter.
+    """
     files = folders(FILES)
     for change, script, places in (
         (lambda: (files.root / "a").write_text("theirs"), "echo mine >> a", ["a"]),

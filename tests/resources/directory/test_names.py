@@ -213,7 +213,8 @@ def deep(folders: Folders) -> DirectoryFilesystem:
 def test_a_long_path_is_no_trouble(deep: DirectoryFilesystem):
     """Files at a path longer than a system call accepts can be listed, edited, created, moved, shown in a diff and removed.
 
-    Each of these changes can be committed and undone."""
+    Each of these changes can be committed and undone.
+    """
     assert [info.path for info in deep.list(DEEP)] == [f"{DEEP}/file"]
     assert deep.glob("**/file") == (f"{DEEP}/file",)
     fork = deep.fork("call")

@@ -160,7 +160,7 @@ def test_a_commit_that_died_between_its_renames_is_finished_or_reverted(folders:
 @pytest.mark.parametrize("how", ["rename", "in place", "deleted"])
 @pytest.mark.parametrize("times", range(1, 5))
 def test_what_is_saved_while_a_step_is_taken_back_stays(folders: Folders, how: str, times: int):
-    """If somebody saves a file again while their first save is put back, the newest save stays."""
+    """If somebody saves a file again while a conflicting commit puts their first save back, the newest save stays."""
 
     def meddle(number: int) -> None:
         if number > times:
@@ -186,7 +186,7 @@ def test_what_is_saved_while_a_step_is_taken_back_stays(folders: Folders, how: s
 
 
 def test_what_is_deleted_while_a_step_is_taken_back_does_not_take_a_save_along(folders: Folders):
-    """If somebody deletes the call's file while their earlier save is put back, the save is still put back."""
+    """If somebody deletes the call's file while a conflicting commit puts their save back, the save is still put back."""
 
     def meddle(number: int) -> None:
         save(files.root / "a", "theirs") if number == 1 else (files.root / "a").unlink()
@@ -485,7 +485,7 @@ def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_pa
 @pytest.mark.once
 @pytest.mark.parametrize("work", ["writes", "begins"])
 def test_a_process_that_dies_during_a_recovery_loses_nothing(folders: Folders, tmp_path: Path, work: str):
-    """A process records a commit and dies while another one recovers the folder. The next recovery completes the commit."""
+    """If a process records a commit and dies while another one recovers the folder, the next recovery completes the commit."""
     files, path = folders({"a": "1"}, keep_calls=2), tmp_path / "runs.db"
     die = [sys.executable, "-c", UNTOLD, str(files.root), str(path), work, "untold"]
 

@@ -86,7 +86,7 @@ def leave_commit(files: DirectoryFilesystem) -> Path:
 def test_a_planted_manifest_is_never_carried_out(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """Only a manifest that this user's Handrail signed is carried out. Any other is reported and left where it is."""
+    """Only a commit whose manifest this user's Handrail signed is applied. Any other is reported and left where it is."""
     root = tmp_path / "root"
     fill(root, {"a": "old"})
     files = DirectoryFilesystem(root)
@@ -123,7 +123,7 @@ def test_a_planted_manifest_is_never_carried_out(
 
 
 def test_a_planted_history_is_not_undone(tmp_path: Path):
-    """Undo ignores a commit in the history whose manifest lost its signature."""
+    """A call can't be undone if the manifest of its commit has no valid signature."""
     root = tmp_path / "root"
     fill(root, {"a": "old"})
     with DirectoryFilesystem(root) as files:

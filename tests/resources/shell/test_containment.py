@@ -89,7 +89,7 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
     refused = (
         "Read-only file system",
         "Permission denied",
-    )  # the second message if the tests themselves have no write permission there
+    )  # the second one if the tests themselves may not write there
     assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]

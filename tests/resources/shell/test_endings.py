@@ -22,7 +22,7 @@ from handrail.testing import FakeShell, run_virtual
 from support import PATIENCE
 from support.folders import PYTHON, Folder, anything, processes_with
 
-pytestmark = pytest.mark.once  # the programs in the shell do not depend on the Python version
+pytestmark = pytest.mark.once  # commands behave the same under every Python version
 
 # This program is hard to kill: it ignores every signal that it can, and starts daemons. It connects to the test.
 STUBBORN = """

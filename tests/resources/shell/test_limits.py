@@ -153,7 +153,7 @@ def test_an_ordinary_build_is_not_ended(tmp_path: Path):
 
 @pytest.mark.usefixtures("means")
 def test_memory_that_is_shared_counts_once(tmp_path: Path):
-    """Memory that many processes share counts once: anonymous memory, a segment or a file in `/dev/shm`."""
+    """Memory that many processes share counts once: anonymous memory, a System V segment, and a file in `/dev/shm`."""
     code = """
         import ctypes, mmap, os, time
         size = 24 << 20
@@ -225,7 +225,10 @@ def test_a_limit_is_above_zero(name: str):
 
 
 def test_unreadable_and_shared_files_are_measured(tmp_path: Path):
-    """A file with two names counts once, and a sparse file by its blocks. An unreadable folder makes the result incomplete."""
+    """`measure` counts the size of a file with two names once, and only the blocks of a sparse file.
+
+    If a folder can't be read, the result is incomplete.
+    """
     (tmp_path / "a").write_bytes(b"x" * 100_000)
     os.link(tmp_path / "a", tmp_path / "b")
     os.truncate(os.open(tmp_path / "sparse", os.O_CREAT | os.O_RDWR), 1 << 30)
