@@ -67,7 +67,7 @@ def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
     """Return a recorded answer without sending anything. Its usage and cost are charged again."""
     frame, budget = run.frame, run.frame.budget
     answer = read_answer(recorded, run.request(), run.masking)
-    # The limits are not checked again, because the answer was within them when it was requested.
+    # The limits are not checked again: they were checked before the request was sent.
     for each in recorded.failed:
         if each.usage is not None:
             frame.costs.models.add(each.usage, each.cost)
@@ -90,7 +90,10 @@ class Attempts:
         self._failed: list[FailedRequest] = []
 
     async def answer(self) -> Answer:
-        """Ask the run's model, or the candidates of a choice in order, and return the answer. If a candidate refuses, the next one may be asked."""
+        """Ask the run's model, or the candidates of a choice in order, and return the answer.
+
+        If a candidate fails or refuses, the next one may be asked.
+        """
         run = self._run
         if run.judges_offers:
             await run.judge_offers()
