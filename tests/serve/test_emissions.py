@@ -99,4 +99,4 @@ async def test_a_call_that_has_not_ended_shows_its_events(tmp_path: Path) -> Non
         await over(app.thread())
         assert (
             await snapshot_of(app) == expected
-        )  # the call was entered again, and its events are not shown twice
+        )  # the call was rerun, but its events are not shown twice

@@ -103,7 +103,7 @@ async def running(app: Any) -> AsyncGenerator[str]:
 
 
 async def through_mcp(prompt: Prompt[None], mode: Any) -> str:
-    """Call the handoff as an MCP client whose person fills in the form, and return the result's text."""
+    """Call the handoff as an MCP client whose user fills in the form, and return the result's text."""
     asked: list[str] = []
 
     async def fill(context: Any, params: Any) -> ElicitResult:

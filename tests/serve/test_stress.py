@@ -38,7 +38,7 @@ from support.serving import Client, play, serving
 
 @dataclass(frozen=True)
 class Level:
-    """State with a number that may not be finite."""
+    """State with a number that can be infinite or NaN."""
 
     at: float
 
