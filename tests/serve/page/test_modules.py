@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from uuid import UUID
 
 import pytest
@@ -16,7 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import AnyUrl, BaseModel, Field, TypeAdapter
 
+from handrail import serve
 from handrail.errors import ToolValidationError
+from handrail.events import CallStatus
+from handrail.question import AnswerOutcome
 from handrail.schema import Schema
 
 HERE = Path(__file__).parent
@@ -43,6 +46,15 @@ def test_modules(file: str):
     said = node("--test", "--test-reporter=tap", str(HERE / file))
     assert "# fail 0" in said
     assert "# pass 0" not in said
+
+
+def test_the_page_has_words_for_all_statuses_and_outcomes():
+    """The page has a text for every status that a call can have, and for every outcome of a question."""
+    words = (Path(serve.__file__).parent / "page/words.js").as_uri()
+    show = f"import({json.dumps(words)}).then((words) => console.log(JSON.stringify(words)))"
+    said = json.loads(node("--eval", show))
+    assert said["STATUS"].keys() >= set(get_args(CallStatus))
+    assert said["OUTCOME"].keys() == {*get_args(AnswerOutcome), "approved", "denied"}
 
 
 class Address(BaseModel):
