@@ -167,7 +167,7 @@ def test_forks_of_a_table_from_any_point_leave_each_other_alone(steps: list[tupl
 
 
 def test_a_large_table_finds_every_key():
-    """A table of ten thousand keys, each added twice, has each key's second item, in the order of the first insertions."""
+    """A table of ten thousand keys, each added twice, has each key's second item, in order of first insertion."""
     table: Table[Row] = Table(row_key)
     for turn in range(2):
         for number in range(10_000):
@@ -187,7 +187,7 @@ def test_tables_are_equal_when_their_items_are():
 
 
 def fresh(new: Any, old: Any) -> int:
-    """Count the tuples of one tree that the other does not have in the same place."""
+    """Count the tuples in the new tree that the old one does not have in the same place."""
     if new is old or not isinstance(new, tuple):
         return 0
     olds = old if isinstance(old, tuple) else ()

@@ -210,7 +210,7 @@ def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str
 
 
 def test_our_own_facts_need_not_be_named():
-    """Handrail's own events are loaded without naming their types. Params, results and emitted events become plain data."""
+    """Handrail's own events load without naming their types. Params, results and emitted events become plain data."""
     session = Session(id="s1")
     facts = [
         ToolStarted("1", "tool", ("outer", "tool"), 0.25, RUN),
