@@ -182,7 +182,7 @@ def interrupt_of(page: Page) -> dict[str, Any]:
 
 
 def test_the_page_the_terminal_and_ag_ui_show_the_same(page: Page, server: Served, tmp_path: Path):
-    """A large number, a right-to-left mark, a long text and a default look alike on the page, at a terminal and in AG-UI."""
+    """Large numbers, direction marks, long texts and defaults look alike on the page, at a terminal and in AG-UI."""
     say(page, "transfer")
     asked = page.get_by_role("group", name="Approval of transfer")
     expect(asked).to_contain_text("9007199254740993")
