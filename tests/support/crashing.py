@@ -125,7 +125,7 @@ class KillingDisk(Disk):
 class CutDisk(KillingDisk):
     """A disk that loses unsynced changes when it kills the process, as in a power cut.
 
-    It loses the content of every unsynced file, and a random number of the newest unsynced changes of names.
+    It loses the content of every unsynced file, and a random number of the newest unsynced creations and renames.
     """
 
     def __init__(self, points: Points, edit_before: str = "") -> None:
@@ -133,7 +133,7 @@ class CutDisk(KillingDisk):
         self._bytes: dict[int, None] = {}
         """The inodes of files whose content was not synced."""
         self._names: list[tuple[str, Any, set[int]]] = []
-        """Changes of names, oldest first: the operation, the arguments to undo it, and the inodes of the folders whose sync saves it.
+        """Creations and renames, oldest first: the operation, the arguments to undo it, and the inodes of the folders whose sync saves it.
 
         A saved change has no folders.
         """

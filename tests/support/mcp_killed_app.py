@@ -25,7 +25,7 @@ seconds = time.time
 time.time = lambda: seconds() + AHEAD.total_seconds()
 SystemClock.now = lambda self: datetime.now(UTC) + AHEAD
 note(f"process {os.getpid()}")
-tasks.TASK_AFTER = 300.0  # on a busy machine, a call that only takes long would become a task
+tasks.TASK_AFTER = 300.0  # with the usual limit, a call that is merely slow would become a task on a busy machine
 
 
 @tool(effect="read")

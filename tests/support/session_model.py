@@ -25,7 +25,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Fold:
-    """An event whose reducer depends on the order of events."""
+    """An event whose reducer's result depends on the order of events."""
 
     number: int
 

@@ -1,6 +1,6 @@
 """Workers whose calls each commit on their own, and workers that are one transaction.
 
-Run as a script with the path of a folder, this module runs `main` there with a journal. The tool
+Run as a script with the path of a folder, this module runs the worker `main` there with a journal. The tool
 `stop` then kills the process.
 """
 
