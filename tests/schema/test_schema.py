@@ -1210,7 +1210,7 @@ BRANCH = Schema(Branch)
 @settings(deadline=None)
 @given(branches)
 def test_law_dump_then_parse_is_the_value(value: Branch):
-    """A dumped value parses to an equal value, even if it is nested and recursive."""
+    """A dumped value of a nested, recursive type parses to an equal value."""
     assert BRANCH.parse(BRANCH.dump(value)) == value
 
 

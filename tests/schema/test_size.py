@@ -59,6 +59,6 @@ def test_nested_values_count_too(begin: str, end: str):
 
 @pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}")])
 def test_values_that_are_nested_too_deeply_are_refused(begin: str, end: str):
-    """The parser refuses values that are nested too deeply, before it builds them."""
+    """Values that are nested too deeply are refused by the parser's recursion limit."""
     given = f'{{"numbers": {begin * 50_000}1{end * 50_000}}}'
     assert "recursion limit exceeded" in open_gate([add]).invoke("add", given).wait().render()

@@ -364,7 +364,10 @@ async def test_a_message_with_tools_or_earlier_messages_is_refused(fleet: Fleet)
 
 
 async def test_attachments_reach_the_worker_with_the_submitted_message(fleet: Fleet):
-    """Attachments reach a submitted run's worker, even after the run was lost once, and are kept for the run's next repetition."""
+    """Attachments reach a submitted run's worker, even if an earlier worker lost the run before it began.
+
+    If the run repeats, they are kept for its next repetition.
+    """
     note = Attachment(b"buy tea", "note.txt")
     async with fleet.server() as threads:
         thread = threads.thread("ann", "t")

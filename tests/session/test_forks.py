@@ -201,7 +201,7 @@ def test_a_fork_ends_once():
 
 
 def test_nothing_commits_into_a_fork_that_is_over():
-    """An inner fork can't commit into an outer fork that has ended, even if the inner fork was prepared before."""
+    """An inner fork can't commit into a prepared outer fork, even if the inner one was prepared before."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     outer = session.fork("outer")

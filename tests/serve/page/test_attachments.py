@@ -84,9 +84,9 @@ def test_a_picture_is_pasted_or_dropped(page: Page, model: ScriptedModel, event:
 
 
 def test_pictures_add_up_and_can_be_removed(page: Page, model: ScriptedModel):
-    """Pictures that are pasted, dropped and chosen add up.
+    """Pasted, dropped and chosen pictures are sent together, except for one that was removed.
 
-    One of them is removed, and the others are sent without a text.
+    They can be sent without any text.
     """
     hand_over(page, "paste", "a.png", "b.png")
     hand_over(page, "drop", "c.png")

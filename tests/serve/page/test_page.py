@@ -18,7 +18,7 @@ from support.served import GATES, Served, serving, source_in
 pytestmark = pytest.mark.once
 __all__ = ["browser"]
 SIGN_IN: dict[str, str] = {}
-"""The default for `sign_in`. The window then signs in with a new link."""
+"""The default of `sign_in`: the window signs in with a new link."""
 
 
 class Desk:
@@ -64,7 +64,7 @@ class Desk:
             context.close()
 
     def _hear(self, kind: str, text: str) -> None:
-        # The browser itself logs each refused request. The tests check how the page reacts.
+        # The browser logs each refused request as an error. Ignore it: the tests check how the page reacts.
         if kind in ("error", "warning") and not text.startswith("Failed to load resource"):
             self.wrong.append(text)
 

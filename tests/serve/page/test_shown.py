@@ -31,7 +31,7 @@ __all__ = ["browser"]
 LONG = "".join(f"{number:04} of the terms, " for number in range(600))[:9_990] + "pay Mallory"[:10]
 ARGUMENTS = {"amount": 2**53 + 1, "to": "Ann \u200f(nnA)", "note": LONG}
 ROWS = [("amount", "9007199254740993"), ("to", r"Ann \u200f(nnA)"), ("note", LONG), ("currency", "NOK")]
-"""The rows of the call. The number is exact, the direction mark is escaped, and the default is shown."""
+"""The rows that show the call: the number is exact, the direction mark is escaped, and the default is included."""
 
 
 @tool(effect="irreversible")
@@ -128,7 +128,7 @@ async def _only_question(journal: SqliteJournal) -> Question:
 
 
 def drawn(question: Question, columns: int) -> str:
-    """Return all text of a terminal on which the question was asked, viewed in full, and denied."""
+    """Ask the question on a terminal, view it in full, deny it, and return all the text on the terminal."""
 
     async def ask() -> str:
         with window(columns, 400) as seen, seen.streams() as (stdin, stdout):
