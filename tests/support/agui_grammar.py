@@ -196,7 +196,10 @@ class Checker:
         self.state = patched(self.state, event["delta"])
 
     def _messages_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
-        """Check a snapshot of all messages. Add its calls, use its results instead of the old ones, and forget the messages and calls that it lacks."""
+        """Check a snapshot of all messages, and update the known calls and results.
+
+        New calls are added, and the snapshot's results replace the old ones. Messages and calls that it lacks are forgotten.
+        """
         messages = event["messages"]
         ids = [message["id"] for message in messages]
         if len(set(ids)) != len(ids):

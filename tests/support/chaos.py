@@ -3,11 +3,11 @@
 python tests/support/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher dbos
 
 The program starts a PostgreSQL server and worker processes. If it can create hosts (`support.hosts`), each worker has one.
-For at most `--seconds`, it disturbs a worker every second: it kills or freezes the worker. If there are hosts, it may instead
-cut a host's network or, with `faketime`, set its clock 30 seconds ahead or behind. A freeze, a cut and a wrong clock last for three leases.
-Once, it kills and restarts PostgreSQL instead. Meanwhile it answers the questions of the runs. Then it lets all runs
-finish, and checks the laws of `support.chaos_laws`. It prints one line of JSON and, after that, at most 50 violations. It ends
-only processes that it started.
+For at most `--seconds`, it disturbs a worker every second: it kills or freezes the worker. If there are hosts, it may
+instead cut a host's network or, with `faketime`, set its clock 30 seconds ahead or behind. A freeze, a cut and a wrong
+clock last for three leases. Once, it kills and restarts PostgreSQL instead. Meanwhile it answers the questions of the
+runs. Then it lets all runs finish, and checks the laws of `support.chaos_laws`. It prints one line of JSON and, after
+that, at most 50 violations. It ends only processes that it started.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class KillingDisk(Disk):
         return between
 
     def _before(self, name: str, args: tuple[Any, ...]) -> None:
-        """Edit a file just before the commit changes it, as another program might."""
+        """Edit the file `edit_before`, if there is one, just before the commit changes it, as another program might."""
         if self._edit_before and name in ("exchange", "place") and args[3] == Path(self._edit_before).name:
             path, self._edit_before = self._edit_before, ""
             Path(path).write_text("edited by somebody\n")
@@ -158,7 +158,7 @@ class CutDisk(KillingDisk):
 
     def _lose(self) -> None:
         unsynced = [each for each in self._names if each[2]]
-        # A disk may already have written some of the changes, in their order, or none.
+        # The disk may already have written none, some or all of the changes, in their order.
         kept = max(0, random.Random(self._points.passed).randint(-len(unsynced), len(unsynced)))
         for what, how, _ in reversed(unsynced[kept:]):
             if what == "made":

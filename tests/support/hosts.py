@@ -16,7 +16,7 @@ from pathlib import Path
 
 _LIBRARY = "faketime/libfaketimeMT.so.1"
 _CLOCK = "FAKETIME_TIMESTAMP_FILE"
-"""The variable that names the file with the error of the host's clock."""
+"""The variable that names the file that holds the error of the host's clock."""
 
 
 def can_make() -> bool:

@@ -175,7 +175,7 @@ _ANY = st.recursive(
 
 
 def _mostly(usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy that draws a usual value, and sometimes any JSON value."""
+    """Return a strategy that mostly draws from `usual`, and sometimes draws any JSON value."""
     return st.integers(0, 19).flatmap(lambda chance: _ANY if chance == 19 else usual)
 
 

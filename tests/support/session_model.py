@@ -10,14 +10,14 @@ from handrail.session import Items, Session, SessionFork, SliceRules
 
 @dataclass(frozen=True)
 class Note:
-    """State that is kept in order."""
+    """State of which every value is kept, in order."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Put:
-    """State that is kept by key."""
+    """State of which the newest value for each key is kept."""
 
     key: int
     number: int

@@ -56,7 +56,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Own:
-    """Our own cost of the paint."""
+    """What the paint costs us."""
 
     price: str
 
