@@ -97,7 +97,7 @@ def test_a_stream_is_not_its_response() -> None:
 
 
 def test_text_among_sections() -> None:
-    """Strings may be used as sections, more than once, and have no heading."""
+    """A prompt may have several strings among its sections. They get no headings."""
     prompt = Prompt("p", ["Be brief.", FileTools(writes=False), "Be kind."], tools=[weather])
     text = prompt.render().text
     assert text.startswith("Be brief.\n\n## Files")

@@ -64,7 +64,7 @@ def test_ctrl_c_cancels_and_waits_for_the_cleanup(tmp_path: Any):
 
 
 def test_ctrl_c_that_nobody_catches_ends_the_program_as_usual(tmp_path: Any):
-    """An uncaught SIGINT ends the program with SIGINT's exit code, after the work has cleaned up."""
+    """An uncaught `KeyboardInterrupt` ends the program as SIGINT would, after the work has cleaned up."""
     lines, err, code = interrupted(tmp_path, after="raise")
     assert (lines, code) == (["cleaned up", "interrupted"], -signal.SIGINT)
     assert err.rstrip().endswith("KeyboardInterrupt")

@@ -68,7 +68,7 @@ def attempt(order: dict[str, Any]) -> None:
 
 
 async def prepare(base: Path, *, with_changes: bool = False) -> str:
-    """Create a journal with a workspace, which a run on the host `here` has filled. Returns the id of its last call."""
+    """Create a journal, fill a workspace in its run `r1` on the host `here`, and return the id of the run's last call."""
     from handrail.events import ToolInvoked
 
     journal = SqliteJournal(base / "journal.db")

@@ -373,7 +373,7 @@ JSON = st.recursive(
 
 @given(JSON, JSON)
 def test_two_values_that_differ_have_a_first_difference(one: Any, other: Any) -> None:
-    """The first difference has a place and both values, which look different unless they are shortened."""
+    """`_difference` returns a place and the two values there, which look different unless they are shortened."""
     if one == other:
         return
     where, old, new = _difference({"body": one}, {"body": other})

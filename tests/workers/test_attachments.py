@@ -101,7 +101,7 @@ async def test_a_nested_worker_gets_its_attachments_without_a_journal(tmp_path: 
 
 
 class Blobs:
-    """The blobs of a journal, in memory."""
+    """A stand-in for a journal that only has blobs, in memory."""
 
     def __init__(self) -> None:
         self.blobs = self

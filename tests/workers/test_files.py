@@ -376,7 +376,7 @@ YAML = st.sampled_from(
 @given(st.lists(YAML, max_size=16).map("".join))
 @settings(max_examples=at_most(400), deadline=None)
 def test_any_front_matter_is_taken_or_refused_in_words(front: str) -> None:
-    """Any text used as front matter is parsed or gives problems with valid line numbers, and never another error."""
+    """Any text used as front matter is parsed or gives problems with valid line numbers. It never raises."""
     find = Finder("x.md")
     taken = parse_file(f"---\n{front}\n---\nGo.", find)
     assert find.problems or taken is not None
@@ -419,7 +419,7 @@ def fitting(schema: dict[str, Any]) -> Any:
 
 
 def broken(schema: dict[str, Any], value: Any) -> Any:
-    """Return the value with its innermost first part replaced by an invalid one."""
+    """Return a copy of the value in which the first innermost part is invalid."""
     if schema.get("type") == "object":
         name = next(iter(value))
         return {**value, name: broken(schema["properties"][name], value[name])}

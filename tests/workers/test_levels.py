@@ -235,7 +235,7 @@ def every_path() -> list[Any]:
 
 
 def burning(request: Any) -> Any:
-    """Play the model of any other worker: call `burn`, then answer with its result."""
+    """Act as the model of a worker that calls `burn` and then answers with its result."""
     return ToolCall("burn", {}) if len(request.messages) == 1 else request.messages[-1].text
 
 
