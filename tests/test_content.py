@@ -162,7 +162,7 @@ def test_an_address_takes_no_bytes() -> None:
     address = "https://a.example/plot.png"
     for content in (b"x", address.encode()):
         with pytest.raises(
-            DefinitionError, match=rf"'plot.png' is the address {address}, so no bytes can be"
+            DefinitionError, match=rf"'plot.png' is at the address {address}, so no bytes can be"
         ):
             Attachment(address).load(content)
 

@@ -413,7 +413,7 @@ async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: A
 
 
 async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
-    """A call is rerun if its answer had no secret, even if the answer's type allows one."""
+    """After a crash, a call is rerun if its answer had no secret, even if the answer's type allows one."""
     reached, got = asyncio.Event(), list[Any]()
 
     class Login(BaseModel):

@@ -108,7 +108,7 @@ def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
 
 
 def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
-    """Files can be written, moved, deleted, listed, found and searched, and each result tells the model what happened."""
+    """Files can be written, moved, deleted, listed, found and searched, and the model is told what happened."""
     told = run(
         files,
         ToolCall("write_file", {"path": "docs/new.md", "text": "# New\n"}),
@@ -167,7 +167,7 @@ def test_a_pattern_that_can_not_be_searched_for_is_refused(pattern: str, reason:
 
 
 def test_a_line_too_long_for_a_pattern_is_reported() -> None:
-    """A line that is too long for a pattern is not searched, and the result says so. Plain text is still found in it."""
+    """A line too long for a pattern is not searched, and the result says so. Plain text is still found in it."""
     files = MemoryFilesystem()
     files.write("a.txt", "x" * 100_000 + "\naxb\n")
     searches = [ToolCall("search_files", {"pattern": pattern}) for pattern in ("[xy]{900}|axb", "x")]

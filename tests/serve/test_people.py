@@ -113,7 +113,7 @@ def test_a_secret_opens_its_own_name_only_and_not_after_removal():
 
 
 def test_a_guess_takes_sixteen_mebibytes():
-    """Outside of tests, hashing a password takes 16 MiB of memory, which makes guessing expensive. `maxmem` allows it."""
+    """Outside of tests, hashing a password takes 16 MiB of memory, so guessing is expensive. `maxmem` allows it."""
     assert 128 * COST["n"] * COST["r"] * COST["p"] == 16 * 2**20 < COST["maxmem"]
 
 

@@ -1,4 +1,4 @@
-"""A server shows what workers do with its threads' runs: the same events as if it executed them itself."""
+"""For its threads' runs that workers execute, a server shows the same events as if it executed them itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.once  # PostgreSQL starts slowly
 
 
 class Fleet:
-    """A journal in PostgreSQL, an app, workers, and servers. Workers and servers have their own connections, as processes do."""
+    """A PostgreSQL journal, an app, workers and servers. Each worker and server has its own connection."""
 
     def __init__(self, url: str, app: FleetApp, gates: Path) -> None:
         self.url = url

@@ -77,7 +77,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_listener_that_blocks_is_named_once(
     listener: Callable[[Any], None], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A warning gives the listener, the event type and the duration, once for each listener and event type."""
+    """A warning names the listener, the event type and the duration, once for each listener and event type."""
 
     async def main() -> None:
         rig = new_rig([work])

@@ -24,7 +24,7 @@ def test_a_fork_sees_its_own_and_the_past():
 
 
 def test_committing_replays_onto_newer_state():
-    """A fork's events are reduced on top of everything that was committed before it."""
+    """On commit, a fork's events are reduced on top of everything that was committed earlier."""
     session = new_session()
     one, two = session.fork(), session.fork()
     for number in (1, 2):

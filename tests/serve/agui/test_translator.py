@@ -534,7 +534,7 @@ async def test_a_client_that_joins_in_the_middle_reads_a_valid_stream() -> None:
 
 
 async def test_the_state_is_told_by_what_changed() -> None:
-    """Each change of the state is sent as one patch that gives the new state. Without a change, nothing is sent."""
+    """Each change to the state is sent as one patch that produces the new state. Without a change, nothing is sent."""
     checker = Checker()
     told = Translator("t", "r")
     states: list[Any] = [
