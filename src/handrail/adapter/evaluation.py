@@ -147,7 +147,7 @@ async def resume(
 
 
 async def _check_applied(journal: Journal, run_id: str) -> None:
-    """Raise `RunError` if recorded file changes of a run are not applied, because its model relies on them."""
+    """Raise `RunError` if recorded file changes of a run have not been applied. Its model relies on them."""
     for unit in await journal.calls.unapplied():
         if unit.run_id == run_id:
             raise RunError(

@@ -184,7 +184,7 @@ async def _base(journal: Journal, session: Session) -> bytes | None:
 
 
 async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
-    """If the model has not been told about some undone calls, drop undone calls from the session, and remember to tell the model."""
+    """Drop undone calls from the session and remember to tell the model, unless it has been told about all of them."""
     undone = await undone_in(journal, session.id)
     if undone.untold:
         log.untold = undone.untold
@@ -375,7 +375,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
 async def load_resumed(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> ResumedRun:
     """Load a recorded run, with the session as it was when the run began.
 
-    Raises `RunError` if an earlier run of the session is not over, if `session` does not fit, or if an attachment is missing.
+    Raises `RunError` if an earlier run of the session is not over, if `session` is not empty or has a different id, or if an attachment is missing.
     """
     record = row.record
     units = await journal.calls.load_session(record.session_id)
@@ -434,7 +434,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """Return the session as it was before its first run, restored into `session` if given. Raises `RunError` if `session` does not fit."""
+    """Return the session as it was before its first run, restored into `session` if given. Raises `RunError` if that is not empty or has a different id."""
     base = base_of(runs)
     if session is None and base is not None:
         session = load_imported(base)
