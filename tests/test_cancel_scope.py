@@ -251,7 +251,7 @@ def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
 
 
 def test_an_inner_call_recovers_for_itself() -> None:
-    """After an inner call has recovered from a failed task group, the outer handler can't swallow a cancellation."""
+    """After an inner call has recovered from a failed task group, the outer call is cancelled even if its handler goes on."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -280,7 +280,7 @@ def test_an_inner_call_recovers_for_itself() -> None:
 
 
 def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None:
-    """After a handler has recovered from a failed task group, a timeout or a deadline still ends the call as such."""
+    """After a handler has recovered from a failed task group, a timeout or a deadline still ends the call."""
 
     async def forever() -> None:
         await recover()

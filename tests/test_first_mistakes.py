@@ -81,7 +81,7 @@ def test_a_mistake_is_answered_with_a_hint(mistake: Any, words: str) -> None:
 
 
 def test_an_unknown_price_under_a_limit_of_money() -> None:
-    """With a money limit and an unknown price, the error asks for a price."""
+    """A run with a money limit fails if its model has no known price. The error asks for a price."""
     with pytest.raises(
         PromptEvaluationError, match=r"Give the model a price, or run `pip install 'handrail\[prices\]'`"
     ):

@@ -193,7 +193,7 @@ def test_a_loop_that_is_gone_is_an_error():
 
 
 def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    """If the event loop is closed while a thread waits for it, the wait raises `LoopGone` instead of hanging."""
+    """If the event loop is closed while a thread waits for an operation on it, the wait raises `LoopGone` instead of hanging."""
     monkeypatch.setattr(threads, "_LOOK_SECONDS", 0.01)
     loop = asyncio.new_event_loop()
     raised: list[BaseException] = []

@@ -363,7 +363,7 @@ def test_one_never_awaited_warns_once():
 
 @pytest.mark.parametrize("way", ["await", "wait", "task", "close", "gather", "truth", "wait on loop"])
 def test_one_that_was_used_does_not_warn(way: str):
-    """Any use of an operation, even one that raises, prevents the warning."""
+    """Any use of an operation, even one that raises, prevents the warning about an unused operation."""
 
     async def use(operation: Operation[int]) -> None:
         if way == "await":

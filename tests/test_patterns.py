@@ -1,4 +1,4 @@
-"""Regular expressions from outside: in Python's syntax, matched by Rust's engine with bounded work."""
+"""Patterns: regular expressions in Python's syntax, matched by Rust's engine with bounded work."""
 
 import re
 import warnings

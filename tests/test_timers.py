@@ -218,7 +218,7 @@ def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one(
 
 
 def test_a_paused_deadline_that_is_nearly_over_does_not_spin() -> None:
-    """While a person decides for ten seconds, a deadline with little time left is checked fewer than 1,000 times."""
+    """A deadline that is paused for ten seconds just before its end is checked fewer than 1,000 times."""
 
     async def main() -> None:
         loop, looks = virtual_loop(), 0

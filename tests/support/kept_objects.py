@@ -96,7 +96,7 @@ class Denies:
 
 
 def endings() -> list[Ending]:
-    """Return all endings, each with the tool and the way to invoke it that lead to this ending."""
+    """Return all endings, each with what makes a call end in that way."""
 
     def made(function: Any, **options: Any) -> Tool[Any, Any]:
         return tool(name="work", description="Work.", effect="staged", **options)(function)

@@ -84,7 +84,7 @@ def served() -> Generator[str]:
 
 
 class Widgets:
-    """A page that shows one component at a time, and records its errors for `check`."""
+    """A page that shows one component at a time, and records its errors and warnings for `check`."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -143,7 +143,7 @@ def opened(browser: Browser) -> Iterator[Widgets]:
 
 @pytest.fixture
 def shown(opened: Widgets) -> Iterator[Widgets]:
-    """Fixture: a page that can show a component. Fails the test on any unexpected error in the page."""
+    """Fixture: a page that can show a component. Fails the test on any unexpected error or warning."""
     opened.begin()
     yield opened
     opened.check()

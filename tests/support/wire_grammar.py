@@ -25,7 +25,7 @@ Responses, https://platform.openai.com/docs/api-reference/responses/create:
 
 Messages, https://platform.claude.com/docs/en/api/messages and
 https://platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls:
-  roles user and assistant, a user first; ids match `[a-zA-Z0-9_-]+` (https://github.com/maximhq/bifrost/issues/5097);
+  roles user and assistant, beginning with user; ids match `[a-zA-Z0-9_-]+` (https://github.com/maximhq/bifrost/issues/5097);
   `input` is an object; results begin the next user message; no blank text block; a result with `is_error` has text
   (https://github.com/jlevy/markform/issues/153); thinking is signed, and never the last block
   (https://github.com/tailcallhq/forgecode/issues/2107); a result of one of the provider's own tools follows its call,
@@ -37,7 +37,7 @@ blocks of a provider's own tools, are accepted with any content. A name that beg
 known yet.
 
 Gemini, https://ai.google.dev/api/generate-content and https://ai.google.dev/gemini-api/docs/function-calling:
-  contents of user and model, which alternate, a user first; each part has one content; the responses of a turn begin
+  contents of user and model alternate, beginning with user; each part has one content; the responses of a turn begin
   the next content, as many as there were calls (https://github.com/google-gemini/gemini-cli/issues/5443), with the same
   ids and names; names begin with a letter or an underscore; `args` and `response` are objects; text is empty only in a
   thought or beside a signature; a content with calls has a signature
@@ -102,7 +102,7 @@ def wire_of(path: str) -> str | None:
 
 
 def problems(wire: str, body: bytes) -> list[str]:
-    """Return what the wire would refuse in this request body. If the body is too large or not a JSON object, return only that."""
+    """Return what the wire would refuse in this request body. A body that is too large or can't be read gives only one problem."""
     seen[wire] += 1
     if len(body) > LARGEST[wire]:
         return [f"the body has {len(body)} bytes"]

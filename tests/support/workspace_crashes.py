@@ -1,7 +1,7 @@
 """A program that is killed at a chosen point while it opens a workspace, changes it, or undoes changes to it.
 
-Run as a script, it takes orders as `support.crashing` does. Points are before each change of a file or folder on this
-host, and before and after each transaction of the journal.
+Run as a script, it reads one JSON line per attempt, as `support.crashing` does. It can be killed before each change to
+a file or folder on this host, and before and after each transaction of the journal.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def test_a_secret_is_found_in_every_form(form: str) -> None:
 
 
 async def test_a_secret_inside_of_a_file_is_not_written(tmp_path: Path) -> None:
-    """A secret in an attachment's bytes or an address is replaced, so a request with a different secret matches."""
+    """A secret in an attachment's bytes or an address is replaced, so a replay with a different secret matches."""
 
     async def send(url: str, secret: str) -> None:
         attached = Attachment(b"%PDF-1.4 " + secret.encode() + b" end", "a.pdf")

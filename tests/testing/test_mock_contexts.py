@@ -104,7 +104,7 @@ def test_a_question_without_an_answer_is_declined():
 
 
 def test_a_model_replies_by_a_piece_of_the_prompt():
-    """The reply is that of the first rule whose text occurs in the prompt."""
+    """A prompt gets the first prepared reply whose key occurs in it."""
     context = agent_context(
         {"drink": {"selected": "tea"}, "eat": {"selected": "cake"}, "": {"selected": "?"}}
     )
@@ -237,7 +237,7 @@ def test_everything_done_is_recorded_in_order():
 
 
 def test_the_attachments_of_a_prompt_are_recorded():
-    """The record has the attachments of each prompt, and an invalid value is refused as in a real call."""
+    """The record has the attachments of each prompt. A single attachment in place of a list is refused."""
     context, photo = agent_context({"what": "a cat"}), Attachment(b"photo", "photo.png")
     assert context.prompt_model("what?", str, attachments=[photo]).wait() == "a cat"
     assert context.prompt_model("what else?", str).wait() == "a cat"

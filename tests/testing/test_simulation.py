@@ -1,4 +1,4 @@
-"""Simulations: runs that crash at many points, and reports about tools that break their declarations."""
+"""Simulations: runs that crash at many points, and reports on tools that break their declarations."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ async def test_a_default_may_be_anything_of_its_type(annotation: Any, default: A
     ids=str,
 )
 def test_a_function_may_return_a_value_or_a_result(returns: Any, result: Any):
-    """The value's type is found in the return annotation, even in a union or an awaitable."""
+    """A tool's result type is taken from the return annotation, even from a union or an awaitable."""
 
     def weather(city: str) -> Any:
         return city

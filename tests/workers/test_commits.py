@@ -209,7 +209,7 @@ async def parked_and_resumed(
 async def test_an_approval_inside_parks_the_run_and_finished_calls_are_not_repeated(
     tmp_path: Path, files: Any
 ) -> None:
-    """When a run that was parked inside the worker is resumed, the worker's commits stand, and their results are replayed."""
+    """When a run that was parked inside the worker is resumed, the worker's committed calls stand and are not repeated."""
     team(tmp_path, steps="limits: {requests: 4}")
     said = models(main=[to("steps")], steps=[written("a"), ToolCall("ask")])
     later = models(main=[], steps=[ToolCall("notes"), written("b")])

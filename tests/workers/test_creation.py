@@ -174,7 +174,10 @@ async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, des
 async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tighter(
     registry: WorkerRegistry,
 ) -> None:
-    """A created worker has the default tools, and its creator's model and policies. Default limits lower its creator's."""
+    """A created worker has the default tools, and its creator's model and policies.
+
+    Each limit is the lower of the default and the creator's.
+    """
     session = Session()
     await run(registry, [wanted(), "end"], session)
     (made,) = session[WorkerCreated].all()

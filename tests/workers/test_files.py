@@ -130,7 +130,7 @@ def test_problems_are_reported_with_file_line_and_fix(
 
 
 def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
-    """If two files, or a file and a function, have the same name, each problem names the other's place."""
+    """If two workers, or a worker and a function, have the same name, each worker's problem says where the other is."""
     registry = folder(
         tmp_path, TOOLS, one="---\nname: same\n---\nGo.", two="---\nname: same\n---\nGo.", hello=PLAIN
     )

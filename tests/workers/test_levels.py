@@ -222,7 +222,7 @@ HELPER = f"---\ntools: [burn]\n{OWN}\n---\nHelp."
 
 
 def every_path() -> list[Any]:
-    """Return the calls that a model may try: each tool, the worker as a tool, and a worker that it creates."""
+    """Return a script for a model that tries each tool, the worker as a tool, and a worker that it creates."""
     created = {"name": "pyro", "description": "Burns.", "instructions": "Burn.", "tools": ["burn"]}
     calls = [ToolCall(name, {}) for name in PATHS]
     calls += [ToolCall("helper", {"input": "burn"}), ToolCall("create_worker", created)]
