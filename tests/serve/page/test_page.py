@@ -64,7 +64,7 @@ class Desk:
             context.close()
 
     def _hear(self, kind: str, text: str) -> None:
-        # The browser itself logs each refused request. The tests check how the page reacts.
+        # The browser logs each refused request as an error. Ignore it: the tests check how the page reacts.
         if kind in ("error", "warning") and not text.startswith("Failed to load resource"):
             self.wrong.append(text)
 
