@@ -1,8 +1,7 @@
 """`Calls`: the calls of a server's clients.
 
-With a journal, each call is a recorded run. A call that asks a question waits in memory at first, because the answer may
-come soon. After `park_after` seconds, a recorded call is parked. The answer then resumes it from the journal, even after the
-server has been restarted.
+With a journal, each call is a recorded run. A call that asks a question waits in memory at first. After
+`park_after` seconds, a recorded call is parked. The answer then resumes it, even after a restart of the server.
 """
 
 from __future__ import annotations
@@ -174,10 +173,7 @@ class Calls:
         return row, message
 
     async def result(self, row: RunRow, message: CallMessage) -> ToolResult[Any]:
-        """Return the recorded result of a call that is over.
-
-        If none was recorded, or the tool is no longer served, returns an error result.
-        """
+        """Return the recorded result of a call that is over; an error result if there is none, or if the tool is no longer served."""
         tool = (await self.tools.all()).get(message.tool)
         for unit in await self.journal_of_tasks().calls.load(row.record.id):
             if tool is not None and unit.place == _PLACE:
@@ -249,10 +245,7 @@ class Calls:
         return len(self._live)
 
     def ended(self, call: LiveCall) -> None:
-        """Forget a call that has ended or was parked.
-
-        An unrecorded result is kept if the client has to call again for it.
-        """
+        """Forget a call that has ended or was parked. An unrecorded result is kept if the client has to call again for it."""
         if self._live.get(call.run_id) is call:
             del self._live[call.run_id]
             if self.journal is None and call.is_left and not call.task.cancelled():
