@@ -153,8 +153,8 @@ async def _check_applied(journal: Journal, run_id: str) -> None:
             raise RunError(
                 run_id,
                 f"what its call {unit.call_id!r} changed in {unit.root!r} is not applied, because that folder or its "
-                "staged files are not here",
-                "Open that folder, wherever it is now, with --files FOLDER or filesystem=. Or give the changes up: "
+                "staged files can't be found",
+                "Open that folder, wherever it is now, with --files FOLDER or filesystem=. Or discard the changes: "
                 f"`handrail runs discard {run_id} {unit.call_id}`.",
             )
 
@@ -194,7 +194,7 @@ async def _go(
     resumed: ResumedRun | None = None,
     heard: EventBus | None = None,
 ) -> PromptResponse[Any]:
-    """Run a prompt, new or resumed, from its frame to its response."""
+    """Carry out a run, new or resumed, and return its response."""
     settings = adapter.settings().override(
         temperature=options.temperature,
         max_tokens=options.max_tokens,

@@ -199,7 +199,7 @@ class Run:
 
     @property
     def place_of_answer(self) -> Place:
-        """The place in the record of the answer that the model gave last or is asked for now."""
+        """The place in the record for the answer that is being awaited, or else for the last one."""
         return self.frame.place.answer(self.answers)
 
     def offered_size(self) -> int:

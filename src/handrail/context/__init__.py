@@ -1,7 +1,7 @@
 """`ToolContext`: what the handler of one call may see and do.
 
-It is a view of a `ContextSource`. Two of its verbs are not always available: `wait_for`, which asks a person, and
-`prompt_model`, which asks a model.
+It is a view of a `ContextSource`. Two of its verbs may be None: `wait_for`, which asks a person, and `prompt_model`,
+which asks a model.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         """The approval mode and the session's remembered decisions, read-only. A tool requests approval with `request_approval`."""
         return self._source.approval_controller
 
-    # Verbs that are always available.
+    # Verbs that are never None.
 
     def once(
         self,
@@ -395,7 +395,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         self._source.home.check()
         return self._source.ticket()
 
-    # Verbs that are not always available.
+    # Verbs that may be None.
 
     @property
     def wait_for(self) -> WaitFor | None:
