@@ -86,7 +86,7 @@ class TaskSupport(ClientExtension):
 
 
 async def _unresolved(created: CreatedTask, context: Any) -> NoReturn:
-    raise NotImplementedError("the caller follows the task")
+    raise NotImplementedError("a task is not resolved by the SDK. Follow it with `RemoteTask`.")
 
 
 class RemoteTask:
