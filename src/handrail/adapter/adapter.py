@@ -231,7 +231,7 @@ class Adapter:
         return await resume(self, run_id, prompt, options, heard)
 
     def settings(self) -> Settings:
-        """Return the settings with which this adapter's runs ask their model by default."""
+        """Return the settings that this adapter's runs use by default to ask their model."""
         return Settings(
             self.model,
             retry=self._retry,

@@ -59,7 +59,7 @@ MOST_DEATHS = 3
 MOST_WORKER_DEATHS = 10
 """How many worker processes may die while they execute a run, without progress, before it is set aside.
 
-The number is higher than `MOST_DEATHS`, because a worker executes other runs as well, and any of them may have ended it.
+The number is higher than `MOST_DEATHS`, because a worker executes several runs, and any of them may have killed it.
 """
 
 

@@ -65,7 +65,7 @@ class Run:
         self.settings = settings
         self.model = settings.model
         self.chooses = is_choice(settings.model)
-        """Whether the run's model is a choice among others."""
+        """Whether the run's model is a choice among several models."""
         self.retry = settings.retry
         self.throttle = settings.throttle
         self.tariff = settings.tariff

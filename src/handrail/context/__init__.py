@@ -284,12 +284,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def budget_tracker(self) -> BudgetTracker:
-        """The tracker of the budget, without limits if there is no budget. It is the same object as `resources.get(BudgetTracker)`."""
+        """The budget's tracker, which has no limits if there is no budget. It is the same object as `resources.get(BudgetTracker)`."""
         return self._source.budget_tracker
 
     @property
     def cost_tracker(self) -> CostTracker:
-        """The tracker of the model usage and cost of this run and the runs nested in it."""
+        """Tracks the model usage and cost of this run and of the runs nested in it."""
         return self._source.cost_tracker
 
     # Resources.

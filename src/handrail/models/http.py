@@ -250,6 +250,8 @@ class Endpoint:
                 yield response
         except ModelError:
             raise
+        except aiohttp.ConnectionTimeoutError:
+            failure = ModelUnavailable(self.model, f"no connection was made in {_CONNECT_SECONDS:g} seconds")
         except TimeoutError:
             failure = ModelUnavailable(self.model, f"no data arrived for {self._silence:g} seconds")
         except aiohttp.ClientPayloadError:
