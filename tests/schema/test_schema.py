@@ -1126,7 +1126,7 @@ def test_parse_value_goes_through_json():
     "value", [Letter("a"), Sender.model_validate({"from": "a"}), Counted("abc"), Box(Letter("a"))], ids=repr
 )
 def test_parse_value_takes_an_instance_back(value: Any):
-    """`parse_value` accepts an instance, even if its class has aliases or fields that can't be sent."""
+    """`parse_value` accepts an instance, even if its class has aliases or fields with `init=False`."""
     annotation = Box[Letter] if isinstance(value, Box) else type(value)
     assert Schema[Any](annotation).parse_value(value) == value
 

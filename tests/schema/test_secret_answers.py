@@ -102,7 +102,7 @@ def handing_over(kind: Any, got: list[Any]) -> Tool[Any, Any]:
 
 
 async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict[str, Any]:
-    """Run the tool with a person who answers, and return everything that can be seen of the run."""
+    """Run the tool with a person who answers, and return everything that the run shows or records, by place."""
     journal = SqliteJournal(folder / "runs.db")
     model = ScriptedModel([ToolCall("login"), "done"])
     adapter = Adapter(model, journal=journal, environment=Person(answers={"login": value}))
@@ -240,7 +240,7 @@ def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.Da
 
 
 def _others(kind: Any, value: Any) -> st.SearchStrategy[Any]:
-    """Generate values of the same shape, with a different secret or the same one."""
+    """Generate either the value itself or a copy whose secrets differ."""
 
     def changed(each: Any) -> Any:
         if isinstance(each, str):
@@ -413,7 +413,7 @@ async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: A
 
 
 async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
-    """A call is rerun if its answer had no secret, even if the answer's type allows one."""
+    """After a crash, a call is rerun if its answer had no secret, even if the answer's type allows one."""
     reached, got = asyncio.Event(), list[Any]()
 
     class Login(BaseModel):

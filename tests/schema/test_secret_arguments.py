@@ -334,7 +334,7 @@ async def look(context: ToolContext) -> str:
 
 
 async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[str, Any]:
-    """Run the script, streamed and recorded, and return everything that can be seen of the run."""
+    """Run the script, streamed and recorded, and return everything that the run shows or records, by place."""
     journal = SqliteJournal(folder / "runs.db")
     adapter = Adapter(ScriptedModel(script), journal=journal)
     prompt = Prompt("p", "Do.", tools=[login.tool, look])

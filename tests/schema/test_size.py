@@ -24,7 +24,7 @@ def test_too_many_values_are_refused_in_words():
 
 
 def test_integers_that_could_collide_are_refused():
-    """Too many integers beyond 64 bits are refused: their hashes may collide, and a set of them takes quadratic time."""
+    """Too many integers beyond 64 bits are refused: if their hashes collide, a set of them takes quadratic time."""
     given = json.dumps({"numbers": [((1 << 61) - 1) * number for number in range(8, MOST_BIG_INTEGERS + 10)]})
     with pytest.raises(ToolValidationError, match="1,002 integers beyond 64 bits, and the limit is 1,000"):
         check_size(given)

@@ -108,7 +108,7 @@ def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
 
 
 def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
-    """Files can be written, moved, deleted, listed, found and searched, and each result tells the model what happened."""
+    """Files can be written, moved, deleted, listed, found and searched, and the model is told what happened."""
     told = run(
         files,
         ToolCall("write_file", {"path": "docs/new.md", "text": "# New\n"}),
@@ -142,7 +142,7 @@ def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
     [".*.*.*.*.*.*x", "(a|a)+$", "(a+)+$", "(.*,){3,}x", "(a?){30}b", r"\w{1,64}@\w{1,64}(\.\w{1,64})?"],
 )
 def test_no_pattern_stops_the_server(pattern: str) -> None:
-    """A search ends, without a match, even for a pattern that would keep a backtracking engine busy for years."""
+    """A search ends, without a match, even for a pattern that is slow in a backtracking engine."""
     files = MemoryFilesystem()
     files.write("a.txt", "a" * 20_000 + "!\n")
     ((ok, said),) = run(files, ToolCall("search_files", {"pattern": pattern}))
@@ -167,7 +167,7 @@ def test_a_pattern_that_can_not_be_searched_for_is_refused(pattern: str, reason:
 
 
 def test_a_line_too_long_for_a_pattern_is_reported() -> None:
-    """A line that is too long for a pattern is not searched, and the result says so. Plain text is still found."""
+    """A line too long for a pattern is not searched, and the result says so. Plain text is still found in it."""
     files = MemoryFilesystem()
     files.write("a.txt", "x" * 100_000 + "\naxb\n")
     searches = [ToolCall("search_files", {"pattern": pattern}) for pattern in ("[xy]{900}|axb", "x")]
@@ -252,7 +252,7 @@ def test_a_command_that_fails_half_way_leaves_the_folder_as_it_was(folder: Path,
 
 
 def test_what_may_not_run_is_refused_in_words(folder: Path) -> None:
-    """A command that no rule allows is refused with the list of allowed ones, and does not run."""
+    """A command that no rule allows is refused, and the model is told which ones are allowed."""
     ((ok, said),) = run(
         DirectoryFilesystem(folder),
         ToolCall("run_command", {"command": ["curl", "x"]}),

@@ -68,7 +68,7 @@ def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
     """Return a recorded answer without sending anything. Its usage and cost are charged again."""
     frame, budget = run.frame, run.frame.budget
     answer = read_answer(recorded, run.request(), run.masking)
-    # The limits are not checked again, because the answer was within them when it was requested.
+    # The limits are not checked again: they were checked before the request was sent.
     for each in recorded.failed:
         if each.usage is not None:
             frame.costs.models.add(each.usage, each.cost)
@@ -91,7 +91,10 @@ class Attempts:
         self._failed: list[FailedRequest] = []
 
     def answer(self) -> Coroutine[Any, Any, Answer]:
-        """Ask the run's model, or the candidates of a choice in order, and return the answer. If a candidate refuses, the next one may be asked."""
+        """Ask the run's model, or the candidates of a choice in order, and return the answer.
+
+        If a candidate fails or refuses, the next one may be asked.
+        """
         return self._judge_first() if self._run.judges_offers else self._begin()
 
     async def _judge_first(self) -> Answer:
@@ -120,7 +123,7 @@ class Attempts:
         return await self._ask(run.retry, None, False)
 
     def _candidates(self) -> tuple[Candidate, ...]:
-        """Return the models to try in order, rotated so that the one that gave the run's last answer comes first.
+        """Return the candidates, rotated so that the model that gave the run's last answer is tried first.
 
         Raises `PromptEvaluationError` if the choice can't be made.
         """

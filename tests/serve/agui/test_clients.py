@@ -256,7 +256,7 @@ def streamed_arguments(place: Place) -> None:
 
 
 def taken_back(place: Place) -> None:
-    """If the model's connection is lost, the text and the calls that were already streamed are withdrawn."""
+    """If the connection to the model is lost, the text and the calls that were already streamed are withdrawn."""
     came = place.client().say("flaky")
     assert came.outcome == "success"
     assert "This is not to " in [event["delta"] for event in came.of("TEXT_MESSAGE_CONTENT")]

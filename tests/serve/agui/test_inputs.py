@@ -135,7 +135,7 @@ def test_any_input_is_accepted_or_refused(value: Any) -> None:
 
 
 async def test_a_frontend_tool_is_a_question_that_the_client_answers() -> None:
-    """A client's tool has the client's description and schema, and the client's answer is the result of a call.
+    """A client's tool has the client's description and schema, and the client's answer becomes the call's result.
 
     Arguments that do not fit the schema are refused.
     """

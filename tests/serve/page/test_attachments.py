@@ -58,7 +58,7 @@ def page(browser: Browser, tmp_path: Path, model: ScriptedModel) -> Iterator[Pag
 
 
 def hand_over(page: Page, event: str, *names: str, text: str = "") -> bool:
-    """Paste or drop pictures with these names and a text, and return whether the browser would also handle the event itself."""
+    """Paste or drop pictures with these names, and a text. Return whether the browser would handle the event too."""
     files = [[name, "image/png", base64.b64encode(PNG).decode()] for name in names]
     target = page.get_by_label("Message", exact=True)
     return target.evaluate(HAND_OVER, {"event": event, "files": files, "text": text})

@@ -86,7 +86,7 @@ def test_what_a_file_holds_stays_text(shown: Widgets):
 
 
 def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
-    """Notes in the diff of a real folder are shown, and a file name with spaces is shown as one name."""
+    """A diff's notes, such as `new file`, are shown, and a file name with spaces is shown as one name."""
     fork = folders({"plain": "x\n", "poem.txt": "z\n"}).fork("test")
     fork.write("my notes b/x.md", "y\n")
     fork.write("poem.txt", "z\n")

@@ -1,4 +1,4 @@
-"""The page shows runs that workers execute, in a real browser, with real processes that are killed and restarted."""
+"""Tests in a real browser that the page follows workers' runs while workers and servers are killed and restarted."""
 
 from __future__ import annotations
 

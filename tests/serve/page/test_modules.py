@@ -148,7 +148,7 @@ JSON = st.recursive(
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[int, Any]:
-    """Draw one of the cases, with up to two changes to its value."""
+    """Draw the index of a case, and the case's value with up to two changes."""
     at = draw(st.integers(0, len(CASES) - 1))
     value = CASES[at][1]
     for _ in range(draw(st.integers(0, 2))):
