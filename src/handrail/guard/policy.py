@@ -251,7 +251,7 @@ class CapabilityPolicy:
                 scope = ", ".join(map(repr, self._scope))
                 raise FileError(
                     path,
-                    f"{tool.name} changes it, but it is outside the scope ({scope}) and nobody has approved that. Use paths in the scope",
+                    f"{tool.name} goes outside its scope ({scope}) by changing it, and nobody has approved that. Use paths in the scope",
                 )
             context.session.dispatch(PolicyNote(self.name, path, _APPROVED))
 
