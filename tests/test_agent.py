@@ -339,7 +339,7 @@ def test_its_workers_are_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_model", [True, False])
 def test_its_tools_have_its_own_adapter(by_model: bool) -> None:
-    """If a tool of an agent evaluates a prompt, it uses the agent's own model, whether a model or a gate called the agent."""
+    """A prompt that an agent's tool evaluates goes to the agent's own model, whether a model or a gate called the agent."""
 
     @tool
     async def think(context: ToolContext) -> str:
@@ -435,7 +435,7 @@ def test_depth_is_counted_through_agents() -> None:
 
 
 def test_approvals_reach_the_people_of_the_caller() -> None:
-    """An inner agent's requests for approval go to the caller's person, and are denied if the caller has none."""
+    """An inner agent's requests for approval go to its caller's environment, and are denied if the caller has none."""
 
     @tool(effect="irreversible")
     async def send() -> str:

@@ -1,4 +1,4 @@
-"""Invalid definitions: each is refused where it is made, with an error that names it and gives a hint.
+"""Invalid definitions: each is refused where it is made, with an error that says what is wrong and what to do.
 
 A row of a table has the action, the error class, and two parts of the message, in order: what is wrong, and what to do.
 """

@@ -861,7 +861,7 @@ INVOKED: Any = any_fact("c", "t", (), "ok", None, None, 0, 1, (), None, None)
 
 @pytest.mark.parametrize("name", TOLD)
 def test_a_wrong_call_is_told_to_the_model(name: str):
-    """A wrong call fails with a message that names what is wrong and has a hint. It has one start and one end, and changes nothing."""
+    """An invalid call fails with a message that says what is wrong and what to do. It changes nothing."""
     tools, options, (called, arguments), status, thing, hint = TOLD[name]
 
     async def main() -> None:

@@ -166,7 +166,7 @@ def traced(work: Work, end: str, has_signal: bool) -> Trace:
 def test_timeouts_and_groups_in_a_handler_are_the_same_with_and_without_its_signal(
     work: Work, end: str
 ) -> None:
-    """Timeouts and task groups inside a handler do not fire its signal, and the trace is the same as without the signal."""
+    """Timeouts and task groups inside a handler do not fire its signal, and behave as if it had not read the signal."""
     with_signal = traced(work, end, True)
     assert (0, False) in with_signal
     assert with_signal == traced(work, end, False)
@@ -183,7 +183,7 @@ def test_anyio_ends_a_call_whose_handler_has_its_signal(work: Work) -> None:
 
 
 def cancelled_after(work: Work, seconds: float) -> Trace:
-    """Call `work`, cancel the caller's task after some seconds, and return the trace."""
+    """Call `work`, cancel the caller's task after `seconds`, and return the trace."""
     trace: Trace = []
 
     async def main() -> None:
@@ -231,7 +231,7 @@ def test_a_handler_that_lets_others_run_is_told_first() -> None:
 
 @pytest.mark.parametrize("ends", ["with a value", "with an error"])
 def test_a_cancellation_is_not_lost_if_the_awaited_future_ends_first(ends: str) -> None:
-    """A handler whose future is completed when the signal fires still gets the cancellation."""
+    """A handler is cancelled even if the future that it awaits is completed as soon as the signal fires."""
 
     async def work(context: ToolContext, trace: Trace) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -334,7 +334,7 @@ def test_the_timeout_of_an_inner_call_does_not_fire_the_signal_of_the_outer_one(
             Tool[None, Any]("early", "Slow.", slow, effect="read", timeout=2),
         ]
         gate = open_gate(tools, clock=VirtualClock())
-        # All timers of a loop share one asyncio timer. The call of `early` starts that timer outside of `work`.
+        # All timers of a loop share one asyncio timer. The call to `early` starts that timer outside of `work`.
         early = asyncio.ensure_future(gate.invoke("early"))
         await asyncio.sleep(1)
         trace.append((await gate.invoke("work")).success)
@@ -410,7 +410,7 @@ def test_ctrl_c_fires_the_signal_once_and_a_second_one_ends_the_program(times: i
 def test_a_thread_that_begins_to_listen_while_its_call_ends_leaves_no_listener(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If the loop ends a call while the handler's thread adds its listener, no listener is left."""
+    """If a call ends in one thread while another thread adds its listener, no listener is left."""
 
     class Plain:
         work = "work"
@@ -426,7 +426,7 @@ def test_a_thread_that_begins_to_listen_while_its_call_ends_leaves_no_listener(
 
         def add(task: asyncio.Task[Any], listener: Listener) -> None:
             ends.start()
-            ends.join(0.1)  # it may have to wait until the listener is added
+            ends.join(0.1)  # the thread may have to wait until the listener is added
             listen(task, listener)
 
         monkeypatch.setattr(cancellation, "listen", add)

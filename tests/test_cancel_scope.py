@@ -182,7 +182,7 @@ def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
 
 @pytest.mark.parametrize("how", ["asyncio.timeout", "anyio", "wait_for"])
 def test_a_timeout_inside_a_handler_is_its_own(how: str) -> None:
-    """A timeout inside a handler ends only what it surrounds, even right after a recovered task group."""
+    """A timeout inside a handler ends only what it surrounds, even right after a task group has failed."""
 
     async def limited() -> None:
         await recover()
@@ -225,7 +225,7 @@ def test_a_group_around_the_call_stops_it() -> None:
 
 
 def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
-    """A cancel from outside reaches an inner call that began right after a recovered task group."""
+    """A cancel from outside reaches an inner call that began right after a task group had failed."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -251,7 +251,7 @@ def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
 
 
 def test_an_inner_call_recovers_for_itself() -> None:
-    """After an inner call has recovered from a failed task group, the outer call can still be cancelled."""
+    """After an inner call has recovered from a failed task group, the outer call is cancelled even if its handler goes on."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -280,7 +280,7 @@ def test_an_inner_call_recovers_for_itself() -> None:
 
 
 def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None:
-    """After a recovered task group, a timeout and a deadline still end the call, and each is reported as such."""
+    """After a handler has recovered from a failed task group, a timeout or a deadline still ends the call."""
 
     async def forever() -> None:
         await recover()

@@ -19,7 +19,7 @@ def nothing() -> list[asyncio.Task[Any]]:
 
 
 class Works:
-    """A node in the tree with one task that records when it is cancelled."""
+    """A node in the tree. Its one task records the node's name when it is cancelled."""
 
     def __init__(self, name: str, stopped: list[str], parent: Works | None = None) -> None:
         self.name = name
@@ -109,7 +109,7 @@ def test_a_task_in_two_places_is_cancelled_once():
 
 
 def test_a_child_of_the_cancelled_is_cancelled():
-    """A child opened in a cancelled run is cancelled at once, with the same reason, and its watchers are called."""
+    """A child opened in a cancelled run is cancelled at once, with the same reason, and calls each watcher as it is added."""
     root = Cancellation(nothing)
     root.cancel("over")
     late = Cancellation(nothing, root)
@@ -138,7 +138,7 @@ def test_watchers_are_told_once_and_can_be_taken_back():
 
 
 def test_a_watcher_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture):
-    """If a watcher raises, the error is logged, and the other watchers are called and the tasks cancelled."""
+    """If a watcher raises, the error is logged. The other watchers are still called, and the tasks are cancelled."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -214,7 +214,7 @@ def test_what_is_done_is_not_cancelled():
 @pytest.mark.parametrize("when", ["before", "during", "never"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_finished_step_raises_the_cancellation_that_came_meanwhile(when: str, fails: bool):
-    """`finish` raises the cancellation after the step, or the step's own error if it fails."""
+    """`finish` completes the step even if its task is cancelled. The step's error, if any, wins over the cancellation."""
 
     async def script() -> None:
         done: list[str] = []

@@ -162,7 +162,7 @@ def test_an_address_takes_no_bytes() -> None:
     address = "https://a.example/plot.png"
     for content in (b"x", address.encode()):
         with pytest.raises(
-            DefinitionError, match=rf"'plot.png' is the address {address}, so no bytes can be"
+            DefinitionError, match=rf"'plot.png' is at the address {address}, so no bytes can be"
         ):
             Attachment(address).load(content)
 
@@ -232,7 +232,7 @@ shot: Tool[Any, Any] = Tool("shot", "Take a screenshot.", shoot, effect="read")
     ],
 )
 async def test_a_tool_returns_attachments(offered: Tool[Any, Any], text: str, names: list[str]) -> None:
-    """A handler returns an attachment, a list with attachments, or a result with them, and the model gets them."""
+    """The model gets the attachments that a handler returns by themselves, in a list, or in a result."""
     script = ScriptedModel([ToolCall(offered.name, {}), "ok"])
     await Adapter(script).evaluate(Prompt("p", "x", tools=[offered]), "go")
     (result,) = script.requests[-1].messages[-1].results  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]  # the last message is a tool message

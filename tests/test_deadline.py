@@ -121,7 +121,7 @@ def test_check_says_which_deadline_and_what_did_not_happen(clock: FakeClock):
 
 
 def test_a_pause_does_not_count_where_people_are_waited_for(clock: FakeClock):
-    """Between `pause` and `resume` no time passes for the deadline, which moves by the length of the pause."""
+    """With `pauses_for_people`, a pause takes no time from the deadline, which moves by the length of the pause."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     clock.pass_time(4)
     deadline.pause()
@@ -197,7 +197,7 @@ def test_a_resume_too_many_does_nothing(clock: FakeClock):
 
 
 def test_its_repr_says_when_and_how_long(clock: FakeClock):
-    """A deadline's repr has its time and the seconds left."""
+    """A deadline's repr shows its time and the seconds left."""
     deadline = Deadline.after(1.5, clock=clock)
     assert repr(deadline) == "Deadline(2030-01-01T12:00:01.500000+00:00, 1.500 s left)"
 

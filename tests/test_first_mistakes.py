@@ -81,7 +81,7 @@ def test_a_mistake_is_answered_with_a_hint(mistake: Any, words: str) -> None:
 
 
 def test_an_unknown_price_under_a_limit_of_money() -> None:
-    """With a money limit and an unknown price, the error asks for a price."""
+    """A run with a money limit fails if its model has no known price. The error asks for a price."""
     with pytest.raises(
         PromptEvaluationError, match=r"Give the model a price, or run `pip install 'handrail\[prices\]'`"
     ):
@@ -97,7 +97,7 @@ def test_a_stream_is_not_its_response() -> None:
 
 
 def test_text_among_sections() -> None:
-    """Strings may be used as sections, more than once, and have no heading."""
+    """A prompt may have several strings among its sections. They get no headings."""
     prompt = Prompt("p", ["Be brief.", FileTools(writes=False), "Be kind."], tools=[weather])
     text = prompt.render().text
     assert text.startswith("Be brief.\n\n## Files")

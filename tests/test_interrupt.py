@@ -64,7 +64,7 @@ def test_ctrl_c_cancels_and_waits_for_the_cleanup(tmp_path: Any):
 
 
 def test_ctrl_c_that_nobody_catches_ends_the_program_as_usual(tmp_path: Any):
-    """An uncaught SIGINT ends the program with SIGINT's exit code, after the work has cleaned up."""
+    """An uncaught `KeyboardInterrupt` ends the program as SIGINT would, after the work has cleaned up."""
     lines, err, code = interrupted(tmp_path, after="raise")
     assert (lines, code) == (["cleaned up", "interrupted"], -signal.SIGINT)
     assert err.rstrip().endswith("KeyboardInterrupt")
@@ -193,7 +193,7 @@ def test_a_loop_that_is_gone_is_an_error():
 
 
 def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    """If the event loop is closed while a thread waits for it, the wait raises `LoopGone` instead of hanging."""
+    """If the event loop is closed while a thread waits for an operation on it, the wait raises `LoopGone` instead of hanging."""
     monkeypatch.setattr(threads, "_LOOK_SECONDS", 0.01)
     loop = asyncio.new_event_loop()
     raised: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""`Operation`: what a verb returns, for sync and async code alike."""
+"""`Operation`: work that async code awaits and sync code waits for."""
 
 import asyncio
 import contextvars
@@ -156,7 +156,7 @@ def test_its_task_can_be_shown_and_debugged():
 
 
 def test_a_task_can_test_its_coroutine():
-    """An operation that has a task is truthy before, during and after it runs, because asyncio tests it."""
+    """An operation that has a task is truthy, because asyncio tests the truth of a task's coroutine."""
     truth: Callable[[object], bool] = operator.truth
 
     async def main() -> None:
@@ -323,7 +323,7 @@ def test_a_program_ends_what_is_left_on_the_background_loop(tmp_path: Any):
 
 
 def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
-    """`.wait()` on the loop's own thread, where it would deadlock, raises an error that says what to write."""
+    """`.wait()` on a thread that runs an event loop raises an error that says what to write instead."""
 
     async def main() -> None:
         operation = value_of(1, Home(asyncio.get_running_loop(), "call"))
@@ -337,7 +337,7 @@ def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
 
 
 def test_a_callback_on_the_background_loop_may_not_wait_either():
-    """`.wait()` in a coroutine on the background loop of scripts is refused."""
+    """`.wait()` in a coroutine on the background loop is refused."""
 
     async def inner() -> None:
         value_of(1).wait()
@@ -347,7 +347,7 @@ def test_a_callback_on_the_background_loop_may_not_wait_either():
 
 
 def test_one_never_awaited_warns_once():
-    """An operation that is dropped unused gives one warning, which has its name and says what to do."""
+    """An operation that is dropped unused warns once. The warning names it and says what to do."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         operation = Operation(value_of(1).give_up(), "request_approval('x')")
@@ -363,7 +363,7 @@ def test_one_never_awaited_warns_once():
 
 @pytest.mark.parametrize("way", ["await", "wait", "task", "close", "gather", "truth", "wait on loop"])
 def test_one_that_was_used_does_not_warn(way: str):
-    """Any use of an operation, even one that raises, prevents the warning."""
+    """Any use of an operation, even one that raises, prevents the warning about an unused operation."""
 
     async def use(operation: Operation[int]) -> None:
         if way == "await":
@@ -479,7 +479,7 @@ def test_a_cancelled_second_task_does_not_cancel_the_first():
 
 
 def test_it_is_cold():
-    """Nothing happens before an operation is awaited. Not even its factory is called."""
+    """Nothing happens before an operation is used: not even its factory is called."""
     happened: list[str] = []
 
     def factory() -> Coroutine[Any, Any, None]:
@@ -499,7 +499,7 @@ def test_it_is_cold():
 
 
 def test_its_repr_says_what_it_is():
-    """An operation's repr has its name and whether it has been used."""
+    """An operation's repr shows its name and whether it has been used."""
     operation = Operation(value_of(1).give_up(), "call('search')")
     assert repr(operation) == "<Operation call('search')>"
     operation.wait()

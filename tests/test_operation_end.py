@@ -71,7 +71,7 @@ def test_closing_ends_operations_started_as_tasks_themselves():
 
 
 def test_closing_ends_operations_that_threads_wait_for():
-    """Closing a call ends every thread's `.wait()` with `ContextExpired`."""
+    """When a call is closed, each thread that waits for one of its operations gets `ContextExpired`."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -184,7 +184,7 @@ def test_an_earlier_cancellation_does_not_confuse_the_end_of_the_call():
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
 def test_work_that_takes_no_notice_leaves_its_task_uncancelled(how: str):
-    """If work returns or raises another error when its call ends, the task that awaits it has no pending cancellation."""
+    """If work catches the cancellation at the end of its call, the task that awaits it has no pending cancellation."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")

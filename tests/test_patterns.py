@@ -1,4 +1,4 @@
-"""Regular expressions from outside: in Python's syntax, matched by Rust's engine with bounded work."""
+"""Patterns: regular expressions in Python's syntax, matched by Rust's engine with bounded work."""
 
 import re
 import warnings
@@ -93,9 +93,9 @@ def test_an_invalid_pattern_says_what_is_wrong(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["a b", "naïve", "x" * 50, "{{", "foo<bar>"])
 def test_plain_text_matches_itself(pattern: str) -> None:
-    """Plain text matches itself, even if it contains braces.
+    """Text with spaces, accents, braces or angle brackets matches itself.
 
-    Apart from spaces, `is_plain` returns whether `re.escape` would leave the text unchanged.
+    `is_plain` returns whether `re.escape` would change nothing but the spaces.
     """
     assert Pattern(pattern).found_in(f"..{pattern}..")
     assert is_plain(pattern) == (re.escape(pattern).replace("\\ ", " ") == pattern)
@@ -168,7 +168,7 @@ def test_the_size_counts_every_repetition(pattern: str, times: int) -> None:
     if size * times > MAX_SIZE:
         with pytest.raises(ValueError, match="too large"):
             Pattern(whole)
-    elif size * max(times, 1) < MAX_SIZE // 2:  # the engine may find classes too large even below the limit
+    elif size * max(times, 1) < MAX_SIZE // 2:  # the engine may refuse large classes even below the limit
         assert Pattern(whole).size >= size * times
 
 

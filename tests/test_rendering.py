@@ -74,7 +74,7 @@ def kept_by_exact(characters: list[str]) -> set[str]:
 
 
 def test_no_character_of_unicode_is_hidden():
-    """Invisible, blank, unassigned and direction characters are escaped, except line breaks and spaces. Letters are not."""
+    """Invisible, blank, unassigned and direction characters are escaped, except `\\n` and the plain space. Letters are not."""
     assigned = (*range(0x40000), *range(0xE0000, 0xE1000))  # the other planes are empty or private
     others = range(0x40000, 0x110000, 1 if os.environ.get("HANDRAIL_DEEP") else 41)
     kept = kept_by_exact([chr(each) for each in (*assigned, *others)])
@@ -154,5 +154,5 @@ def test_a_little_more_than_fits_is_not_folded():
 
 
 def test_a_counted_noun_is_singular_for_one_only() -> None:
-    """`counted` writes `1 call`, and `0 calls` or `2 calls`."""
+    """`counted` adds an `s` to the noun, except after 1."""
     assert [counted(number, "call") for number in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]

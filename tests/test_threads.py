@@ -1,4 +1,4 @@
-"""Threads for sync handlers: unlimited daemon threads that are reused, and abandoned rather than stopped."""
+"""Threads for sync handlers: any number of daemon threads, which are reused, and abandoned rather than stopped."""
 
 import asyncio
 import contextlib
@@ -239,7 +239,7 @@ def test_an_abandoned_error_is_dropped_in_silence():
 
 
 def test_a_thread_may_outlive_its_loop():
-    """A function may return after its event loop was closed, and is then no longer counted."""
+    """A function may return after its event loop was closed. `threads_at_work` counts it until then."""
     release, began = threading.Event(), threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 

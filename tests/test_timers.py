@@ -85,7 +85,7 @@ def test_a_timeout_is_postponed_by_exactly_what_listeners_took(drawn: list[Liste
         clock = WorkClock(timers_of(loop))
         spans = run_listeners(clock, drawn)
         scope = open_scope()
-        scope.start_timeout(seconds + 0.5, clock)  # listeners begin and end at whole seconds
+        scope.start_timeout(seconds + 0.5, clock)  # not a whole second, at which listeners begin and end
         with pytest.raises(asyncio.CancelledError):
             await asyncio.Event().wait()
         ended = loop.time()
@@ -218,7 +218,7 @@ def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one(
 
 
 def test_a_paused_deadline_that_is_nearly_over_does_not_spin() -> None:
-    """While a person decides for ten seconds, a deadline with little time left is checked fewer than 1,000 times."""
+    """A deadline that is paused for ten seconds just before its end is checked fewer than 1,000 times."""
 
     async def main() -> None:
         loop, looks = virtual_loop(), 0
@@ -246,7 +246,7 @@ def test_a_paused_deadline_that_is_nearly_over_does_not_spin() -> None:
 
 
 def test_a_timer_that_was_held_goes_on_when_the_loop_is_closed() -> None:
-    """A listener that returns on a thread after its loop was closed raises nothing."""
+    """A listener that returns after its loop was closed raises nothing."""
     clocks: list[tuple[WorkClock, float]] = []
     loops: list[Any] = []
 

@@ -1,8 +1,8 @@
 """Notice of a cancellation: the listeners of a task are told of it before the cancellation lands.
 
 asyncio cancels a task by cancelling what the task waits for. So a task with listeners waits for a `Watched` in
-place of a future. When asyncio cancels the `Watched` from outside the listeners' work, the `Watched` tells the
-listeners, and cancels the future in the next pass of the loop.
+place of a future. When a cancellation comes from outside the listeners' work, the `Watched` tells the listeners, and
+cancels the future in the next pass of the loop.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class TimedOut(Exception):
 
 
 class WentSilent(TimedOut):
-    """Raised when a scope has cancelled its work because the work stopped beating."""
+    """Raised when a scope has cancelled its work because the work stopped sending heartbeats."""
 
 
 _listening = threading.Lock()
@@ -136,7 +136,7 @@ class CancelScope(msgspec.Struct, eq=False):
         self._before += 1
 
     def _run_out(self) -> None:
-        """Cancel the work because its time is over."""
+        """Cancel the work because its time has run out."""
         if self.listener is None:
             cancel_without_notice(self.task)
         else:
@@ -235,7 +235,7 @@ class CancelScope(msgspec.Struct, eq=False):
             timer.pause()
 
         def resume() -> None:
-            self.hear()  # the work could not beat while it waited
+            self.hear()  # the work could not send heartbeats while it waited
             watchdog.resume()
             if timer is not None:
                 timer.resume()
@@ -415,7 +415,7 @@ class Cancellation:
             each._stop(done)
 
     def _mark(self, reason: str, stopping: list[Cancellation]) -> None:
-        """Mark this run and every run below it as cancelled, and append each to `stopping`, children first."""
+        """Mark this run and the uncancelled runs below it as cancelled, and append each to `stopping`, children first."""
         self.cancelled = True
         self.reason = reason
         for child in self._children:

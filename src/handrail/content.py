@@ -123,7 +123,7 @@ class Attachment:
 
     @property
     def kind(self) -> AttachmentKind:
-        """One of "image", "audio", "document" for a PDF, and "file" for everything else, including SVG."""
+        """The kind of content: "image", "audio", "document" for a PDF, or "file" for everything else, including SVG."""
         main = self.media_type.partition("/")[0]
         if main == "image" and self.media_type != "image/svg+xml":
             return "image"
@@ -144,7 +144,7 @@ class Attachment:
             why = (
                 f"they are at {self.address}. Fetch them from there"
                 if self.address
-                else "only a reference to it was recorded. Load them from the run's journal"
+                else "only a reference was recorded. Load them from the run's journal"
             )
             raise ToolValidationError(f"the bytes of the attachment {self.name!r} are not here: {why}")
         return found
@@ -190,7 +190,7 @@ class Attachment:
     def token_bound(self) -> int:
         """An estimate of the tokens that a provider counts, for a budget. The provider's own count is charged.
 
-        It is an upper estimate for an image, and if the bytes are in memory. The size of anything else at an address is
+        For an image, or if the bytes are in memory, it is an upper estimate. The size of anything else at an address is
         unknown, so one page is assumed.
         """
         if self.is_text:
@@ -208,7 +208,7 @@ class Attachment:
         """Give a reference its bytes. Raises `DefinitionError` if their digest differs, or if the bytes are at an address."""
         if self.address:
             raise DefinitionError(
-                f"the attachment {self.name!r} is the address {self.address}, so no bytes can be loaded into it. "
+                f"the attachment {self.name!r} is at the address {self.address}, so no bytes can be loaded into it. "
                 "Attach the bytes themselves instead: Attachment(content, name)."
             )
         if hashlib.sha256(content).hexdigest() != self.digest:

@@ -37,7 +37,7 @@ _WIDE = 4
 
 
 def is_plain(pattern: str) -> bool:
-    """Return whether a pattern is not empty and has no special or control characters, so that it only matches itself."""
+    """Return whether a pattern is not empty and has no special or control characters. Such a pattern matches only itself."""
     return _PLAIN.match(pattern) is not None
 
 
@@ -211,7 +211,7 @@ class _Translation:
         return _RENAMED_ESCAPES.get(escape, escape)
 
     def _class(self) -> str:
-        """Return a character class. Characters that would start a nested class or a set operation in Rust are escaped."""
+        """Translate a character class. Characters that would start a nested class or a set operation in Rust are escaped."""
         text = self._text
         parts = ["["]
         self._at += 1

@@ -1,4 +1,4 @@
-"""`Queue`: the role of a journal in which runs wait for workers."""
+"""`Queue`: the journal protocol for runs that wait for workers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Queue(Protocol):
         ...
 
     async def wait(self, seconds: float, /) -> None:
-        """Return when the journal may have changed, and after this many seconds at the latest."""
+        """Wait until the journal may have changed, but at most this many seconds."""
         ...
 
     async def announce(self, worker: WorkerRow, /, *, seconds: float) -> None:

@@ -1126,7 +1126,7 @@ def test_parse_value_goes_through_json():
     "value", [Letter("a"), Sender.model_validate({"from": "a"}), Counted("abc"), Box(Letter("a"))], ids=repr
 )
 def test_parse_value_takes_an_instance_back(value: Any):
-    """`parse_value` accepts an instance, even if its class has aliases or fields that can't be sent."""
+    """`parse_value` accepts an instance, even if its class has aliases or fields with `init=False`."""
     annotation = Box[Letter] if isinstance(value, Box) else type(value)
     assert Schema[Any](annotation).parse_value(value) == value
 
@@ -1210,7 +1210,7 @@ BRANCH = Schema(Branch)
 @settings(deadline=None)
 @given(branches)
 def test_law_dump_then_parse_is_the_value(value: Branch):
-    """A dumped value parses to an equal value, even if it is nested and recursive."""
+    """A dumped value of a nested, recursive type parses to an equal value."""
     assert BRANCH.parse(BRANCH.dump(value)) == value
 
 

@@ -159,7 +159,10 @@ async def test_a_finished_call_with_a_secret_is_taken_from_the_record() -> None:
 
 
 async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() -> None:
-    """If an outer call fails, its inner call is compensated with the secret. After a crash, the inner call is reported as not undone."""
+    """If an outer call fails, an inner call that was given a secret is compensated with that secret.
+
+    After a crash the secret is gone, and the inner call is reported as not undone.
+    """
     undone: list[Any] = []
 
     async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:

@@ -102,7 +102,7 @@ def handing_over(kind: Any, got: list[Any]) -> Tool[Any, Any]:
 
 
 async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict[str, Any]:
-    """Run the tool with a person who answers, and return everything that can be seen of the run."""
+    """Run the tool with a person who answers, and return everything that the run shows or records, by place."""
     journal = SqliteJournal(folder / "runs.db")
     model = ScriptedModel([ToolCall("login"), "done"])
     adapter = Adapter(model, journal=journal, environment=Person(answers={"login": value}))
@@ -140,7 +140,7 @@ async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict
 @settings(max_examples=at_most(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), st.booleans())
 def test_only_the_asker_has_the_answer(drawn: tuple[Any, Any], hands_over: bool) -> None:
-    """For `wait_for` and for a handoff, the answer is in no event, session, journal, export, tree, output or log."""
+    """A secret answered to `wait_for` or a handoff is in no event, session, journal, export, tree, output or log."""
     (kind, value), got = drawn, list[Any]()
     login = (handing_over if hands_over else asking)(kind, got)
     with tempfile.TemporaryDirectory() as folder:
@@ -240,7 +240,7 @@ def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.Da
 
 
 def _others(kind: Any, value: Any) -> st.SearchStrategy[Any]:
-    """Generate values of the same shape, with a different secret or the same one."""
+    """Generate either the value itself or a copy whose secrets differ."""
 
     def changed(each: Any) -> Any:
         if isinstance(each, str):
@@ -282,7 +282,7 @@ async def test_a_seal_is_keyed() -> None:
 
 @pytest.mark.parametrize("kept", ["memory", "file"])
 async def test_an_answer_that_nobody_hears_is_refused_and_asked_for_again(kept: str, tmp_path: Path) -> None:
-    """A secret answer to a parked run is refused, because it may not be stored, and is asked for again on resume."""
+    """A secret answer to a parked run is refused, because it must not be stored, and is asked for again on resume."""
     got: list[Any] = []
     journal: Any = MemoryJournal() if kept == "memory" else SqliteJournal(tmp_path / "runs.db")
     prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
@@ -303,7 +303,7 @@ async def test_an_answer_that_nobody_hears_is_refused_and_asked_for_again(kept: 
 
 
 async def test_a_question_with_secrets_can_be_declined_from_elsewhere(tmp_path: Path) -> None:
-    """A parked question that asks for a secret can be declined, because a refusal contains no secret."""
+    """A parked question that asks for a secret can be declined, because declining reveals no secret."""
     journal = SqliteJournal(tmp_path / "runs.db")
     prompt = Prompt("p", "Do.", tools=[asking(Key, [])])
     model = ScriptedModel([ToolCall("login"), "done"])
@@ -326,7 +326,7 @@ def _told(model: ScriptedModel) -> str:
 
 
 async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
-    """A call with a secret can't be parked, so it fails if nobody can answer now, and the model is told why."""
+    """A call with a secret can't be parked. If nobody can approve it now, it fails, and the model is told why."""
     login, journal = login_with("irreversible"), MemoryJournal()
     model = ScriptedModel([ToolCall("login", login.arguments), "done"])
     adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
@@ -339,7 +339,7 @@ async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
 
 
 async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later() -> None:
-    """A question of an inner call fails if nobody can answer now and the outer call has a secret."""
+    """An inner call's question fails if nobody can answer it now and the outer call has a secret."""
 
     @tool(effect="staged")
     async def inner(context: ToolContext) -> str:
@@ -365,7 +365,7 @@ async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later(
 async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: bool = False) -> None:
     """Start the run, answer its question, and park it by force once `reached` is set.
 
-    With `asks_more`, the run is parked when it waits for its next question.
+    With `asks_more`, the run is parked while it waits for the answer to its next question.
     """
     going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
     await run.there.until_rest()
@@ -413,7 +413,7 @@ async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: A
 
 
 async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
-    """A call is rerun if its answer had no secret, even if the answer's type allows one."""
+    """After a crash, a call is rerun if its answer had no secret, even if the answer's type allows one."""
     reached, got = asyncio.Event(), list[Any]()
 
     class Login(BaseModel):
@@ -444,7 +444,7 @@ async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
 
 
 async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path: Path) -> None:
-    """If the process dies before it is recorded that the call got the secret, the secret is asked for again."""
+    """If the process dies before the journal records that the call got the secret, the secret is asked for again."""
     got: list[Any] = []
     prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
     journal = _Ending(tmp_path / "runs.db")
@@ -466,7 +466,7 @@ async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path
 class _Ending(SqliteJournal):
     """A journal that, while `ends` is true, fails before it records that a call has begun or is committed.
 
-    As after the death of a process, the run is left without an outcome, so that it can be resumed.
+    The run is left without an outcome, as if the process had died, so that it can be resumed.
     """
 
     ends = True
@@ -503,7 +503,7 @@ class _Ended(RuntimeError):
 
 
 class _Signing:
-    """A handoff that is answered with a secret and stops once, in `after` or in its own client."""
+    """A handoff that is answered with a secret and blocks the first time, in `after` or in its own client."""
 
     def __init__(self, effect: Any, *, own_client: bool = False, stops_after: bool = True) -> None:
         self.acts: list[str] = []
@@ -651,7 +651,7 @@ async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path)
 
 
 async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
-    """A process that does not own the run refuses a secret answer, because a journal may not store it."""
+    """A process that does not own the run refuses a secret answer, because a journal must not store it."""
     got: list[Any] = []
     async with served(tmp_path, tools=[asking(Key, got)]) as app:
         thread = app.thread()
@@ -672,7 +672,7 @@ async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: 
 
 
 async def test_the_command_line_refuses_before_a_secret_is_typed(tmp_path: Path) -> None:
-    """`runs answer` refuses a question that asks for a secret before anything is typed."""
+    """`runs answer` refuses to answer a question that asks for a secret, before anything is typed."""
     journal = SqliteJournal(tmp_path / "runs.db")
     adapter = Adapter(
         ScriptedModel([ToolCall("login"), "done"]), journal=journal, environment=LaterEnvironment()

@@ -103,7 +103,7 @@ def logins(draw: st.DrawFn, types: st.SearchStrategy[Drawn] = TYPES, secret: boo
 
 @given(logins(WIDER))
 def test_what_is_masked_has_no_secret_and_all_the_rest(login: Login) -> None:
-    """Masking removes every secret and nothing else. Masking twice changes nothing, and a mask is refused."""
+    """Masking replaces every secret and nothing else. Masking again changes nothing. A mask is refused as input."""
     text = json.dumps(login.arguments, ensure_ascii=False)
     assert revealed(login.tool.parse(text)) == login.arguments
     masked = login.tool.mask(text) if login.tool.secret else text
@@ -334,7 +334,7 @@ async def look(context: ToolContext) -> str:
 
 
 async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[str, Any]:
-    """Run the script, streamed and recorded, and return everything that can be seen of the run."""
+    """Run the script, streamed and recorded, and return everything that the run shows or records, by place."""
     journal = SqliteJournal(folder / "runs.db")
     adapter = Adapter(ScriptedModel(script), journal=journal)
     prompt = Prompt("p", "Do.", tools=[login.tool, look])
@@ -370,7 +370,7 @@ async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[s
 @settings(max_examples=at_most(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True), st.sampled_from(["fits", "wrong", "unknown"]))
 def test_nothing_but_the_handler_has_a_secret(login: Login, how: str) -> None:
-    """A secret is in no event, delta, session, journal, export, tree, output or log, and in no other tool's request."""
+    """A secret is in no event, delta, session, journal, export, tree, output, log or request that a tool reads."""
     name = "logn" if how == "unknown" else "login"
     given = {**login.arguments, "pasword": MARK} if how == "wrong" else login.arguments
     with tempfile.TemporaryDirectory() as folder:
@@ -492,7 +492,7 @@ async def test_the_provider_sees_its_own_words_until_the_process_ends() -> None:
 
 
 async def test_what_a_provider_wants_back_is_masked_too() -> None:
-    """A provider's own data that contains a call is recorded with the secret masked, as text or as an object."""
+    """A provider's own data is recorded with secrets masked, whether it holds arguments as text or as an object."""
 
     class Thinking(ScriptedModel):
         async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
@@ -519,7 +519,7 @@ async def test_what_a_provider_wants_back_is_masked_too() -> None:
 
 
 async def test_a_history_from_elsewhere_is_recorded_masked() -> None:
-    """The model gets a passed history unmasked, and the session and the journal keep it masked."""
+    """The model gets the `history` argument unmasked, and the session and the journal keep it masked."""
     login, journal, session = login_with("read"), MemoryJournal(), Session(id="s")
     history = [
         UserMessage("go"),
@@ -535,7 +535,7 @@ async def test_a_history_from_elsewhere_is_recorded_masked() -> None:
 
 
 async def test_a_history_is_masked_by_tools_that_are_not_shown_yet_and_by_the_answer_too() -> None:
-    """Calls in a history are masked even if their tool is in a closed section, or is the call that gives the output."""
+    """Calls in a history are masked even if their tool is in a section shown as a summary, or is `final_answer`."""
     login = login_with("read")
     folded: Any = MarkdownSection(
         "Accounts", "accounts", "Log in.", tools=[login.tool], summary="Accounts.", visibility="summary"
@@ -578,7 +578,10 @@ async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before()
 
 
 async def test_a_call_of_no_tool_without_arguments_has_nothing_to_withhold() -> None:
-    """A call of an unknown tool without arguments masks nothing. If its empty arguments counted as a secret, they would match everywhere."""
+    """A call to an unknown tool without arguments masks nothing.
+
+    If its empty arguments counted as a secret, they would match everywhere.
+    """
     login, session = login_with("read"), Session(id="s")
     script = [[ToolCall("gone", ""), ToolCall("away", "{}")], ToolCall("look"), "done"]
     prompt = Prompt("p", "Do.", tools=[login.tool, look])

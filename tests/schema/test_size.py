@@ -24,7 +24,7 @@ def test_too_many_values_are_refused_in_words():
 
 
 def test_integers_that_could_collide_are_refused():
-    """Too many integers beyond 64 bits are refused: their hashes may collide, and a set of them takes quadratic time."""
+    """Too many integers beyond 64 bits are refused: if their hashes collide, a set of them takes quadratic time."""
     given = json.dumps({"numbers": [((1 << 61) - 1) * number for number in range(8, MOST_BIG_INTEGERS + 10)]})
     with pytest.raises(ToolValidationError, match="1,002 integers beyond 64 bits, and the limit is 1,000"):
         check_size(given)
@@ -59,6 +59,6 @@ def test_nested_values_count_too(begin: str, end: str):
 
 @pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}")])
 def test_values_that_are_nested_too_deeply_are_refused(begin: str, end: str):
-    """The parser refuses values that are nested too deeply, before it builds them."""
+    """Values that are nested too deeply are refused by the parser's recursion limit."""
     given = f'{{"numbers": {begin * 50_000}1{end * 50_000}}}'
     assert "recursion limit exceeded" in open_gate([add]).invoke("add", given).wait().render()

@@ -1,7 +1,7 @@
 """If a command can reach something outside its folder, a person is asked before it runs.
 
-A listener on the host stands for what a command could reach: a Unix socket in an exposed folder, or a port of this
-machine with the network on. It answers each message, so a command that ran to its end has been heard.
+A listener on the host stands in for what a command could reach: a Unix socket in an exposed folder, or a port on this
+machine if network access is on. It answers each message, so a command that ran to its end has been heard.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ async def test_nothing_is_heard_before_the_answer_to_a_parked_run(
 async def test_a_tool_of_ones_own_that_runs_commands_is_asked_first(
     listener: Listener, files: DirectoryFilesystem
 ) -> None:
-    """If a staged tool with the capability `proc.exec` does not declare what its commands reach, it is approved before it runs."""
+    """A person is asked before a staged tool with `proc.exec` runs if it does not declare what its commands reach."""
 
     @tool(effect="staged", capabilities={"proc.exec"})
     async def build(context: ToolContext) -> str:

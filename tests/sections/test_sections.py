@@ -47,7 +47,7 @@ def run(files: Any, *calls: ToolCall, sections: Any = None, **options: Any) -> l
 
 @pytest.fixture(params=["memory", "directory"])
 def files(request: pytest.FixtureRequest, folder: Path) -> Any:
-    """Provide the same files in memory and on disk."""
+    """Provide the same files, once in memory and once on disk."""
     if request.param == "directory":
         return DirectoryFilesystem(folder)
     found = MemoryFilesystem()
@@ -76,7 +76,7 @@ def test_a_file_is_read_in_pages(files: Any) -> None:
 
 @pytest.mark.parametrize("text", ["a\nbb\n\nccc\n\n", "\n", "a", "\n\n\n\nabcdefgh\nx", "a\r\nb\r\n"])
 def test_every_line_is_found_in_a_file_that_is_not_split(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """A page starts at the right line, whatever the step size in which lines are counted."""
+    """A page starts at the right line, however many characters are searched for line endings at a time."""
     lines = text.removesuffix("\n").split("\n")
     for step in (1, 2, 3, 100):
         monkeypatch.setattr(section, "_STEP", step)
@@ -108,7 +108,7 @@ def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
 
 
 def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
-    """Files can be written, moved, deleted, listed, found and searched, and each result is a text for the model."""
+    """Files can be written, moved, deleted, listed, found and searched, and the model is told what happened."""
     told = run(
         files,
         ToolCall("write_file", {"path": "docs/new.md", "text": "# New\n"}),
@@ -142,7 +142,7 @@ def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
     [".*.*.*.*.*.*x", "(a|a)+$", "(a+)+$", "(.*,){3,}x", "(a?){30}b", r"\w{1,64}@\w{1,64}(\.\w{1,64})?"],
 )
 def test_no_pattern_stops_the_server(pattern: str) -> None:
-    """A search ends, without a match, even for a pattern that would keep a backtracking engine busy for years."""
+    """A search ends, without a match, even for a pattern that is slow in a backtracking engine."""
     files = MemoryFilesystem()
     files.write("a.txt", "a" * 20_000 + "!\n")
     ((ok, said),) = run(files, ToolCall("search_files", {"pattern": pattern}))
@@ -160,14 +160,14 @@ def test_no_pattern_stops_the_server(pattern: str) -> None:
     ],
 )
 def test_a_pattern_that_can_not_be_searched_for_is_refused(pattern: str, reason: str) -> None:
-    """If a pattern is not supported, the model is told why."""
+    """If a pattern is unsupported, too large or invalid, the model is told why."""
     ((ok, said),) = run(MemoryFilesystem(), ToolCall("search_files", {"pattern": pattern}))
     assert not ok
     assert reason in said
 
 
 def test_a_line_too_long_for_a_pattern_is_reported() -> None:
-    """A line that is too long for a pattern is not searched, and the result says so. Plain text is still found."""
+    """A line too long for a pattern is not searched, and the result says so. Plain text is still found in it."""
     files = MemoryFilesystem()
     files.write("a.txt", "x" * 100_000 + "\naxb\n")
     searches = [ToolCall("search_files", {"pattern": pattern}) for pattern in ("[xy]{900}|axb", "x")]
@@ -252,7 +252,7 @@ def test_a_command_that_fails_half_way_leaves_the_folder_as_it_was(folder: Path,
 
 
 def test_what_may_not_run_is_refused_in_words(folder: Path) -> None:
-    """A command that no rule allows is refused with the list of allowed ones, and does not run."""
+    """A command that no rule allows is refused, and the model is told which ones are allowed."""
     ((ok, said),) = run(
         DirectoryFilesystem(folder),
         ToolCall("run_command", {"command": ["curl", "x"]}),
@@ -284,7 +284,10 @@ def test_the_section_says_what_may_run() -> None:
 
 
 def test_a_run_is_held_until_a_command_passes(folder: Path) -> None:
-    """A run continues until the command passes. The model is told how the command failed, and the check changes no files."""
+    """With `CommandPassing`, a run continues until the command passes. The model is told how it failed.
+
+    The check itself changes no files.
+    """
     (folder / "Makefile").write_text("test:\n\ttouch tested.txt\n\tcat fixed.txt\n")
     model = ScriptedModel(
         ["Done.", ToolCall("write_file", {"path": "fixed.txt", "text": "yes\n"}), "Now it is."]
@@ -298,7 +301,7 @@ def test_a_run_is_held_until_a_command_passes(folder: Path) -> None:
 
 
 def test_a_command_that_could_not_run_has_not_passed(folder: Path) -> None:
-    """If the command can't be run, the model is told why, and the run ends as incomplete."""
+    """If the command of `CommandPassing` can't be run, the model is told why, and the run ends as incomplete."""
     shell = Shell([Allow("no-such-program")])
     model = ScriptedModel(["Done.", "Done again."])
     prompt = Prompt("p", [FileTools()], completion=[CommandPassing(shell, "no-such-program", cap=1)])
@@ -308,7 +311,7 @@ def test_a_command_that_could_not_run_has_not_passed(folder: Path) -> None:
 
 
 def test_a_command_that_may_not_run_is_found_when_the_checker_is_made() -> None:
-    """A checker without a command, or whose command no rule allows, is refused when it is created."""
+    """`CommandPassing` without a command, or with one that no rule allows, raises an error when it is created."""
     with pytest.raises(CommandRefused):
         CommandPassing(SHELL, "pytest")
     with pytest.raises(DefinitionError, match="runs nothing"):

@@ -7,6 +7,6 @@ from support import PATIENCE
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give runs that are cut off, and sign-in providers, as much time as a busy machine needs."""
+    """Wait longer for runs that are cut off and for sign-in providers, because the machine may be busy."""
     monkeypatch.setattr("handrail.serve.live_run._MIN_CUT_SECONDS", PATIENCE)
     monkeypatch.setattr("handrail.serve.oidc._FETCH_SECONDS", PATIENCE)

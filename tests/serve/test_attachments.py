@@ -147,9 +147,9 @@ async def test_ag_ui_parts_are_attachments(tmp_path: Path, part: dict[str, Any])
     ],
 )
 def test_nothing_that_can_run_is_shown(content: bytes, kind: str) -> None:
-    """The media type of an attachment is guessed from its bytes.
+    """Content is shown inline only if its bytes are of a type known to be harmless. Otherwise it is a download.
 
-    Content that is not known to be harmless is a download, and everything is sandboxed.
+    Every response is sandboxed.
     """
     response = response_with(content, "d" * 64)
     assert response.headers["content-disposition"].startswith(kind)

@@ -297,7 +297,7 @@ async def _(client: Client) -> str:
 
 
 def hook_with_defects(request: Any) -> Any:
-    """Return None, an invalid principal or `zoe`, depending on the header. Raises `KeyError` if there is no header."""
+    """Return None, an invalid principal or `zoe`, depending on the header `x-who`. Raises `KeyError` without it."""
     return {"nobody": None, "number": 7, "line": "a\nb", "long": "x" * 300}.get(
         request.headers["x-who"], "zoe"
     )

@@ -55,7 +55,7 @@ async def snapshot_of(app: App) -> list[tuple[str, list[Any]]]:
 
 
 async def test_the_events_of_calls_and_inner_calls_survive_a_restart(tmp_path: Path) -> None:
-    """A thread's snapshot has the events of each call and inner call separately, and the same ones after a restart."""
+    """A thread's snapshot shows the events of each call and inner call separately, even after a restart."""
     expected = [
         ("delegate", [("Found", -1)]),
         ("search", [("Found", 0)]),
@@ -97,6 +97,4 @@ async def test_a_call_that_has_not_ended_shows_its_events(tmp_path: Path) -> Non
         [question] = await app.thread().questions()
         await give(app.thread(), question, "this one")
         await over(app.thread())
-        assert (
-            await snapshot_of(app) == expected
-        )  # the call was entered again, and its events are not shown twice
+        assert await snapshot_of(app) == expected  # the call was rerun, but its events are not shown twice

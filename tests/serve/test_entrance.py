@@ -188,7 +188,10 @@ def real_server(folder: Path, *given: str, **env: str) -> Generator[tuple[Client
 
 @pytest.mark.parametrize("how", ["environment", "link"])
 def test_a_command_of_a_tool_finds_no_token_and_can_not_approve(tmp_path: Path, how: str):
-    """A tool's command finds no token or link in environments, arguments or files, and the server refuses its requests."""
+    """A tool's command finds no token or link, and the server refuses its requests.
+
+    It searches its own and the server's environment, the server's command line, the databases and `.handrail`.
+    """
     (tmp_path / "desk.py").write_text(SPYING)
     (tmp_path / "spy.py").write_text(SPY)
     env = {"HANDRAIL_TOKEN": TOKEN} if how == "environment" else {}

@@ -50,7 +50,7 @@ async def test_each_event_is_encoded_once_and_read_by_all() -> None:
     most_bytes=st.integers(1, 600),
 )
 def test_what_is_kept_is_bounded_and_the_newest(lengths: list[int], most_items: int, most_bytes: int) -> None:
-    """Whatever events are appended, the newest are kept within the limits. The last one is kept even if it is larger than the limit."""
+    """If no reader waits, a feed keeps only the newest events that fit its limits, and always the last one."""
     feed = Feed("boot", most_items=most_items, most_bytes=most_bytes)
     for length in lengths:
         feed.append([token("x" * length)])

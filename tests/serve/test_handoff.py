@@ -31,7 +31,7 @@ PATTERN = PATTERNS["flexible"]
 SAID = plan([[PATTERN.handoff, dict(PATTERN.arguments)]])
 
 Page = Callable[[str, str, dict[str, Any]], Awaitable[str]]
-"""A way to use the page. It sends a message and the form's values, and returns the model's last text."""
+"""A function that uses the page: it sends a message and the form's values, and returns the model's last text."""
 
 
 async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
@@ -103,7 +103,7 @@ async def running(app: Any) -> AsyncGenerator[str]:
 
 
 async def through_mcp(prompt: Prompt[None], mode: Any) -> str:
-    """Call the handoff as an MCP client whose person fills in the form, and return the result's text."""
+    """Call the handoff as an MCP client whose user fills in the form, and return the result's text."""
     asked: list[str] = []
 
     async def fill(context: Any, params: Any) -> ElicitResult:

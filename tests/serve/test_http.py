@@ -370,7 +370,7 @@ async def test_a_reader_that_leaves_is_noticed_at_once_and_cancels_nothing(tmp_p
 
 
 def test_a_client_is_not_refused_for_the_time_in_which_the_server_was_busy():
-    """A client whose headers are late is refused, but the time in which the server's own loop stood still does not count."""
+    """A client with late headers is refused, but time in which the server's event loop was blocked does not count."""
 
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
@@ -564,7 +564,7 @@ def command(folder: Path, *given: str, **env: str) -> Program:
 
 @contextlib.contextmanager
 def started(folder: Path, *given: str, **env: str) -> Generator[tuple[Program, str]]:
-    """Start the command, and yield the program and the first line that it prints."""
+    """Start `handrail serve` on a free port, and yield the program and the first line that it prints."""
     process = command(folder, *given, "--port", "0", **env)
     assert process.stdout is not None
     assert process.stderr is not None

@@ -40,7 +40,7 @@ def agent(text: str) -> dict[str, Any]:
             "forwardedProps": {}}  # fmt: skip
 
 
-# Without the limit, the only result of the first app, or all results of the second together, would overflow the feed.
+# Without the limit, the one result of the first case, or the results of the second together, would overflow the feed.
 @pytest.mark.parametrize("asked", [[3_000_000], [250_000] * 20])
 async def test_a_large_result_is_shortened_and_ends_no_stream(tmp_path: Path, asked: list[int]):
     async with serving(tmp_path, told(asked)) as client:

@@ -113,7 +113,7 @@ def test_a_secret_opens_its_own_name_only_and_not_after_removal():
 
 
 def test_a_guess_takes_sixteen_mebibytes():
-    """Outside of tests, hashing a password takes 16 MiB of memory, so that guessing is slow. `maxmem` allows that much."""
+    """Outside of tests, hashing a password takes 16 MiB of memory, so guessing is expensive. `maxmem` allows it."""
     assert 128 * COST["n"] * COST["r"] * COST["p"] == 16 * 2**20 < COST["maxmem"]
 
 
@@ -359,7 +359,7 @@ async def test_people_sign_in_see_their_own_and_sign_out(tmp_path: Path):
 
 
 async def test_a_revoked_session_ends_its_open_stream_before_anything_more_is_sent(tmp_path: Path):
-    people = People(tmp_path / "people.db")  # stands for another process, such as `handrail users revoke`
+    people = People(tmp_path / "people.db")  # stands in for another process, such as `handrail users revoke`
     people.add("ann", secret=SECRET)
     async with serving(tmp_path) as client:
         page = await signed_in(client, name="ann", password=SECRET)

@@ -149,7 +149,7 @@ async def test_a_parked_thread_shows_what_was_said_and_what_waits(tmp_path: Path
 
 
 async def test_what_is_seen_and_what_follows_make_one_whole(tmp_path: Path) -> None:
-    """Whenever a snapshot is taken, it and the events after it add up to the same texts and calls."""
+    """Whenever a snapshot is taken, it and the events after it add up to the final texts and calls."""
     async with served(tmp_path, model_type=SlowModel) as app:
         thread = app.thread()
         joined: list[dict[str, Any]] = []

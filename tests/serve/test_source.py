@@ -78,7 +78,7 @@ def test_two_files_of_such_a_name_are_two_apps(folder: Path):
 
 
 def test_any_other_file_is_called_as_it_is_imported(folder: Path):
-    """A file whose name no other module has is loaded under its own name, so that resumed runs find the same types."""
+    """A file that shares its name with no other module keeps that name, so that resumed runs find the same types."""
     (folder / "front_desk.py").write_text(APP)
     assert app_of(folder / "front_desk.py").app == "front_desk:prompt"
     assert app_of(folder / "front_desk.py").app == "front_desk:prompt", (

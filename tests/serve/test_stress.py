@@ -38,7 +38,7 @@ from support.serving import Client, play, serving
 
 @dataclass(frozen=True)
 class Level:
-    """State with a number that may not be finite."""
+    """State with a number that can be infinite or NaN."""
 
     at: float
 
@@ -84,7 +84,7 @@ async def test_cancelled_in_the_moment_of_parking(tmp_path: Path) -> None:
 
 
 async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is cancelled after it is done, while its file changes are being collected, ends as successful."""
+    """A run cancelled after it is done, while its file changes are being collected, still counts as successful."""
     async with served(tmp_path) as app:
         thread, may_look, load = app.thread(), asyncio.Event(), app.journal.calls.load
 

@@ -208,7 +208,7 @@ async def test_where_too_few_such_people_exist_it_is_denied_at_once(
 
 @pytest.mark.parametrize("approvals", [None, "approve_all", "strict"])
 async def test_nothing_stands_in_for_the_people_who_are_asked(tmp_path: Path, approvals: Any):
-    """If nobody can vote, the call is denied in each of these modes, even in `approve_all`."""
+    """If nobody can vote, the call is denied, even with `approve_all`."""
     source = desk(money=FINANCE)
     source._approvals = approvals  # pyright: ignore[reportPrivateUsage]
     async with serving(tmp_path, source) as client:
@@ -481,7 +481,7 @@ def test_a_person_at_a_terminal_can_not_approve_for_others(approvals: Any):
 
 
 def test_a_rule_that_asks_for_more_people_at_a_second_look_is_not_passed_with_the_first_approval():
-    """Policies are checked again after an approval. If they then ask for other people, the approval is not enough."""
+    """Policies are checked again after an approval. If they then require other approvers, it is not enough."""
 
     class Moody:
         name = "moody"

@@ -1,4 +1,4 @@
-"""A server shows what workers do with its threads' runs: the same events as if it executed them itself."""
+"""For its threads' runs that workers execute, a server shows the same events as if it executed them itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.once  # PostgreSQL starts slowly
 
 
 class Fleet:
-    """A journal in PostgreSQL, an app, workers, and servers. Workers and servers have their own connections, as processes do."""
+    """A PostgreSQL journal, an app, workers and servers. Each worker and server has its own connection."""
 
     def __init__(self, url: str, app: FleetApp, gates: Path) -> None:
         self.url = url
@@ -364,7 +364,10 @@ async def test_a_message_with_tools_or_earlier_messages_is_refused(fleet: Fleet)
 
 
 async def test_attachments_reach_the_worker_with_the_submitted_message(fleet: Fleet):
-    """Attachments reach a submitted run's worker, even after the run was lost once, and are kept for the run's next repetition."""
+    """Attachments reach a submitted run's worker, even if an earlier worker lost the run before it began.
+
+    If the run repeats, they are kept for its next repetition.
+    """
     note = Attachment(b"buy tea", "note.txt")
     async with fleet.server() as threads:
         thread = threads.thread("ann", "t")

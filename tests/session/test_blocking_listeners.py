@@ -77,7 +77,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_listener_that_blocks_is_named_once(
     listener: Callable[[Any], None], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A warning gives the listener, the event type and the duration, once for each listener and event type."""
+    """A warning names the listener, the event type and the duration, once for each listener and event type."""
 
     async def main() -> None:
         rig = new_rig([work])
@@ -146,7 +146,7 @@ def test_no_call_is_charged_for_blocking_listeners(
 
 
 def test_another_sessions_listener_is_not_charged() -> None:
-    """If one session's listener blocks the event loop, no session's calls time out."""
+    """A listener that blocks the event loop makes no session's calls time out."""
 
     async def main() -> None:
         mine, other = new_rig([work]), new_rig([work])

@@ -84,7 +84,7 @@ def test_a_subscriber_hears_its_type_and_what_is_below(kind: type, wanted: list[
 
 
 def test_subscribers_are_told_in_the_order_they_came():
-    """Subscribers are called in the order in which they subscribed, to the class or to a base."""
+    """Subscribers are called in the order in which they subscribed, whether to the class or to a base."""
     bus, order = Dispatcher(), list[int]()
     for number, kind in enumerate((object, Two, Base, One)):
         bus.subscribe(kind, lambda event, n=number: order.append(n))
@@ -245,7 +245,7 @@ def test_events_from_many_threads_each_reach_everyone_once():
 
 
 def test_an_event_reaches_everyone_subscribed_before_it():
-    """An event reaches a listener that subscribed before it was published, even while another thread publishes."""
+    """An event reaches every listener that subscribed before its publication, even while another thread publishes."""
     bus, going = Dispatcher(), True
 
     def publish() -> None:
@@ -268,7 +268,7 @@ def test_an_event_reaches_everyone_subscribed_before_it():
 
 @given(st.lists(st.tuples(st.sampled_from([object, Base, One, Two, Other]), st.booleans()), max_size=12))
 def test_any_mixture_of_subscriptions_is_told_what_it_asked_for(wishes: list[tuple[type, bool]]):
-    """Any mix of subscriptions receives exactly the events of their types that are published while they are active."""
+    """In any mix, each subscription receives exactly the events of its type that are published while it is active."""
     bus = Dispatcher()
     heard: list[list[object]] = [[] for _ in wishes]
     ends = [bus.subscribe(kind, heard[n].append) for n, (kind, _) in enumerate(wishes)]

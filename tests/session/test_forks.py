@@ -24,7 +24,7 @@ def test_a_fork_sees_its_own_and_the_past():
 
 
 def test_committing_replays_onto_newer_state():
-    """A fork's events are reduced on top of everything that was committed before it."""
+    """On commit, a fork's events are reduced on top of everything that was committed earlier."""
     session = new_session()
     one, two = session.fork(), session.fork()
     for number in (1, 2):
@@ -201,7 +201,7 @@ def test_a_fork_ends_once():
 
 
 def test_nothing_commits_into_a_fork_that_is_over():
-    """An inner fork can't commit into an outer fork that has ended, even if the inner fork was prepared before."""
+    """An inner fork can't commit into a prepared outer fork, even if the inner one was prepared before."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     outer = session.fork("outer")

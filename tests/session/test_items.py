@@ -111,7 +111,7 @@ def test_items_across_three_levels_grow_from_one_base():
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
 def test_items_are_equal_when_their_items_are(one: list[int], other: list[int]):
-    """`Items` are equal if their items are, and never equal to other types."""
+    """`Items` are equal if their items are. They never equal a list, and can't be hashed."""
     assert (Items(one) == Items(other)) == (one == other)
     assert Items(one) != one
     assert Items(one) == appended(Items(), one)
@@ -167,7 +167,7 @@ def test_forks_of_a_table_from_any_point_leave_each_other_alone(steps: list[tupl
 
 
 def test_a_large_table_finds_every_key():
-    """In a table of ten thousand keys, each added twice, every key has its second item, in the order of the first."""
+    """A table of ten thousand keys, each added twice, has each key's second item, in order of first insertion."""
     table: Table[Row] = Table(row_key)
     for turn in range(2):
         for number in range(10_000):
@@ -187,7 +187,7 @@ def test_tables_are_equal_when_their_items_are():
 
 
 def fresh(new: Any, old: Any) -> int:
-    """Count the tuples of one tree that the other does not have in the same place."""
+    """Count the tuples in the new tree that the old one does not have in the same place."""
     if new is old or not isinstance(new, tuple):
         return 0
     olds = old if isinstance(old, tuple) else ()
@@ -212,7 +212,7 @@ def test_adding_makes_a_handful_of_nodes_however_many_items_there_are(size: int)
 
 
 def test_a_hundred_siblings_share_their_base():
-    """Each of a hundred versions of a base of a million items creates at most ten tuples."""
+    """Each of a hundred versions that add to the same million items creates at most ten tuples."""
     base = Items(range(1_000_000))
     siblings = [base.append(number) for number in range(100)]
     assert all(made(sibling, base) <= 10 for sibling in siblings)

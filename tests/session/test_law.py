@@ -133,5 +133,5 @@ class Interleavings(RuleBasedStateMachine):
 
 
 def test_any_interleaving_of_forks_equals_replaying_the_commits():
-    """Forks, nested forks, dispatches, reads, commits and drops in any order give the same result as plain lists."""
+    """Forks, nested forks, dispatches, reads, commits and drops in any order give the same result as a replay."""
     run_state_machine_as_test(Interleavings)

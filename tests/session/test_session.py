@@ -180,7 +180,7 @@ def test_reducers_from_the_mark_the_session_and_register_all_run():
 
 
 def test_registering_takes_effect_for_events_seen_before():
-    """A reducer that is registered later gets the next event, even if its type was dispatched before."""
+    """A newly registered reducer gets the next event, even if events of that type were dispatched before."""
     session = Session()
     session.dispatch(Note("a"))
     session.register(Todo, on=Note, reducer=lambda slice_, event: slice_.append(Todo(1)))

@@ -210,7 +210,7 @@ def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str
 
 
 def test_our_own_facts_need_not_be_named():
-    """Handrail's own events are loaded without naming their types. Params, results and emitted events are plain data."""
+    """Handrail's own events load without naming their types. Params, results and emitted events become plain data."""
     session = Session(id="s1")
     facts = [
         ToolStarted("1", "tool", ("outer", "tool"), 0.25, RUN),
@@ -306,7 +306,7 @@ def test_a_name_in_the_text_never_imports_or_finds_anything_else():
     ],
 )
 def test_damaged_text_is_refused(data: bytes, words: str):
-    """Damaged text raises a `SessionError` that says what is wrong."""
+    """Text that is damaged, or saved in another version, raises a `SessionError` that says what is wrong."""
     with pytest.raises(SessionError, match=words):
         load(data, types=[Plan, Record])
 

@@ -185,18 +185,21 @@ class Checker:
 
     def _activity_delta(self, event: dict[str, Any], tag: str | None) -> None:
         if event["messageId"] not in self._activities:
-            raise Wrong("an activity changed that this leg has not shown")
+            raise Wrong("the leg changes an activity that it has not shown")
 
     def _state_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
         self.state = event["snapshot"]
 
     def _state_delta(self, event: dict[str, Any], tag: str | None) -> None:
         if self.state is None:
-            raise Wrong("a state changed that this leg has not shown")
+            raise Wrong("the leg changes the state before it has sent a snapshot of it")
         self.state = patched(self.state, event["delta"])
 
     def _messages_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
-        """Check a snapshot of all messages. Take over its calls and results, and forget the messages and calls that it lacks."""
+        """Check a snapshot of all messages, and update the known calls and results.
+
+        New calls are added, and the snapshot's results replace the old ones. Messages and calls that it lacks are forgotten.
+        """
         messages = event["messages"]
         ids = [message["id"] for message in messages]
         if len(set(ids)) != len(ids):
@@ -219,7 +222,7 @@ class Checker:
                 self._owners["call", call["id"]] = tag
         for kind, known in (("message", ids), ("call", calls)):
             if lost := [id for id in self._open.get(kind, {}) if id not in known]:
-                raise Wrong(f"{lost} is open and missing from the snapshot")
+                raise Wrong(f"these are open but missing from the snapshot: {lost}")
 
     # --- nested runs ---
 

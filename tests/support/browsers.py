@@ -1,4 +1,4 @@
-"""A real browser for the tests: Debian's chromium, driven by playwright."""
+"""A real browser for the tests: Debian's Chromium, driven by playwright."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 
-CHROMIUM = Path("/usr/bin/chromium")
+HEADLESS = Path("/usr/bin/chromium-headless-shell")
+CHROMIUM = HEADLESS if HEADLESS.exists() else Path("/usr/bin/chromium")
+"""The browser for the tests. The headless shell is preferred, because it takes half of Chromium's CPU time."""
 PATIENCE = 300_000
 """Milliseconds to wait for something that must happen in the browser. This is enough even on a busy machine."""
 
@@ -24,7 +26,7 @@ def arguments() -> list[str]:
 def launched(playwright: Playwright) -> Browser:
     """Launch Chromium, and return the browser. Raises `AssertionError` if it is not installed."""
     if not CHROMIUM.exists():
-        raise AssertionError(f"the page's tests need {CHROMIUM}. Run scripts/components to install it.")
+        raise AssertionError(f"the page's tests need {HEADLESS}. Run scripts/components to install it.")
     return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments(), timeout=PATIENCE)
 
 

@@ -18,14 +18,14 @@ class Deal:
 
 @dataclass(frozen=True)
 class Deck:
-    """The private part: the cards of the deck."""
+    """The private part of what `before` returns: the cards of the deck."""
 
     cards: list[str]
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The public part: the number of cards offered."""
+    """The public part of what `before` returns: the number of cards offered."""
 
     backs: int
 

@@ -2,12 +2,12 @@
 
 python tests/support/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher dbos
 
-The program starts a PostgreSQL server and worker processes. As root, each worker is on its own host (`support.hosts`).
-For at most `--seconds`, it disturbs a worker every second: it kills or freezes the worker or, if the worker is on its own
-host, cuts its network or sets its clock 30 seconds ahead or behind. A freeze, a cut and a wrong clock last for three leases.
-Once, it kills and restarts PostgreSQL instead. Meanwhile it answers the questions of the runs. Then it lets all runs
-finish, and checks the laws of `support.chaos_laws`. It prints one line of JSON and, after that, at most 50 violations. It ends
-only processes that it started.
+The program starts a PostgreSQL server and worker processes. If it can create hosts (`support.hosts`), each worker has one.
+For at most `--seconds`, it disturbs a worker every second: it kills or freezes the worker. If there are hosts, it may
+instead cut a host's network or, with `faketime`, set its clock 30 seconds ahead or behind. A freeze, a cut and a wrong
+clock last for three leases. Once, it kills and restarts PostgreSQL instead. Meanwhile it answers the questions of the
+runs. Then it lets all runs finish, and checks the laws of `support.chaos_laws`. It prints one line of JSON and, after
+that, at most 50 violations. It ends only processes that it started.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Chaos:
         return self.random.choice(well) if len(well) > 1 else None
 
     async def submit(self, runs: int) -> None:
-        """Submit runs, each in a workspace. The budget of every fourth run is one call too small, so that it fails."""
+        """Submit runs, each in a workspace. Every fourth run fails, because its budget is one call too small."""
         for number in range(runs):
             calls = chaos_app.CALLS - chaos_laws.is_short(number)
             asked = Submission(
@@ -180,7 +180,7 @@ class Chaos:
         self.happened["kill -9"] += 1
 
     async def freeze(self) -> None:
-        """Freeze a worker for three leases. If at most one worker is undisturbed, kill one instead."""
+        """Freeze a worker for three leases. If `_victim` returns None, kill a worker instead."""
         worker = self._victim()
         if worker is None:
             return self.kill()
@@ -190,7 +190,7 @@ class Chaos:
         worker.freeze(False)
 
     async def cut(self) -> None:
-        """Cut the network of a worker's host for three leases. If at most one worker is undisturbed, kill one instead."""
+        """Cut the network of a worker's host for three leases. If `_victim` returns None, kill a worker instead."""
         worker = self._victim()
         if worker is None or worker.host is None:
             return self.kill()
@@ -208,7 +208,7 @@ class Chaos:
         host.skew(0)
 
     async def answer(self) -> None:
-        """Answer every open question. Whether an interrupted step has happened is looked up in the ledger."""
+        """Answer every open question. The ledger tells whether an interrupted tip was paid."""
         questions = await self.journal.questions.open()
         lines = chaos_app.read_ledger(self.ledger) if questions else []
         for question in questions:
@@ -283,7 +283,7 @@ class Chaos:
         return False
 
     def _count_over(self) -> int:
-        """Return how many runs are over. The journal's own methods would read every record."""
+        """Return how many runs are over. Queries the table, because the journal's own methods would read every record."""
         return len(self._select("SELECT 1 FROM {}.runs WHERE status = ANY(%s)", list(OVER)))
 
     def _select(self, query: str, *values: Any) -> list[Any]:

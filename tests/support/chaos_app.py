@@ -43,7 +43,8 @@ _SECONDS = float(os.environ.get("CHAOS_SECONDS", "0.05"))
 def note(*words: str) -> None:
     fd = os.open(os.environ["CHAOS_LEDGER"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(fd, f"{' '.join(words)}\n".encode())
-    off = round(time.time() - os.fstat(fd).st_mtime)  # the kernel's clock is right
+    # The file's time comes from the kernel's clock, which is right.
+    off = round(time.time() - os.fstat(fd).st_mtime)
     if abs(off) > _OFF:
         os.write(fd, f"clock {words[1]} {words[2]} {off}\n".encode())
     os.close(fd)

@@ -36,7 +36,7 @@ class Broken(NamedTuple):
 
 
 def is_short(number: int) -> bool:
-    """Return whether the budget of a run is one call too small, so that it fails."""
+    """Return whether a run must fail because its budget is one call too small."""
     return number % 4 == 3
 
 
@@ -144,7 +144,7 @@ def _ends(run: _Run) -> Iterator[tuple[str, str]]:
 
 
 def _told(outcome: RunOutcome, tool: str) -> str:
-    """Return what the model was told about the call of a tool."""
+    """Return what the model was told about the call of a tool, or "" if nothing."""
     results = [each for message in outcome.messages for each in getattr(message, "results", ())]
     return next((each.text for each in results if each.name == tool), "")
 

@@ -1,7 +1,7 @@
 """A program that crashes at a chosen point, and is then started again.
 
 Run as a script, it reads one JSON line per start (a folder, a tool, a mode), forks a child for each, and answers with a
-line of JSON. There are tools of every effect, and they record their effects on the outside world in the folder's file
+line of JSON. Its tools have every kind of effect, and record what they do to the outside world in the folder's file
 `world`. In `crash` mode the child begins a run, and ends in the middle of the call, as if by `kill -9`. In every other
 mode it resumes that run. In some of them, such as `crash in probe`, it ends early again.
 """

@@ -110,7 +110,7 @@ class KillingDisk(Disk):
         return between
 
     def _before(self, name: str, args: tuple[Any, ...]) -> None:
-        """Edit a file just before the commit changes it, as another program might."""
+        """Edit the file `edit_before`, if there is one, just before the commit changes it, as another program might."""
         if self._edit_before and name in ("exchange", "place") and args[3] == Path(self._edit_before).name:
             path, self._edit_before = self._edit_before, ""
             Path(path).write_text("edited by somebody\n")
@@ -125,7 +125,7 @@ class KillingDisk(Disk):
 class CutDisk(KillingDisk):
     """A disk that loses unsynced changes when it kills the process, as in a power cut.
 
-    It loses the content of every unsynced file, and a random number of the newest unsynced changes of names.
+    It loses the content of every unsynced file, and a random number of the newest unsynced creations and renames.
     """
 
     def __init__(self, points: Points, edit_before: str = "") -> None:
@@ -133,7 +133,7 @@ class CutDisk(KillingDisk):
         self._bytes: dict[int, None] = {}
         """The inodes of files whose content was not synced."""
         self._names: list[tuple[str, Any, set[int]]] = []
-        """Changes of names, oldest first: the operation, the arguments to undo it, and the inodes of the folders whose sync saves it.
+        """Creations and renames, oldest first: the operation, the arguments to undo it, and the inodes of the folders whose sync saves it.
 
         A saved change has no folders.
         """
@@ -158,7 +158,7 @@ class CutDisk(KillingDisk):
 
     def _lose(self) -> None:
         unsynced = [each for each in self._names if each[2]]
-        # A disk may already have written some of the changes, in their order, or none.
+        # The disk may already have written none, some or all of the changes, in their order.
         kept = max(0, random.Random(self._points.passed).randint(-len(unsynced), len(unsynced)))
         for what, how, _ in reversed(unsynced[kept:]):
             if what == "made":

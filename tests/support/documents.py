@@ -91,7 +91,7 @@ def extract(document: Path, story: bool | None = None) -> list[Block]:
 
 
 def chains(document: Path, library: str | None = None) -> list[list[Block]]:
-    """Return the blocks that need `library` (or no library), in groups that each run in one namespace."""
+    """Return the blocks whose `library` is the given one, in groups that each run in one namespace."""
     groups: list[list[Block]] = []
     for block in extract(document):
         if block.library != library:

@@ -242,7 +242,10 @@ class Transactions(RuleBasedStateMachine):
         self.end(call)
 
     def check_cause(self, call: Call, alarms: list[str]) -> None:
-        """Check for each of these paths that it, one of its parents or a path in it was touched outside the call since the call began."""
+        """Check that each of these conflicts has a cause.
+
+        Since the call began, something outside it must have touched the path, one of its parents or a path below it.
+        """
         for alarm in alarms:
             place = f"{alarm.rstrip('/')}/"
             others = [f"{path}/" for when, path, by in self.touched if when > call.born and by is not call]

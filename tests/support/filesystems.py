@@ -104,5 +104,5 @@ def marks(folder: Path) -> Marks:
 
 
 def aside(files: DirectoryFilesystem) -> list[str]:
-    """Return the paths in the folders that processes have under `at-work` in the staging folder."""
+    """Return the paths in each process's folder in `at-work`, inside the staging folder."""
     return [str(path) for path in files.staging.glob("at-work/*/*")]

@@ -72,9 +72,9 @@ async def keep(text: str, *, context: ToolContext) -> str:
 
 
 def answer(request: ModelRequest) -> ToolCall | str:
-    """Answer as the model. The messages `pay X`, `ship X`, `sleep N`, `doze`, `choose X` and `keep X` call the tool they name.
+    """Answer as the model. On `pay X`, `ship X`, `sleep N`, `doze`, `choose X` or `keep X`, call that tool, then repeat its result.
 
-    The model repeats the tool's result. It repeats any other message with the number of its turn.
+    Any other message is repeated, with the number of the turn.
     """
     last = request.messages[-1]
     if isinstance(last, ToolMessage):

@@ -5,8 +5,8 @@ The processes are killed and started again. Run as a script, this runs rounds an
     python tests/support/folder_processes.py --processes 2 3 4 8 --updates 2000 --rounds 10 --journaled both
 
 Each call appends its own line to a shared file, to its process's own file or to two files at once, or writes the line
-to the file that the editor saves. Afterwards, the files other than the editor's must contain the lines of all successful
-calls, and no lines of failed calls.
+to the file that the editor saves. Afterwards, every file but the editor's must contain the lines of all successful calls
+that appended to it, and no lines of failed calls.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
     processes: int
     updates: int
-    """How many calls each process makes, not counting those that conflict or are killed."""
+    """How many calls each process makes, not counting those that conflict or are cut short by a kill."""
     journaled: bool = False
     kills: int = 0
     """How often each process is killed, at a random point, unless it finishes first."""
@@ -64,9 +64,9 @@ class Report(msgspec.Struct, kw_only=True):
     written: int = 0
     """Calls that conflicted or failed, but whose lines are in a file."""
     failures: list[str] = []
-    """Messages of calls that failed other than by a conflict."""
+    """Messages of calls that failed for a reason other than a conflict."""
     torn: int = 0
-    """Broken lines, files with a duplicate or incomplete line, and 1 more if the files of the pair differ."""
+    """The number of broken lines and of files with a duplicate or incomplete line, plus 1 if the files of the pair differ."""
     lost_saves: int = 0
     """How often the editor found that its last save was no longer the first line."""
     crashed: int = 0

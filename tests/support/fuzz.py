@@ -339,6 +339,6 @@ TARGETS: dict[str, tuple[Target, list[bytes]]] = {
 
 
 def corpus(name: str) -> list[bytes]:
-    """Return the inputs in `tests/fuzz/NAME`, which once were findings."""
+    """Return the inputs in `tests/fuzz/NAME`, each of which was once a finding."""
     folder = Path(__file__).parent.parent / "fuzz" / name
     return [each.read_bytes() for each in sorted(folder.glob("*"))]

@@ -50,7 +50,7 @@ class Pattern:
     typed: tuple[tuple[str, str], ...] = ()
     """Lines that a person types at a terminal, each after the text that must be on the screen first.
 
-    If a text occurs several times here, it must have been shown that many times.
+    The second line after the same text waits until that text has been shown twice, and so on.
     """
     replies: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The model's answers, by a part of the prompt."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 _LIBRARY = "faketime/libfaketimeMT.so.1"
 _CLOCK = "FAKETIME_TIMESTAMP_FILE"
-"""The variable that names the file with the error of the host's clock."""
+"""The variable that names the file that holds the error of the host's clock."""
 
 
 def can_make() -> bool:
@@ -32,7 +32,7 @@ def faketime() -> Path | None:
 
 
 class Host:
-    """A host with a name and a link to this machine, whose address on that link is `address`. `close` removes the host."""
+    """A host with a name and a link to this machine. This machine's address on that link is `address`. `close` removes the host."""
 
     def __init__(self, number: int, folder: Path) -> None:
         self.name = f"worker{number}"

@@ -21,7 +21,7 @@ from handrail.journals import Journal
 from support import postgres
 
 KINDS = ("sqlite", "postgres") if os.environ.get("HANDRAIL_DEEP") else ("sqlite",)
-"""The kinds of journals for tests that take long on PostgreSQL: both in a deep run, otherwise only SQLite."""
+"""The kinds of journals for tests that are slow on PostgreSQL: both in a deep run, otherwise only SQLite."""
 
 _kind = "sqlite"
 _opened: list[PostgresJournal] = []

@@ -96,7 +96,7 @@ class Denies:
 
 
 def endings() -> list[Ending]:
-    """Return all endings, each with a tool whose calls end in this way."""
+    """Return all endings, each with what makes a call end in that way."""
 
     def made(function: Any, **options: Any) -> Tool[Any, Any]:
         return tool(name="work", description="Work.", effect="staged", **options)(function)
@@ -176,7 +176,10 @@ async def inner(context: ToolContext) -> str:
 
 
 class Kept(NamedTuple):
-    """The objects that are still alive after the calls, compared with before."""
+    """The objects that are still alive after the calls, compared with before.
+
+    Our objects are those of Handrail's types, and the `Body` and `Draft` objects.
+    """
 
     facts: int
     """How many more facts, results and errors are alive than before."""

@@ -55,7 +55,7 @@ class Server:
     def wait(self) -> None:
         """Wait until the server accepts connections. If it has ended, start it again.
 
-        A new server ends at once while processes of a killed one are left.
+        A new server ends at once if processes of a killed one are still running.
         """
         until = time.monotonic() + PATIENCE
         while True:

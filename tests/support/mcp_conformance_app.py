@@ -272,7 +272,7 @@ async def test_tool_with_task(*, context: UserContext) -> str:
     return f"Hello, {found.name}!"
 
 
-# Schemas that no Python type describes.
+# A schema that no Python type describes.
 
 CONTACT: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -1,4 +1,4 @@
-"""Clients for MCP's conformance suite. Each uses the tools of a server through the gate, as a run does.
+"""Clients for MCP's conformance suite. Each calls the tools of a server through a gate, as a run does.
 
 All clients run in this process: for each scenario the suite starts `launch_mcp_client.py`, which asks for one.
 """
@@ -97,7 +97,7 @@ async def offered_clients() -> AsyncGenerator[str]:
 
 
 async def use_server(request: Mapping[str, str]) -> None:
-    """Call the tools of the server of one scenario: those the suite names, or all of them."""
+    """Call the tools of one scenario's server: those the suite names, or all of them."""
     context = json.loads(request.get("MCP_CONFORMANCE_CONTEXT") or "{}")
     version = request.get("MCP_CONFORMANCE_PROTOCOL_VERSION", "")
     with tempfile.TemporaryDirectory() as folder:

@@ -25,7 +25,8 @@ seconds = time.time
 time.time = lambda: seconds() + AHEAD.total_seconds()
 SystemClock.now = lambda self: datetime.now(UTC) + AHEAD
 note(f"process {os.getpid()}")
-tasks.TASK_AFTER = 300.0  # on a busy machine, a call that only takes long would become a task
+# With the usual limit, a call that is merely slow would become a task on a busy machine.
+tasks.TASK_AFTER = 300.0
 
 
 @tool(effect="read")

@@ -38,7 +38,7 @@ class Program:
         self.install(*words)
 
     def install(self, *words: str) -> None:
-        """Set the command that runs when the server is started the next time."""
+        """Set the command that runs the next time the server is started."""
         quoted = " ".join(f"'{word}'" for word in words)
         self._script.write_text(f"echo $$ > '{self._script}.pid'\nexec {quoted}\n")
 

@@ -1,4 +1,4 @@
-"""An environment that records each time a run only waits for answers, and functions that answer."""
+"""An environment that records when everything in a run waits for answers, and functions that answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from handrail.replay.parked_run import Parking
 class Resting(LaterEnvironment):
     """An environment that never parks a run.
 
-    It records the run's `Parking` and, whenever the run only waits, whether the run could be parked.
+    It records the run's `Parking` and, whenever everything in the run waits for answers, whether the run could be parked.
     """
 
     keeps_secrets = True
@@ -24,7 +24,7 @@ class Resting(LaterEnvironment):
     def __init__(self) -> None:
         self.parking: Parking | None = None
         self.rested: list[bool] = []
-        """For each time that the run only waited for answers, whether it could be parked."""
+        """For each time that everything in the run waited for answers, whether the run could be parked."""
         self._next = asyncio.Event()
 
     def run_started(self, parking: Parking) -> None:

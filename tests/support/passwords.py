@@ -1,8 +1,8 @@
-"""Cheap password hashes, for tests of users in this process. Real hashes would take most of the time of such a test.
+"""Cheap password hashes, for tests that add or verify users. Real hashes would take most of such a test's time.
 
     from support.passwords import cheap_hashes      in a test module, applies to all of its tests
 
-Another process hashes at the real cost. Pass `COST` to `monkeypatch` for users that another process verifies.
+Other processes hash at the real cost. If one of them verifies the users, set `_SCRYPT` back to `COST` with `monkeypatch`.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ COST = people._SCRYPT
 
 @pytest.fixture(autouse=True)
 def cheap_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixture: hashes passwords at the lowest cost that scrypt has."""
+    """Fixture: hashes passwords at the lowest cost that scrypt allows."""
     monkeypatch.setattr(people, "_SCRYPT", {**COST, "n": 2, "r": 1})

@@ -66,7 +66,7 @@ _spare: list[str] = []
 
 
 def borrow_url() -> str:
-    """Return the URL of a journal without runs. Creating one takes a while, so give it back after the test."""
+    """Return the URL of a journal without runs. Creating one takes a while, so pass it to `give_back` after the test."""
     return _spare.pop() if _spare else new_url()
 
 
@@ -134,7 +134,7 @@ def _started(pid: int) -> str:
 def _start(folder: Path, watched: int) -> None:
     """Start a supervisor, and wait until its server accepts connections.
 
-    Raises `RuntimeError` if it does not start.
+    Raises `RuntimeError` if the server does not start.
     """
     with open(f"{folder}.log", "wb") as log:
         supervisor = subprocess.Popen(
@@ -175,7 +175,7 @@ def _supervise(folder: Path, watched: int) -> None:
         _prepare(folder, server)
         (folder / "starting").write_text(str(os.getpid()))
         (folder / "starting").rename(folder / "ready")
-        leftovers.append(Path(f"{folder}.log"))  # a server that did not start keeps its log
+        leftovers.append(Path(f"{folder}.log"))  # the log of a server that did not start is kept
         while not select.select([ended], [], [], 1)[0] and server.poll() is None:
             pass
     finally:

@@ -88,7 +88,7 @@ def in_full(tree: list[Drawn], opened: frozenset[str] = frozenset()) -> list[tup
 
 
 def enabled(tree: list[Drawn]) -> dict[str, Drawn]:
-    """Return the sections that are enabled and whose parents are all enabled."""
+    """Return the sections that are enabled and whose ancestors are all enabled."""
     by_path = dict(walk(tree))
     return {
         path: drawn for path, drawn in by_path.items() if all(by_path[one].enabled for one in around(path))
@@ -96,6 +96,6 @@ def enabled(tree: list[Drawn]) -> dict[str, Drawn]:
 
 
 def around(path: str) -> list[str]:
-    """Return the paths of a section and all its parents, outermost first."""
+    """Return the paths of a section and all its ancestors, outermost first."""
     keys = path.split(".")
     return [".".join(keys[: count + 1]) for count in range(len(keys))]

@@ -69,7 +69,7 @@ def _place(name: str) -> tuple[int, str]:
 def _numbered(blocks: list[list[dict[str, Any]]], name: str) -> list[dict[str, Any]]:
     """Return the blocks of all groups in one list, with the fields of each in their usual order.
 
-    The group's number is added to the fields in `name`, so that ids are unique.
+    The group's number is appended to the values of the fields that `name` lists, so that ids are unique.
     """
     made: list[dict[str, Any]] = []
     for number, group in enumerate(blocks):
@@ -286,7 +286,7 @@ def _chat_events(blocks: list[dict[str, Any]], draw: Draw) -> Iterator[Any]:
             deltas.append({name: value})
     for delta in deltas:
         yield {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-    if draw(st.booleans()):  # some servers end a stream without a reason
+    if draw(st.booleans()):  # some servers end a stream without a finish reason
         yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
 
 

@@ -82,7 +82,7 @@ class _Response:
 
 
 def model_for(wire: Any, bodies: Sequence[Sequence[bytes]], stream: bool) -> Any:
-    """Return a model that receives one of these bodies, in chunks, for each request. The last one is repeated."""
+    """Return a model that receives these bodies in order, one for each request, in chunks. The last one is repeated."""
     model: Any = (
         AnthropicModel("m", key_variable=None, base_url="http://test")
         if wire == "messages"
@@ -175,7 +175,7 @@ _ANY = st.recursive(
 
 
 def _mostly(usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy that draws a usual value, and sometimes any JSON value."""
+    """Return a strategy that mostly draws from `usual`, and sometimes draws any JSON value."""
     return st.integers(0, 19).flatmap(lambda chance: _ANY if chance == 19 else usual)
 
 

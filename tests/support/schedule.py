@@ -1,4 +1,4 @@
-"""The schedule for xdist: which worker collects first, which tests run on the same worker, and which run first.
+"""The schedule for xdist: when the workers collect, which tests run on the same worker, and which run first.
 
 All tests of a file run on one worker, so that the file's fixtures are made only once (but see `APART`). The slowest
 files start first, so that the workers finish at about the same time.

@@ -1,6 +1,6 @@
 """A program that runs a served thread without HTTP, until it is killed.
 
-python serve_app.py FOLDER PLAN     prints `working` when its tool runs, or `asked` when the run only waits for a person
+python serve_app.py FOLDER PLAN     prints `working` when its tool runs, or `asked` when the run waits for a person
 """
 
 import asyncio

@@ -14,7 +14,7 @@ session (and per xdist worker), and have no script when a test begins.
     server.script([…])      aimock, llmock: reset the server, and use this script
     server.requests()       aimock, llmock: the requests since the script was set, as `Seen`
     server.pending()        llmock: the part of the script that is not used yet
-    server.verdict()        llmock: its verdict on the client: whether it `passed`, and its `findings`, each with a `code`
+    server.verdict()        llmock: its verdict: whether the client `passed`, and the `findings`, each with a `code`
     server.busy()           embedded: whether the model is generating
 
 `CAN` says which server can play which case on which wire. Scripts for aimock:
@@ -226,7 +226,7 @@ class Llmock(Server):
         ]
 
     def verdict(self) -> dict[str, Any]:
-        """Return llmock's verdict on the client: whether it `passed`, and its `findings`, each with a `code`."""
+        """Return llmock's verdict: whether the client `passed`, and the `findings`, each with a `code`."""
         return self.control("GET", "/_llmock/verdict")
 
 

@@ -296,10 +296,10 @@ async def serving(
     clock: Clock = SYSTEM_CLOCK,
     **options: Any,
 ) -> AsyncGenerator[Client]:
-    """Start a server in this process, as `handrail serve` would, and yield a client of it.
+    """Start a server in this process, as `handrail serve` would, and yield a client for it.
 
     If neither the options nor users in the folder determine who may use the server, it has a token, which the client
-    sends. Sessions end by `clock`.
+    sends. `clock` determines when sessions end.
     """
     journal = SqliteJournal(folder / "runs.db")
     people = People(folder / people_file, clock=clock)

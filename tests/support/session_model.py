@@ -10,14 +10,14 @@ from handrail.session import Items, Session, SessionFork, SliceRules
 
 @dataclass(frozen=True)
 class Note:
-    """State that is kept in order."""
+    """State of which every value is kept, in order."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Put:
-    """State that is kept by key."""
+    """State of which the newest value for each key is kept."""
 
     key: int
     number: int
@@ -25,7 +25,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Fold:
-    """An event whose reducer depends on the order of events."""
+    """An event whose reducer's result depends on the order of events."""
 
     number: int
 

@@ -56,7 +56,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Own:
-    """Our own cost of the paint."""
+    """What the paint costs us."""
 
     price: str
 
@@ -409,7 +409,7 @@ def approvals_shown(world: World) -> set[str]:
 
 
 def asked_once_for_each(seen: Seen) -> str | None:
-    """Return None if a person was asked once each about knocking, kicking and shouting, and nothing else.
+    """Return None if a person was asked to approve knocking, kicking and shouting, each once, and nothing else.
 
     Otherwise, return the problem.
     """
@@ -464,7 +464,7 @@ def delivering_tools(stage: Stage) -> list[AnyTool]:
 
 
 def delivering(stage: Stage) -> Play:
-    """Return the play of a run whose calls make further calls and nested runs."""
+    """Return the play of a run whose calls make inner calls and start a nested run."""
     said = {
         "You deliver": [
             [ToolCall("price"), ToolCall("deliver"), ToolCall("quote")],

@@ -1,6 +1,6 @@
-"""Workers whose calls each commit on their own, and workers that are one transaction.
+"""Workers that commit each call on its own, and workers that are one transaction each.
 
-Run as a script with the path of a folder, this module runs `main` there with a journal. The tool
+Run as a script with the path of a folder, this module runs the worker `main` there with a journal. The tool
 `stop` then kills the process.
 """
 
@@ -79,7 +79,7 @@ FAILS = "limits: {requests: 2}"
 
 
 def team(at: Path, **front: str) -> WorkerRegistry:
-    """Return a registry with the workers main, outer, whole, steps and more. `front` adds front matter by name, except to main.
+    """Return a registry with the workers main, outer, whole, steps and more. `front` holds more front matter for workers other than main, by name.
 
     Only `steps` and `more` commit each call.
     """

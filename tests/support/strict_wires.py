@@ -60,7 +60,7 @@ _ANTHROPIC = anthropic.AnthropicModel("m", key_variable=None)
 def bodies(request: ModelRequest) -> dict[str, bytes]:
     """Return the encoded body of a request, by wire."""
     fields = {"model": "m"}
-    # A wire refuses settings and providers' tools that it does not have.
+    # Settings and providers' tools are left out, because a wire refuses those that it does not have.
     request = msgspec.structs.replace(request, settings=DEFAULT_SETTINGS, provider_tools=())
     return {
         "chat": openai._body(fields, request, Quirks(), "chat:openai"),
@@ -80,7 +80,7 @@ def check_everywhere(request: ModelRequest) -> list[str]:
 
 
 def watch() -> None:
-    """Start to check the requests to models that this process makes."""
+    """Start checking the requests that this process makes to models."""
     post, request = Endpoint._post, Run.request
 
     @asynccontextmanager

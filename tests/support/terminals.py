@@ -44,7 +44,7 @@ class Window:
 
     @property
     def unread(self) -> int:
-        """How many typed bytes, in complete lines, no program has read yet."""
+        """The number of typed bytes, in complete lines, that no program has read yet."""
         return struct.unpack("i", fcntl.ioctl(self.slave, termios.FIONREAD, b"\0" * 4))[0]
 
     def take(self, seconds: float = 0.0) -> None:

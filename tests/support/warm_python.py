@@ -266,9 +266,9 @@ def _serve(connection: socket.socket) -> None:
         with contextlib.suppress(ImportError):  # a missing module affects only the programs that import it
             importlib.import_module(name)
     bus: Any = importlib.import_module("handrail.session.bus")
-    bus.SLOW = 300.0  # on a busy machine, programs would warn of slow subscribers
+    bus.SLOW = 300.0  # otherwise, programs on a busy machine would warn of slow subscribers
     sys.path.pop(0)  # removes this script's folder
-    gc.freeze()  # a garbage collection in a child would copy every page it touches
+    gc.freeze()  # otherwise, a garbage collection in a child would copy every page it touches
     ended, wake = os.pipe()
     for each in (ended, wake):
         os.set_blocking(each, False)

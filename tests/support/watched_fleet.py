@@ -47,7 +47,7 @@ class WatchedFleet:
         (self.gates / gate).touch()
 
     def kill(self, process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
-        """Send a process a signal that ends it, and wait for its end."""
+        """Send a process a signal that ends it, and wait for it to end."""
         process.send_signal(number)
         process.wait(PATIENCE)
 

@@ -1,4 +1,4 @@
-"""A real browser that shows single components of the page, served as the real server serves them.
+"""A real browser that shows single components of the page, under the real page's content security policy.
 
 from support.browsers import browser
 from support.widgets import Widgets, opened, shown
@@ -84,7 +84,7 @@ def served() -> Generator[str]:
 
 
 class Widgets:
-    """A page that shows one component at a time, and fails the test on an unexpected error."""
+    """A page that shows one component at a time, and records its errors and warnings for `check`."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -143,7 +143,7 @@ def opened(browser: Browser) -> Iterator[Widgets]:
 
 @pytest.fixture
 def shown(opened: Widgets) -> Iterator[Widgets]:
-    """Fixture: a page that can show a component. Fails the test on any unexpected error in the page."""
+    """Fixture: a page that can show a component. Fails the test on any unexpected error or warning."""
     opened.begin()
     yield opened
     opened.check()

@@ -6,7 +6,7 @@
 The checker implements what the providers document or reply with, and shares no code with `handrail.models`. It is meant
 to accept only requests that the provider accepts, whatever a model said earlier in the conversation.
 
-Rules of all wires: one JSON object in valid UTF-8, with no field twice at its top level, finite numbers, no lone surrogate,
+Rules for all wires: one JSON object in valid UTF-8, with no field twice at its top level, finite numbers, no lone surrogate,
 and no more than DEEPEST levels (System.Text.Json reads 64, serde_json 128). The names of tools and calls match
 `[a-zA-Z0-9_-]{1,64}`. Each call has exactly one result, directly after the message with the call. Each result has a
 call. The ids of calls are unique; on the Gemini wire, within one content.
@@ -25,7 +25,7 @@ Responses, https://platform.openai.com/docs/api-reference/responses/create:
 
 Messages, https://platform.claude.com/docs/en/api/messages and
 https://platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls:
-  roles user and assistant, a user first; ids match `[a-zA-Z0-9_-]+` (https://github.com/maximhq/bifrost/issues/5097);
+  roles user and assistant, beginning with user; ids match `[a-zA-Z0-9_-]+` (https://github.com/maximhq/bifrost/issues/5097);
   `input` is an object; results begin the next user message; no blank text block; a result with `is_error` has text
   (https://github.com/jlevy/markform/issues/153); thinking is signed, and never the last block
   (https://github.com/tailcallhq/forgecode/issues/2107); a result of one of the provider's own tools follows its call,
@@ -37,7 +37,7 @@ blocks of a provider's own tools, are accepted with any content. A name that beg
 known yet.
 
 Gemini, https://ai.google.dev/api/generate-content and https://ai.google.dev/gemini-api/docs/function-calling:
-  contents of user and model, which alternate, a user first; each part has one content; the responses of a turn begin
+  contents of user and model alternate, beginning with user; each part has one content; the responses of a turn begin
   the next content, as many as there were calls (https://github.com/google-gemini/gemini-cli/issues/5443), with the same
   ids and names; names begin with a letter or an underscore; `args` and `response` are objects; text is empty only in a
   thought or beside a signature; a content with calls has a signature
@@ -68,7 +68,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ID = {"chat": re.compile(r".{1,40}", re.DOTALL), "responses": re.compile(r".{1,64}", re.DOTALL)}
 _ID["messages"] = re.compile(r"[a-zA-Z0-9_-]+")
 _PROVIDER_ITEMS = frozenset({"mcp_list_tools", "mcp_approval_request", "compaction"})
-"""Items of the responses API that a provider's own tools produce, besides those whose type ends with `_call`."""
+"""Types of items that a provider's own features add to its responses, besides those that end with `_call`."""
 _ID["gemini"] = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
 _PATHS = {"/chat/completions": "chat", "/responses": "responses", "/v1/messages": "messages"}
 
@@ -102,7 +102,7 @@ def wire_of(path: str) -> str | None:
 
 
 def problems(wire: str, body: bytes) -> list[str]:
-    """Return what the wire would refuse in this request body. If the body is too large or not a JSON object, return only that."""
+    """Return what the wire would refuse in this request body. A body that is too large or can't be read gives only one problem."""
     seen[wire] += 1
     if len(body) > LARGEST[wire]:
         return [f"the body has {len(body)} bytes"]
@@ -408,7 +408,7 @@ _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def _media(where: str, url: Any, types: Sequence[str], *, address: bool = True) -> Iterator[str]:
-    """Yield the problems with a data URL, or with an address if one is allowed."""
+    """Yield the problems with a data URL. An http or https URL is accepted if `address` is true."""
     if address and isinstance(url, str) and url.startswith(("https://", "http://")):
         return
     head, comma, data = str(url).partition(",")
@@ -432,7 +432,7 @@ def _chat_assistant(where: str, message: Any, pairs: _Pairs) -> Iterator[str]:
     yield from _fields(where, message, "role", f"content tool_calls name refusal {ADDED}")
     calls = message.get("tool_calls")
     content = message.get("content")
-    if isinstance(content, list):  # Mistral's models think in parts of the content
+    if isinstance(content, list):  # Mistral's models return their thinking as parts of the content
         thinking = [part for part in cast("list[Any]", content) if isinstance(part, dict)]
         content = [
             part for part in thinking if cast("dict[str, Any]", part).get("type") != "thinking"
@@ -678,7 +678,7 @@ def _said_by_assistant(where: str, content: list[Any], pairs: _Pairs, hosted: _H
 
 
 class _Hosted:
-    """Checks that the calls of a provider's own tools have results, which the provider sends itself."""
+    """Checks that calls to a provider's own tools have results. The provider sends both."""
 
     def __init__(self) -> None:
         self.open: list[Any] = []
@@ -690,7 +690,7 @@ class _Hosted:
             yield f"{where}: the result {id!r} has no server_tool_use before it"
 
     def close(self, where: str) -> Iterator[str]:
-        """Yield a problem if calls are still without a result when a user's message does not begin with a result."""
+        """Yield a problem for calls still without a result. Called for a user's message that does not begin with a result."""
         if self.open:
             yield f"{where} comes before the provider's own results of {self.open}"
             self.open.clear()

@@ -23,7 +23,7 @@ def folder(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
 
 
 def sound(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
-    """Return the registry of these workers, after checking that it reports no problems."""
+    """Write workers as `folder` does, assert that their registry reports no problems, and return it."""
     registry = folder(at, tools, **workers)
     assert registry.check() == []
     return registry

@@ -1,7 +1,7 @@
 """A program that is killed at a chosen point while it opens a workspace, changes it, or undoes changes to it.
 
-Run as a script, it takes orders as `support.crashing` does. Points are before each change of a file or folder on this
-host, and before and after each transaction of the journal.
+Run as a script, it reads one JSON line per attempt, as `support.crashing` does. It can be killed before each change to
+a file or folder on this host, and before and after each transaction of the journal.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def attempt(order: dict[str, Any]) -> None:
 
 
 async def prepare(base: Path, *, with_changes: bool = False) -> str:
-    """Create a journal with a workspace, which a run on the host `here` has filled. Returns the id of its last call."""
+    """Create a journal, fill a workspace in its run `r1` on the host `here`, and return the id of the run's last call."""
     from handrail.events import ToolInvoked
 
     journal = SqliteJournal(base / "journal.db")

@@ -1,4 +1,4 @@
-"""Tools and functions for runs in a workspace, and a program that is killed. A host is a folder with copies of workspaces.
+"""Tools and functions for runs in a workspace, and a program to kill. Each host is a folder with copies of workspaces.
 
 python -m support.workspaces JOURNAL CACHE     begins the run `r`, prints `ready` in the middle of a call, and waits
 """
@@ -83,12 +83,12 @@ PROMPT = Prompt("files", "Work.", tools=TOOLS)
 
 
 def adapter(*calls: ToolCall | list[ToolCall] | str) -> Adapter:
-    """Return an adapter whose model makes these calls, one answer after the other, and then answers `ok`."""
+    """Return an adapter whose model answers with each of these in turn, and then with `ok`."""
     return Adapter(ScriptedModel([*calls, "ok"]))
 
 
 def steps(*lines: str) -> ToolCall:
-    """Return a call of `act`. Each line is a step."""
+    """Return a call to `act`. Each line is a step."""
     return ToolCall("act", {"steps": [line.split(" ") for line in lines]})
 
 
@@ -102,9 +102,9 @@ async def run(
 
 
 def tree(cache: Path) -> dict[str, Any]:
-    """Return the contents of a host's copy by path.
+    """Return what is at each path of a host's copy.
 
-    A link is `-> target`. A file is its bytes and its mode, and a folder is None and its mode.
+    A link is given as `-> target`, a file as its bytes and mode, and a folder as None and its mode.
     """
     [root] = cache.glob("*/w/1/files")
     found: dict[str, Any] = {}

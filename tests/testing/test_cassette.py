@@ -215,7 +215,7 @@ def test_a_secret_is_found_in_every_form(form: str) -> None:
 
 
 async def test_a_secret_inside_of_a_file_is_not_written(tmp_path: Path) -> None:
-    """A secret in an attachment's bytes or an address is replaced, so a request with a different secret matches."""
+    """A secret in an attachment's bytes or an address is replaced, so a replay with a different secret matches."""
 
     async def send(url: str, secret: str) -> None:
         attached = Attachment(b"%PDF-1.4 " + secret.encode() + b" end", "a.pdf")
@@ -373,7 +373,7 @@ JSON = st.recursive(
 
 @given(JSON, JSON)
 def test_two_values_that_differ_have_a_first_difference(one: Any, other: Any) -> None:
-    """The first difference has a place and both values, which look different unless they are shortened."""
+    """`_difference` returns a place and the two values there, which look different unless they are shortened."""
     if one == other:
         return
     where, old, new = _difference({"body": one}, {"body": other})

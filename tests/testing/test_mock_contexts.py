@@ -104,7 +104,7 @@ def test_a_question_without_an_answer_is_declined():
 
 
 def test_a_model_replies_by_a_piece_of_the_prompt():
-    """The reply is that of the first rule whose text occurs in the prompt."""
+    """A prompt gets the first prepared reply whose key occurs in it."""
     context = agent_context(
         {"drink": {"selected": "tea"}, "eat": {"selected": "cake"}, "": {"selected": "?"}}
     )
@@ -116,7 +116,7 @@ def test_a_model_replies_by_a_piece_of_the_prompt():
 
 
 def test_a_reply_may_be_a_function_of_the_prompt_or_an_error():
-    """A prepared reply that is a function is called with the prompt, and an exception is raised."""
+    """A prepared reply may be a function, which is called with the prompt, or an exception, which is raised."""
     context = agent_context({"loud": lambda prompt: {"selected": prompt.upper()}, "fail": KeyError("odd")})
     assert context.prompt_model("loud please", Choice).wait().selected == "LOUD PLEASE"
     with pytest.raises(KeyError, match="odd"):
@@ -156,7 +156,7 @@ def test_approvals_are_denied_unless_told_otherwise():
 def test_calls_give_what_was_laid_out():
     """A prepared value becomes a result, a prepared result is returned as it is, and a function gets the arguments.
 
-    A call of a tool without a prepared result fails.
+    A call to a tool without a prepared result fails.
     """
     context = headless_context(
         results={"add": lambda given: given["a"] + given["b"], "no": ToolResult.error("broken"), "one": 1}
@@ -237,7 +237,7 @@ def test_everything_done_is_recorded_in_order():
 
 
 def test_the_attachments_of_a_prompt_are_recorded():
-    """The record has the attachments of each prompt, and an invalid value is refused as in a real call."""
+    """The record has the attachments of each prompt. A single attachment in place of a list is refused."""
     context, photo = agent_context({"what": "a cat"}), Attachment(b"photo", "photo.png")
     assert context.prompt_model("what?", str, attachments=[photo]).wait() == "a cat"
     assert context.prompt_model("what else?", str).wait() == "a cat"
@@ -337,7 +337,7 @@ def test_an_unknown_attribute_is_an_attribute_error():
 
 
 def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
-    """A context's operations run on the event loop that it was made on, or on the shared loop of scripts."""
+    """A context's operations run on the event loop that it was made on or, in a script, on the background loop."""
 
     async def main() -> None:
         context = user_context({"pick": {"selected": "tea"}})

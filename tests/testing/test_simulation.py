@@ -1,4 +1,4 @@
-"""Simulations: runs that crash at many points, and reports about tools that break their declarations."""
+"""Simulations: runs that crash at many points, and reports on tools that break their declarations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 ALL = DEEP or os.environ.get("HANDRAIL_POINTS") == "all"
 """Whether to crash at every write, which scripts/mutants.py needs even in an ordinary run."""
 FEWER = 1 if ALL else 2
-"""The factor by which an ordinary run tries fewer crash points."""
+"""The number of crash points that are tried is divided by this."""
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_a_call_that_began_is_charged_once_however_often_its_process_dies():
 
 @pytest.mark.timeout(900)
 def test_a_run_in_a_workspace_survives_it_on_another_host():
-    """A host that continues a run has the files that committed calls and a nested agent changed, and no other changes."""
+    """A host that continues a run has the file changes of committed calls and of a nested agent, and no others."""
     report = crashed(WRITING, write_every=1 if ALL else 10, step_every=40 * FEWER, overtaken_every=60)
     report.assert_kept()
     assert report.tried["before write"] > 2
@@ -449,7 +449,7 @@ def deadly(stage: Stage) -> Play:
 
 
 class Unloadable:
-    """A value that can be pickled, but not unpickled in another process."""
+    """A value that can be pickled, but not unpickled."""
 
     def __reduce__(self) -> Any:
         return (exec, ("raise ImportError('no such module there')",))
@@ -461,7 +461,7 @@ class Unloadable:
 def test_a_scenario_that_another_process_cant_import_is_an_error(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.undo()  # the other process writes to the standard error that is captured here
+    monkeypatch.undo()  # so that the other process is not forked from one that began before the capture
     with pytest.raises(SimulationError, match="at the top level of a module"):
         simulate(Scenario(name="deadly", play=deadly, laws=[Unloadable()]))
     assert "no such module there" in capfd.readouterr().err

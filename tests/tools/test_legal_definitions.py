@@ -28,7 +28,7 @@ from handrail import (
 from handrail.errors import PromptDefinitionError, PromptRenderError, ToolDefinitionError
 from handrail.session import Session
 
-# Many calls here use forms that pyright has no types for.
+# Many calls here are valid, but pyright would refuse them.
 any_tool: Any = Tool
 any_function: Any = tool
 any_section: Any = MarkdownSection
@@ -260,7 +260,7 @@ async def test_a_default_may_be_anything_of_its_type(annotation: Any, default: A
     ids=str,
 )
 def test_a_function_may_return_a_value_or_a_result(returns: Any, result: Any):
-    """The value's type is found in the return annotation, even in a union or an awaitable."""
+    """A tool's result type is taken from the return annotation, even from a union or an awaitable."""
 
     def weather(city: str) -> Any:
         return city
@@ -362,7 +362,7 @@ def test_a_condition_may_be_a_function_of_c():
 
 
 def test_a_condition_that_takes_something_else_is_refused():
-    """A condition with other parameters is refused, at the latest when it is called."""
+    """A condition with parameters other than `params` and `session` is refused, at the latest when it is called."""
     with pytest.raises(PromptDefinitionError, match=r"takes 'trip'. Write it as a function of `params`"):
         any_section("A", "a", "A", enabled=lambda trip: True)
     # Since Python 3.13, the signature shows the parameters. Before that, the condition is refused when it is called.
@@ -384,6 +384,6 @@ async def test_any_keywords_get_the_session_too():
 
 
 def test_names_may_have_capitals():
-    """Names of prompts and sections may contain capitals."""
+    """Prompt names and section keys may contain capitals."""
     prompt = Prompt("TravelGuide", [any_section("A", "HowTo", "Text.")])
     assert prompt.render().text == "## A\n\nText."

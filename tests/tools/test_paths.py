@@ -206,7 +206,7 @@ def test_paths_of_a_plain_function():
 
 
 def test_local_classes_under_pep_563():
-    """Classes that are local to the defining function are found, even recursive ones."""
+    """Annotations that name classes local to a function are resolved, even if the classes are recursive."""
 
     @dataclass
     class Inner:

@@ -192,7 +192,7 @@ def test_types_are_named_where_the_handler_has_no_annotations():
 
 
 def test_a_handler_that_does_not_say_its_result():
-    """A handler that returns a bare `ToolResult` may return any value."""
+    """A handler whose return annotation is a bare `ToolResult` has the result type `Any`."""
 
     def bare(params: None, *, context: ToolContext) -> ToolResult:  # pyright: ignore[reportMissingTypeArgument]  # bare on purpose
         return ToolResult.ok(1)
@@ -515,7 +515,7 @@ def test_parameters_with_names_of_every_kind():
 
 
 def test_local_classes_as_parameters_and_results():
-    """Classes that are local to the defining function are found, even nested and recursive ones."""
+    """Annotations that name classes local to a function are resolved, even if the classes are nested or recursive."""
 
     @dataclass
     class Leaf:
@@ -948,7 +948,7 @@ def test_a_probe_goes_with_what_is_probed():
 
 
 def test_a_coroutine_is_what_an_async_tool_gives():
-    """An async function's handler returns a coroutine."""
+    """The handler of a tool made from an async function returns a coroutine."""
     assert plain_async.handler is not None
     outcome = plain_async.handler(plain_async.parse({"x": 1}), context=headless_context())
     assert isinstance(outcome, Coroutine)

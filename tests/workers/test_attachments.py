@@ -35,7 +35,7 @@ SENT = "a.txt=b'one' b.bin=b'\\xff\\x00'"
 
 
 async def park(registry: WorkerRegistry, journal: MemoryJournal, name: str, **arguments: Any) -> None:
-    """Run a worker until it waits for an approval, and approve it."""
+    """Run a worker until it waits for an approval, and record the approval."""
     with pytest.raises(RunParked) as parked:
         await registry.run(
             name, "go", run_id="run", journal=journal, environment=LaterEnvironment(), **arguments
@@ -101,7 +101,7 @@ async def test_a_nested_worker_gets_its_attachments_without_a_journal(tmp_path: 
 
 
 class Blobs:
-    """The blobs of a journal, in memory."""
+    """A stand-in for a journal that only has blobs, in memory."""
 
     def __init__(self) -> None:
         self.blobs = self

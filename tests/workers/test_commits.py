@@ -1,4 +1,4 @@
-"""`commit: each`: a worker's calls commit for themselves, and stand if the worker fails later."""
+"""`commit: each`: each of a worker's calls commits on its own, and stands even if the worker fails later."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def test_a_worker_inside_is_one_transaction_unless_it_commits_each_call_to
 async def test_parallel_workers_commit_side_by_side_and_a_conflict_is_told(
     tmp_path: Path, files: Any, journal: Any
 ) -> None:
-    """Workers in one turn commit into the same files. If two calls write the same path at once, one gets a conflict."""
+    """Workers called in one turn commit to one filesystem. If two calls write the same path at once, one gets a conflict."""
     registry, session = team(tmp_path), Session(id="s")
     same = ToolCall("meet", {"path": "same"})
     said = models(
@@ -209,7 +209,7 @@ async def parked_and_resumed(
 async def test_an_approval_inside_parks_the_run_and_finished_calls_are_not_repeated(
     tmp_path: Path, files: Any
 ) -> None:
-    """When a run that was parked inside the worker is resumed, the worker's commits stand, and their results are replayed."""
+    """When a run that was parked inside the worker is resumed, the worker's committed calls stand and are not repeated."""
     team(tmp_path, steps="limits: {requests: 4}")
     said = models(main=[to("steps")], steps=[written("a"), ToolCall("ask")])
     later = models(main=[], steps=[ToolCall("notes"), written("b")])
@@ -290,7 +290,7 @@ async def test_a_cancelled_worker_keeps_what_it_has_committed(
 
 @pytest.mark.parametrize("fails", ["", FAILS])
 async def test_undoing_the_worker_undoes_each_of_its_calls(tmp_path: Path, fails: str) -> None:
-    """`undo` of the worker's call undoes its commits, last first, even if the worker failed. The model is told once."""
+    """Undoing the worker's call undoes its commits, last first, even if the worker failed. The model is told once."""
     (tmp_path / "files").mkdir()
     files, journal, session = DirectoryFilesystem(tmp_path / "files"), MemoryJournal(), Session(id="s")
     registry = team(tmp_path, steps=fails)

@@ -174,7 +174,10 @@ async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, des
 async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tighter(
     registry: WorkerRegistry,
 ) -> None:
-    """A created worker has the default tools, the lower of two limits, and its creator's model and policies."""
+    """A created worker has the default tools, and its creator's model and policies.
+
+    Each limit is the lower of the default and the creator's.
+    """
     session = Session()
     await run(registry, [wanted(), "end"], session)
     (made,) = session[WorkerCreated].all()
@@ -286,7 +289,7 @@ async def test_a_session_that_was_tampered_with_gives_no_rights(registry: Worker
 
 
 async def test_a_created_worker_has_its_creators_settings(tmp_path: Path) -> None:
-    """A created worker that uses its creator's model has the creator's settings too, except for the choice of a tool."""
+    """A created worker that uses its creator's model has the creator's settings too, except `tool_choice`."""
     front = MAIN.replace("create: true", "create: true\nsettings: {effort: low, tool_choice: create_worker}")
     registry = sound(tmp_path, TOOLS, **{**FOLDER, "main": front})
     adder = ScriptedModel(["ran"])

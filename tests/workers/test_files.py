@@ -130,7 +130,7 @@ def test_problems_are_reported_with_file_line_and_fix(
 
 
 def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
-    """If two files, or a file and a function, have the same name, each problem names the other's place."""
+    """If two workers, or a worker and a function, have the same name, each worker's problem says where the other is."""
     registry = folder(
         tmp_path, TOOLS, one="---\nname: same\n---\nGo.", two="---\nname: same\n---\nGo.", hello=PLAIN
     )
@@ -376,7 +376,7 @@ YAML = st.sampled_from(
 @given(st.lists(YAML, max_size=16).map("".join))
 @settings(max_examples=at_most(400), deadline=None)
 def test_any_front_matter_is_taken_or_refused_in_words(front: str) -> None:
-    """Any text used as front matter is parsed or gives problems with valid line numbers, and never another error."""
+    """Any text used as front matter is parsed or gives problems with valid line numbers. It never raises."""
     find = Finder("x.md")
     taken = parse_file(f"---\n{front}\n---\nGo.", find)
     assert find.problems or taken is not None
@@ -419,7 +419,7 @@ def fitting(schema: dict[str, Any]) -> Any:
 
 
 def broken(schema: dict[str, Any], value: Any) -> Any:
-    """Return the value with its innermost first part replaced by an invalid one."""
+    """Return a copy of the value in which the first innermost part is invalid."""
     if schema.get("type") == "object":
         name = next(iter(value))
         return {**value, name: broken(schema["properties"][name], value[name])}

@@ -222,7 +222,7 @@ HELPER = f"---\ntools: [burn]\n{OWN}\n---\nHelp."
 
 
 def every_path() -> list[Any]:
-    """Return the calls that a model may try: each tool, the worker as a tool, and a worker that it creates."""
+    """Return a script for a model that tries each tool, the worker as a tool, and a worker that it creates."""
     created = {"name": "pyro", "description": "Burns.", "instructions": "Burn.", "tools": ["burn"]}
     calls = [ToolCall(name, {}) for name in PATHS]
     calls += [ToolCall("helper", {"input": "burn"}), ToolCall("create_worker", created)]
@@ -235,7 +235,7 @@ def every_path() -> list[Any]:
 
 
 def burning(request: Any) -> Any:
-    """Play the model of any other worker: call `burn`, then answer with its result."""
+    """Act as the model of a worker that calls `burn` and then answers with its result."""
     return ToolCall("burn", {}) if len(request.messages) == 1 else request.messages[-1].text
 
 

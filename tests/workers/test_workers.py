@@ -310,7 +310,7 @@ async def test_a_worker_is_a_tool_of_any_prompt(tmp_path: Path) -> None:
 
 
 async def test_calling_a_worker_does_not_ask_but_its_capability_decides(tmp_path: Path) -> None:
-    """A call of a worker is allowed without approval, whatever the worker may do, unless a policy has a verdict on `worker`."""
+    """A call to a worker needs no approval, whatever the worker may do. A policy can still deny the capability `worker`."""
     tools = '@__import__("handrail").tool\ndef burn() -> str:\n    """Burn."""\n    return "burnt"\n'
     helper = "---\ntools: [burn]\n---\nHelp."
     for line, wanted in (
@@ -360,7 +360,7 @@ async def test_a_worker_that_failed_leaves_nothing_to_undo_of_its_own(tmp_path: 
 
 
 async def test_which_model_runs_which_worker(tmp_path: Path) -> None:
-    """A worker without a model uses its caller's. It is an error if there is none, or if a file's model has no provider."""
+    """A worker without a model uses its caller's. It is an error if neither has one, or if the model in a file has no provider."""
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=PLAIN)
     with pytest.raises(WorkerError, match="no model is set for the worker"):
         registry.run("main", "x")
@@ -372,7 +372,7 @@ async def test_which_model_runs_which_worker(tmp_path: Path) -> None:
 
 
 async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) -> None:
-    """A nested worker that spends its own limits fails alone. At the root, the tighter limit applies."""
+    """A nested worker that reaches its file's limit fails alone. At the root, the file's limits and the budget both apply."""
     helper = "---\nlimits: {requests: 1}\nworkers: [helper]\n---\nHelp."
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=helper)
     inner = ScriptedModel([ToolCall("helper", {"input": "again"}), "x"])
@@ -395,7 +395,7 @@ async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) ->
 
 
 async def test_a_files_depth_is_counted_from_the_worker(tmp_path: Path) -> None:
-    """With `limits: {depth: 0}`, a worker's call of a worker is nested too deeply and fails, and the calling worker continues."""
+    """With `limits: {depth: 0}`, a worker's calls to workers fail as nested too deeply, and the worker itself continues."""
     helper = "---\nlimits: {depth: 0}\nworkers: [helper]\n---\nHelp."
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=helper)
     models = {

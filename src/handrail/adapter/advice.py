@@ -35,7 +35,7 @@ class Advisers:
         self._asked_at: dict[int, tuple[int, float]] = {}
         self._seen: set[type] = set()
         self._times = 0
-        """How many times the advisers were asked. It is part of the place under which each answer is recorded."""
+        """The number of rounds of advice so far. It is part of the place under which a round is recorded."""
         self._began = run.frame.monotonic()
         self._stop: list[Callable[[], None]] = [
             run.frame.session.dispatcher.subscribe(kind, self._note(kind))
@@ -53,7 +53,7 @@ class Advisers:
     async def advise(self) -> None:
         """Ask every feedback provider that is due after a turn of calls, and pass its advice on to the model.
 
-        A provider that has reached its cap is not asked. A replay repeats the recorded advice instead.
+        A provider that has reached its cap is not asked. A replay asks no provider, and repeats the recorded advice.
         """
         seen, self._seen = self._seen, set()
         run_log, place = self._run.frame.log, self._next_place()
@@ -89,8 +89,8 @@ class Advisers:
     async def hold(self, text: str, output: Any) -> str | None:
         """Return what is still missing when the model wants to end the run, as a message for the model.
 
-        A check that failed counts as an objection. Returns None if nothing is missing, or "" if only checkers that
-        have reached their cap object.
+        A checker that raises an error counts as objecting. Returns None if nothing is missing, or "" if only checkers
+        that have reached their cap object.
         """
         run_log, place = self._run.frame.log, self._next_place()
         if (before := run_log.find("advice", place, _Advice)) is not None:
@@ -148,8 +148,8 @@ class Advisers:
     ) -> Reply:
         """Ask a provider or checker, within the run's deadline, and record what it said, if anything.
 
-        A failed completion check counts towards its cap; failed feedback does not. Without `count`, nothing is
-        counted or recorded.
+        An error in a checker counts towards its cap; an error in a feedback provider does not. Without `count`, nothing
+        is counted or recorded.
         """
         frame = self._run.frame
         said = await self._within_deadline(ask(who.name, partial(self._ask, who, asked, text, output)))

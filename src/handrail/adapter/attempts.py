@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Coroutine
 from dataclasses import replace
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from handrail.adapter.answer import Answer, FailedRequest, RecordedAnswer, read_answer, write_answer
 from handrail.adapter.exchange import ask_once, charge
@@ -67,7 +68,7 @@ def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
     """Return a recorded answer without sending anything. Its usage and cost are charged again."""
     frame, budget = run.frame, run.frame.budget
     answer = read_answer(recorded, run.request(), run.masking)
-    # The limits are not checked again, because the answer was within them when it was requested.
+    # The limits are not checked again: they were checked before the request was sent.
     for each in recorded.failed:
         if each.usage is not None:
             frame.costs.models.add(each.usage, each.cost)
@@ -89,12 +90,20 @@ class Attempts:
         self._number = 0
         self._failed: list[FailedRequest] = []
 
-    async def answer(self) -> Answer:
-        """Ask the run's model, or the candidates of a choice in order, and return the answer. If a candidate refuses, the next one may be asked."""
+    def answer(self) -> Coroutine[Any, Any, Answer]:
+        """Ask the run's model, or the candidates of a choice in order, and return the answer.
+
+        If a candidate fails or refuses, the next one may be asked.
+        """
+        return self._judge_first() if self._run.judges_offers else self._begin()
+
+    async def _judge_first(self) -> Answer:
+        await self._run.judge_offers()
+        return await self._begin()
+
+    def _begin(self) -> Coroutine[Any, Any, Answer]:
         run = self._run
-        if run.judges_offers:
-            await run.judge_offers()
-        return await (self._choose() if run.chooses else self._ask(run.retry, None, False))
+        return self._choose() if run.chooses else self._ask(run.retry, None, False)
 
     async def _choose(self) -> Answer:
         run, candidates = self._run, self._candidates()
@@ -114,7 +123,7 @@ class Attempts:
         return await self._ask(run.retry, None, False)
 
     def _candidates(self) -> tuple[Candidate, ...]:
-        """Return the models to try in order, rotated so that the one that gave the run's last answer comes first.
+        """Return the candidates, rotated so that the model that gave the run's last answer is tried first.
 
         Raises `PromptEvaluationError` if the choice can't be made.
         """

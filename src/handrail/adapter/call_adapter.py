@@ -52,7 +52,7 @@ class CallAdapter:
         return self._settings.streaming
 
     def model_or(self, model: Model | str | None) -> Model:
-        """Return the given model, which may be a name, or this adapter's model if it is None."""
+        """Return `model`, which may be given by name. If it is None, return this adapter's model."""
         return self._settings.override(model=model).model if model is not None else self._settings.model
 
     def evaluate(

@@ -209,9 +209,9 @@ def sendable(message: Message) -> Message:
 
 
 def check_well_formed(messages: Iterable[Message]) -> None:
-    """Raise `DefinitionError` unless all items are messages and every message with calls, and no other, is followed by their results.
+    """Raise `DefinitionError` unless all items are messages and calls are directly followed by their results.
 
-    There must be one result for each call, in the same order.
+    There must be one result for each call, in the same order, and no other results.
     """
     open_calls: list[str] | None = None
     for number, message in enumerate(messages, 1):

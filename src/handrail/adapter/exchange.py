@@ -48,7 +48,7 @@ _PER_MESSAGE = 16
 async def ask_once(
     run: Run, attempt: int, failed: list[FailedRequest]
 ) -> tuple[Answer, float, Decimal | None]:
-    """Ask the run's model once, and return its complete answer, the seconds it took, and its cost; None if that is unknown.
+    """Ask the run's model once. Returns its complete answer, the seconds it took, and its cost (None if unknown).
 
     Even if the request fails, the budget is charged for it, and the tokens that the provider had reported by then are
     added to the run's costs. Raises `ModelError` if the request fails, after adding it to `failed`, and

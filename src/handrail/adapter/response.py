@@ -99,7 +99,7 @@ class Output:
         return answer.value if self._unwraps else answer
 
     def tool(self) -> Tool[Any, Any]:
-        """Create the tool whose call is the answer. It passes the gate like any other tool."""
+        """Create the tool whose call is the answer. That call goes through the gate like any other."""
 
         async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
             return ToolResult.ok(params, "The answer was accepted.", exclude_value_from_context=True)

@@ -65,7 +65,7 @@ class Run:
         self.settings = settings
         self.model = settings.model
         self.chooses = is_choice(settings.model)
-        """Whether the run's model is a choice among others."""
+        """Whether the run's model is a choice among several models."""
         self.retry = settings.retry
         self.throttle = settings.throttle
         self.tariff = settings.tariff
@@ -93,7 +93,7 @@ class Run:
         self.provider_tools: tuple[ProviderTool, ...] = ()
         """The provider's own tools that the next request offers."""
         self.judges_offers = False
-        """Whether the run has had a provider's own tool, so that a decision on the offers is needed before each answer."""
+        """Whether the run has ever had a provider's own tool. If so, which to offer is decided before each answer."""
         self._withheld: dict[str, str] = {}
         """Why tools of the provider are withheld from the next request, by name."""
         self._extra_tools = [
@@ -102,7 +102,7 @@ class Run:
             *([output.tool()] if output and self.answers_by_call else []),
         ]
         self.counted: tuple[int, int] = (0, 0)
-        """How many messages have been counted, and the tokens of a request with these: the provider's count, or an upper bound."""
+        """The number of messages counted, and the tokens in a request with them: the provider's count, or an upper bound."""
         self.calls = 0
         self.answers = 0
         """The number of answers so far, including the one being awaited."""
@@ -199,7 +199,7 @@ class Run:
 
     @property
     def place_of_answer(self) -> Place:
-        """The place in the record of the answer that the model gave last or is asked for now."""
+        """The place in the record for the answer that is being awaited, or else for the last one."""
         return self.frame.place.answer(self.answers)
 
     def offered_size(self) -> int:
@@ -218,7 +218,8 @@ class Run:
     async def judge_offers(self) -> None:
         """Decide which of the provider's own tools the next request offers. Those that are not allowed are left out.
 
-        Raises `PromptEvaluationError` if a policy asks, because nobody can be asked before the provider runs the tool.
+        Raises `PromptEvaluationError` if a policy requires approval, because nobody can be asked before the provider
+        runs the tool.
         """
         asked_for = (*self.rendered.provider_tools, *self._added_provider_tools)
         try:

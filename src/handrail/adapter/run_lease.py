@@ -73,7 +73,7 @@ async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
 
 @contextlib.asynccontextmanager
 async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
-    """Renew the run's lease during the block, and record when its deadline is paused or moved.
+    """Renew the run's lease during the block, and record its deadline whenever that is paused or moved.
 
     The run is cancelled if somebody asks for that. If another process takes the run over, the run stops in this process,
     and no end is recorded. Nor is an end recorded if the block fails because the connection to the journal is lost. In both cases
@@ -118,7 +118,7 @@ class _Keeper:
 
     @classmethod
     def of(cls, journal: Journal, loop: asyncio.AbstractEventLoop) -> _Keeper:
-        """Return the keeper of a journal's runs on a loop."""
+        """Return the keeper for a journal's runs on an event loop, and create it if there is none."""
         with _lock:
             known = _keepers.get(id(journal), ())
             for each in known:

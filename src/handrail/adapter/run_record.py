@@ -74,12 +74,12 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     model_settings: ModelSettings | None = None
     added: list[str] = []  # the names of the tools that this run has in addition to the prompt's
     events: list[bytes] = []
-    """Events that earlier runs committed in the session since `base`. Those runs are not copied with this one."""
+    """In a copy of a run: the events that earlier runs committed in the session since `base`. Those runs are not copied."""
     said: list[Message] = []  # the messages of the runs whose events are in `events`
     shown: list[str] = []  # the sections that were opened in the runs whose events are in `events`
     trace_id: str = ""  # the trace id that the run was given, if any
     models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
-    denied: list[bytes] = []  # the denials that the original session remembered, and their revocations
+    denied: list[bytes] = []  # in a copy: denials remembered in the original session, and their revocations
     attachments: list[Attachment] = []  # the files that the run's worker was given, as references
     attached: list[Attachment] = []  # the attachments of the run's message, as references
     sources: dict[str, str] = {}  # the files that name the servers of the run's tools, and a digest of each
@@ -184,7 +184,7 @@ async def _base(journal: Journal, session: Session) -> bytes | None:
 
 
 async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
-    """If the model has not been told about some undone calls, drop undone calls from the session, and remember to tell the model."""
+    """Drop undone calls from the session and remember to tell the model, unless it has been told about all of them."""
     undone = await undone_in(journal, session.id)
     if undone.untold:
         log.untold = undone.untold
@@ -297,7 +297,7 @@ async def carry_out(
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Return the outcome of `work`. If the run was parked, raises `RunParked` instead, also in place of an error other than `RunBusy`."""
+    """Return the outcome of `work`. If the run was parked, raises `RunParked` instead, even if `work` failed, except with `RunBusy`."""
     scope = open_scope(frame.cancellation)
     try:
         ended = await work
@@ -375,7 +375,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
 async def load_resumed(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> ResumedRun:
     """Load a recorded run, with the session as it was when the run began.
 
-    Raises `RunError` if an earlier run of the session is not over, if `session` does not fit, or if an attachment is missing.
+    Raises `RunError` if an earlier run of the session is not over, if `session` is not empty or has a different id, or if an attachment is missing.
     """
     record = row.record
     units = await journal.calls.load_session(record.session_id)
@@ -434,7 +434,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """Return the session as it was before its first run, restored into `session` if given. Raises `RunError` if `session` does not fit."""
+    """Return the session as it was before its first run, restored into `session` if given. Raises `RunError` if that is not empty or has a different id."""
     base = base_of(runs)
     if session is None and base is not None:
         session = load_imported(base)

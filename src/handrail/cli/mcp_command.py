@@ -73,7 +73,9 @@ def _serve_gateway(options: McpOptions, servers: Path) -> int:
     try:
         token = read_token(options.token_file) if options.http else None
         if options.policies is None:
-            raise UsageError("--proxy needs --policies FILE, which says what is allowed, asked and denied.")
+            raise UsageError(
+                "--proxy needs --policies FILE, which says which calls are allowed, need approval or are denied."
+            )
         if options.no_journal:
             raise UsageError("--proxy needs a journal for approvals and the audit. Leave out --no-journal.")
         from handrail.mcp.apps import App

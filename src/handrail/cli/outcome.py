@@ -118,7 +118,7 @@ def journal_path(given: str | None) -> Path:
 def journal_url(given: str | None) -> str | None:
     """Return the URL of the journal to use, or None if it is in a file.
 
-    Raises `UsageError` for a URL of another kind. If it were taken for a path, it would create a folder such as `http:`.
+    Raises `UsageError` for a URL of another kind. As a path, it would lead to a folder such as `http:` being created.
     """
     named = _journal_name(given)
     if is_url(named):
@@ -149,7 +149,7 @@ def runs_command(verb: str, run_id: str, journal: str) -> str:
 
 
 def fail(failure: Exception | Failure, *, as_json: bool = False, verbose: bool = False) -> int:
-    """Report a failed command, to a person or with `as_json` as JSON, and return its exit code.
+    """Report a failed command, as text or, with `as_json`, as JSON, and return its exit code.
 
     With `verbose`, or if `HANDRAIL_DEBUG` is set, the traceback of an exception is printed too.
     """

@@ -60,7 +60,7 @@ class Picture:
 
 
 def pictures_in(attachments: Iterable[Attachment], protocol: Protocol | None) -> list[Picture]:
-    """Return a picture of each attachment that the terminal can draw and that is not too large.
+    """Return a picture for each attachment that the terminal can draw and that is not too large.
 
     Without a protocol, there are no pictures.
     """

@@ -73,7 +73,7 @@ class Program(NamedTuple):
             ) from error
 
     def models(self, model: str | None, record: RunRecord) -> dict[str, Model]:
-        """Return the models of a worker's run, by worker: those that it began with, or `model` for all of them."""
+        """Return the models that replace those in workers' files, by worker: as the run began, or `model` for all."""
         registry = self.worker.registry
         if model is not None:
             return registry.all_on(self.find_model(model, ""))

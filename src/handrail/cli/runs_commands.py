@@ -254,7 +254,7 @@ def _check_seen(recorded: RecordedRun, asked: Question, digest: str) -> None:
     if not digest:
         raise UsageError(f"--digest is missing. Pass the digest that `{show}` prints with the question.")
     if len(digest) < 16 or not asked.digest.startswith(digest):
-        raise UsageError(f"the open question has a different digest. Look at the question again: `{show}`.")
+        raise UsageError(f"the open question has a different digest. Pass its first 16 digits: `{show}`.")
 
 
 async def _ask_here(asked: Question) -> Answer:

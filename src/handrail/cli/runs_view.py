@@ -94,7 +94,7 @@ def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow]
 
 
 def _source(record: RunRecord) -> str:
-    """Return the name of a run's prompt, followed by the tool's name if the run is a call of an MCP client."""
+    """Return the name of a run's prompt, followed by the tool's name if the run is a call from an MCP client."""
     call = CallMessage.of_run(record)
     return record.prompt if call is None else f"{record.prompt}: {call.tool}"
 

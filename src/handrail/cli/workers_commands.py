@@ -37,7 +37,8 @@ def workers(words: list[str]) -> int:
     try:
         if len(rest) != 1 or command not in commands:
             raise UsageError(
-                "write `handrail workers FOLDER`, `handrail workers show WORKER` or `handrail workers check PLACE`."
+                "the arguments are invalid. Write `handrail workers FOLDER`, `handrail workers show WORKER` "
+                "or `handrail workers check PLACE`."
             )
         return commands[command](rest[0])
     except (HandrailError, UsageError, OSError) as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.dispatch")
 
 _GRACE = 0.1
-"""Seconds in which a handler may continue after an answer or an inner call, before it counts as waiting."""
+"""Seconds that a handler is given to continue after an answer or an inner call, before it counts as waiting."""
 
 
 class Parking:
@@ -148,7 +148,7 @@ def end_grace(attempt: Attempt) -> None:
 
 
 def _rests(attempt: Attempt, is_around: bool) -> bool:
-    """Return whether this call only waits for later answers or, if it `is_around` other calls, for these calls."""
+    """Return whether this call only waits: for later answers or, with `is_around`, for the calls inside it."""
     if not attempt.waiting and not is_around:
         return False
     # In the grace period, or if a question does not wait for a later answer, the handler may be about to continue.

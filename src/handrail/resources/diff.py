@@ -91,7 +91,7 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
         return
     try:
         before, after = _text(base.data), _text(node.data)
-    except FileError:  # for example, the file may not be read, or is too large
+    except FileError:  # for example, the file can't be read, or is too large
         yield f"{old} and {new} differ, and their content can't be shown"
         return
     if before is None or after is None:

@@ -106,8 +106,8 @@ _NUMBERS = frozenset([int, float, bool])
 
 def keep_rendering(result: ToolResult[Any], text: str, json: str | None) -> None:
     """Keep the text that a result was rendered as, and the JSON of its value, or None if the value was not encoded."""
-    kept: dict[str, Any] = vars(result)
-    kept.update(text=text, json=json)
+    kept: Any = result.__dict__  # a Struct with dict=True has a plain dict
+    kept["text"], kept["json"] = text, json
 
 
 def shown_text(result: ToolResult[Any]) -> str:

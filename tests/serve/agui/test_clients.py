@@ -130,7 +130,7 @@ def close_drivers() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def drivers() -> Iterator[None]:
-    """Fixture: ends the node processes that the tests of this module have started."""
+    """End the node processes that this module's tests have started."""
     yield
     close_drivers()
 
@@ -256,7 +256,7 @@ def streamed_arguments(place: Place) -> None:
 
 
 def taken_back(place: Place) -> None:
-    """If the model's connection is lost, the text and the calls that were already streamed are withdrawn."""
+    """If the connection to the model is lost, the text and the calls that were already streamed are withdrawn."""
     came = place.client().say("flaky")
     assert came.outcome == "success"
     assert "This is not to " in [event["delta"] for event in came.of("TEXT_MESSAGE_CONTENT")]
@@ -288,7 +288,7 @@ def state(place: Place) -> None:
 
 
 def approve(place: Place) -> None:
-    """An approval is sent as an interrupt. The next leg has the call's result and does not repeat the call."""
+    """A request for approval is sent as an interrupt. The next leg has the call's result, and not the call again."""
     client = place.client()
     came = client.say("pay")
     assert came.outcome == "interrupt"
@@ -378,7 +378,7 @@ def frontend_tool(place: Place) -> None:
 
 
 def frontend_tool_and_approval(place: Place) -> None:
-    """One request can answer both a client's tool call and an approval of the same leg."""
+    """One request can give the result of a client's tool call and answer an approval question of the same leg."""
     client = place.client()
     came = client.say("map and pay", tools=[MAP])
     assert came.outcome == "interrupt"

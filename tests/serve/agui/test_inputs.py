@@ -42,7 +42,7 @@ def sent(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def test_only_messages_after_the_last_answer_are_new() -> None:
-    """Only messages after the last answer are new. In a new thread, the earlier messages become its history."""
+    """Only messages after the last assistant message are new. In a new thread, the earlier ones become its history."""
     asked = parse_input(sent(user("one"), said("two"), user("three", "u3"), user("four", "u4")))
     assert asked.said == ("three", "four")
     assert asked.history == (UserMessage("one"), AssistantMessage("two"))
@@ -135,7 +135,7 @@ def test_any_input_is_accepted_or_refused(value: Any) -> None:
 
 
 async def test_a_frontend_tool_is_a_question_that_the_client_answers() -> None:
-    """A client's tool has the client's description and schema, and the client's answer is the result of a call.
+    """A client's tool has the client's description and schema, and the client's answer becomes the call's result.
 
     Arguments that do not fit the schema are refused.
     """
@@ -192,7 +192,7 @@ def test_an_input_with_too_many_values_is_refused_before_it_is_validated(field: 
 
 
 def test_a_refusal_lists_a_hundred_fields():
-    """A refusal's message says how many more invalid fields there are, and its `fields` list the first hundred."""
+    """A refusal's message names one invalid field and counts the others. Its `fields` list the first hundred."""
     with pytest.raises(RequestRefused, match=r"and 4,999 more") as refused:
         parse_input({**sent(user("x")), "resume": [0] * 5000})
     assert len(refused.value.fields) == 100

@@ -32,17 +32,17 @@ from support.agui_grammar import Checker, Wrong
 
 @dataclass(frozen=True)
 class Act:
-    """One call of a plan, with its steps in order and the way it ends."""
+    """One call in a plan, with its steps in order and how it ends."""
 
     does: tuple[Any, ...] = ()
-    """`progress`, `emit`, `ask`, `inner`, or a `Plan` for a nested run. The plans in a tuple run concurrently."""
+    """Each step is `progress`, `emit`, `ask`, `inner`, a `Plan` (a nested run) or a tuple of concurrent plans."""
     ends: str = "ok"
     """`ok`, `fails`, `raises`, `risky` (needs approval), `unknown` (no such tool) or `broken` (invalid JSON)."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer of a model."""
+    """One model answer."""
 
     text: str = ""
     thinking: str = ""
@@ -188,7 +188,7 @@ class Stage:
         for number, act in enumerate(meant.acts):
             name = {"risky": "risky", "unknown": "nothing"}.get(act.ends, "act")
             arguments: Any = "{" if act.ends == "broken" else {"key": f"{key}/{turn}/{number}"}
-            # a resumed session does not know the ids of finished nested runs, so nested runs never repeat ids
+            # a resumed session does not know the call ids of finished nested runs, so nested runs never repeat them
             ids = "own" if meant.ids == "same" and "/" in key else meant.ids
             id = {"none": None, "same": f"call_{number}", "own": f"{key}-{turn}-{number}"}[ids]
             calls.append(ToolCall(name, arguments, id))
@@ -244,7 +244,7 @@ class Small(Environment):
         return None
 
     def run_waiting(self, parking: Any) -> None:
-        """End the leg at once, because the run may continue at any moment. Park the run if `is_parked` is set."""
+        """End the leg before the run can continue. Park the run if `is_parked` is set."""
         if self.now.leg is not None:
             self.tell(self.now.interrupt(list(self.questions)))
         if self.is_parked:
@@ -327,7 +327,7 @@ class Small(Environment):
                 session = self.session()
                 self.translator = self.translator_of(
                     key, session, said_in(session)
-                )  # another process continues the run
+                )  # as if another process continued the run
             if self.now.leg is None:
                 self.tell(self.now.begin_leg(self.next_leg()))
             for question in asked:
@@ -399,7 +399,7 @@ def _tag(checker: Checker, kind: str, id: str) -> dict[str, str]:
 
 
 def answers(word: str = "tea", approved: bool = True) -> Callable[[Question], Answer]:
-    """Return a function that answers approvals with `approved`, and all other questions with `word`."""
+    """Return a function that answers questions: approvals with `approved`, and all others with `word`."""
 
     def says(question: Question) -> Answer:
         value: Any = {"approved": approved} if question.kind == "approval" else {"word": word}
@@ -534,7 +534,7 @@ async def test_a_client_that_joins_in_the_middle_reads_a_valid_stream() -> None:
 
 
 async def test_the_state_is_told_by_what_changed() -> None:
-    """Each change of the state is sent as one patch that gives the new state. Without a change, nothing is sent."""
+    """Each change to the state is sent as one patch that produces the new state. Without a change, nothing is sent."""
     checker = Checker()
     told = Translator("t", "r")
     states: list[Any] = [

@@ -58,7 +58,7 @@ def page(browser: Browser, tmp_path: Path, model: ScriptedModel) -> Iterator[Pag
 
 
 def hand_over(page: Page, event: str, *names: str, text: str = "") -> bool:
-    """Paste or drop pictures with these names and a text, and return whether the browser would also handle the event itself."""
+    """Paste or drop pictures with these names, and a text. Return whether the browser would handle the event too."""
     files = [[name, "image/png", base64.b64encode(PNG).decode()] for name in names]
     target = page.get_by_label("Message", exact=True)
     return target.evaluate(HAND_OVER, {"event": event, "files": files, "text": text})
@@ -84,9 +84,9 @@ def test_a_picture_is_pasted_or_dropped(page: Page, model: ScriptedModel, event:
 
 
 def test_pictures_add_up_and_can_be_removed(page: Page, model: ScriptedModel):
-    """Pictures that are pasted, dropped and chosen add up.
+    """Pasted, dropped and chosen pictures are sent together, except for one that was removed.
 
-    One of them is removed, and the others are sent without a text.
+    They can be sent without any text.
     """
     hand_over(page, "paste", "a.png", "b.png")
     hand_over(page, "drop", "c.png")

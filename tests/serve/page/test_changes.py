@@ -49,7 +49,10 @@ def rows(page: Page, path: str) -> list[str]:
 
 
 def test_a_diff_of_our_own(shown: Widgets):
-    """Each changed file is shown under its name. New, deleted, moved and binary files say so, and lines are labelled, not only coloured."""
+    """Each changed file is shown under its name, and marked if it is new, deleted, moved or binary.
+
+    Added and removed lines are labelled, not only coloured.
+    """
     shown.show("diff", diff=changed())
     page = shown.page
     expect(page.get_by_text("5 files, 5 lines added, 2 removed")).to_be_visible()
@@ -83,7 +86,7 @@ def test_what_a_file_holds_stays_text(shown: Widgets):
 
 
 def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
-    """Notes in the diff of a real folder are shown, and a file name with spaces is shown as one name."""
+    """A diff's notes, such as `new file`, are shown, and a file name with spaces is shown as one name."""
     fork = folders({"plain": "x\n", "poem.txt": "z\n"}).fork("test")
     fork.write("my notes b/x.md", "y\n")
     fork.write("poem.txt", "z\n")
@@ -181,7 +184,7 @@ def test_undo_asks_once_more(shown: Widgets):
 
 
 def test_an_undo_that_is_refused_says_why(shown: Widgets):
-    """If an undo is refused, the reason is shown at its call."""
+    """If an undo is refused, the reason is shown."""
     shown.show("files", changes=[change()], refuse="notes.md was written again later")
     shown.page.get_by_role("button", name="Undo write_file").click()
     shown.page.get_by_role("group", name="Undo write_file?").get_by_role("button", name="Undo").click()

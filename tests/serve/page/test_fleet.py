@@ -1,4 +1,4 @@
-"""The page shows runs that workers execute, in a real browser, with real processes that are killed and restarted."""
+"""Tests in a real browser that the page follows workers' runs while workers and servers are killed and restarted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fleet(tmp_path: Path) -> Iterator[WatchedFleet]:
 def test_the_page_goes_on_through_restarts_of_the_worker_and_of_the_server(
     browser: Browser, tmp_path: Path, fleet: WatchedFleet
 ):
-    """Two windows show a run to its end, although its worker is killed, another continues it, and the server is restarted.
+    """Two windows show a run to its end, even if its worker is killed and replaced and the server is restarted.
 
     Both windows also follow the next two runs. One window answers a question, and the other stops the last run.
     """

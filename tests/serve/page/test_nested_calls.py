@@ -175,7 +175,7 @@ def test_nested_calls_show_their_events_and_why_they_failed(page: Page) -> None:
 
 
 def test_a_closed_agent_shows_its_newest_event(page: Page) -> None:
-    """The branch of an agent shows all its events. While it is closed, its summary shows the newest one."""
+    """An agent's branch shows all its events when open, and only the newest one, in its summary, when closed."""
     say(page, "desks")
     expect(page.get_by_text("Both.")).to_be_visible()
     page.reload()  # branches of agents that have ended are closed at first

@@ -107,7 +107,7 @@ def test_two_people_and_an_approver_in_three_browsers(browser: Browser, tmp_path
         }
         expect(bob.get_by_role("navigation", name="Threads").get_by_role("listitem")).to_have_count(1)
 
-        # An approval needs two other people.
+        # A payment needs the approval of two other people.
         say(ann, 'call pay {"amount": 5}')
         waiting = ann.get_by_role("group", name="Approval of pay")
         expect(waiting).to_contain_text("Waiting for 2 people who may approve for others.")

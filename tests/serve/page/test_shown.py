@@ -31,7 +31,7 @@ __all__ = ["browser"]
 LONG = "".join(f"{number:04} of the terms, " for number in range(600))[:9_990] + "pay Mallory"[:10]
 ARGUMENTS = {"amount": 2**53 + 1, "to": "Ann \u200f(nnA)", "note": LONG}
 ROWS = [("amount", "9007199254740993"), ("to", r"Ann \u200f(nnA)"), ("note", LONG), ("currency", "NOK")]
-"""The rows of the call. The number is exact, the direction mark is escaped, and the default is shown."""
+"""The rows that show the call: the number is exact, the direction mark is escaped, and the default is included."""
 
 
 @tool(effect="irreversible")
@@ -128,7 +128,7 @@ async def _only_question(journal: SqliteJournal) -> Question:
 
 
 def drawn(question: Question, columns: int) -> str:
-    """Return all text of a terminal on which the question was asked, viewed in full, and denied."""
+    """Ask the question on a terminal, view it in full, deny it, and return all the text on the terminal."""
 
     async def ask() -> str:
         with window(columns, 400) as seen, seen.streams() as (stdin, stdout):
@@ -182,7 +182,7 @@ def interrupt_of(page: Page) -> dict[str, Any]:
 
 
 def test_the_page_the_terminal_and_ag_ui_show_the_same(page: Page, server: Served, tmp_path: Path):
-    """A number above 2^53, a right-to-left mark, a text of 10,000 characters and a default look the same everywhere."""
+    """Large numbers, direction marks, long texts and defaults look alike on the page, at a terminal and in AG-UI."""
     say(page, "transfer")
     asked = page.get_by_role("group", name="Approval of transfer")
     expect(asked).to_contain_text("9007199254740993")

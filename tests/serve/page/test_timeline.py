@@ -136,7 +136,7 @@ def test_status_is_not_colour_alone(shown: Widgets):
 
 
 def test_failures_before_an_answer(shown: Widgets):
-    """A turn whose answer came after other models had failed has a sign, and names each of them and why it failed."""
+    """If other models failed before a turn was answered, the turn is marked, and its name says which and why."""
     failed = [{"model": "a:1", "error": "Overloaded"}, {"model": "b:1", "error": "it refused to answer"}]
     shown.show("timeline", tree=tree({**turn(1, 0, 2), "failed": failed}, turn(2, 3, 1)))
     expect(items(shown).nth(0)).to_have_accessible_name(

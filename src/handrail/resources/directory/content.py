@@ -65,7 +65,7 @@ class OnDisk:
 
     @property
     def facts(self) -> Facts:
-        """The file's mode, owner, group and attributes. A change of the attributes is a new version, so they are read once."""
+        """The file's mode, owner, group and attributes. Changing the attributes makes a new version, so they are read once."""
         if self._attributes is None:
             self._attributes = self._source.attributes(self.path)
         found = self.found

@@ -5,6 +5,7 @@ import { Icon } from "./icons.js";
 import { QuestionForm, rendererFor } from "./renderers.js";
 import { Rows } from "./rows.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
+import { OUTCOME } from "./words.js";
 
 // Unsent input, by question. It outlives the component, so that answering one question keeps the input of the others.
 const drafts = new Map();
@@ -118,10 +119,8 @@ function Asked({ question, give, busy, draft, fields }) {
   </div>`;
 }
 
-const OUTCOMES = { answered: "Answered", approved: "Allowed", denied: "Denied", declined: "Declined", cancelled: "Withdrawn", expired: "Expired unanswered" };
-
 /** A closed question: one line, with who answered it. */
 export function Closed({ closed }) {
   const answer = closed.answer === undefined || closed.answer === null ? "" : typeof closed.answer === "string" ? closed.answer : JSON.stringify(closed.answer);
-  return html`<p class="closed soft">${OUTCOMES[closed.outcome] ?? closed.outcome}${closed.by ? ` by ${closed.by}` : ""}: ${closed.question.message || closed.question.name}${answer && html` <bdi class="answer">${answer}</bdi>`}</p>`;
+  return html`<p class="closed soft">${OUTCOME[closed.outcome] ?? closed.outcome}${closed.by ? ` by ${closed.by}` : ""}: ${closed.question.message || closed.question.name}${answer && html` <bdi class="answer">${answer}</bdi>`}</p>`;
 }

@@ -1,4 +1,4 @@
-// Times, numbers, prices and statuses in words.
+// Times, numbers, prices, statuses and outcomes in words.
 
 export const STATUS = {
   writing: "writing",
@@ -19,6 +19,16 @@ export const THREAD_STATUS = {
   waiting: "waiting for you",
   failed: "failed",
   cancelled: "stopped",
+};
+
+/** How a question ended. An approval that was answered is approved or denied. */
+export const OUTCOME = {
+  answered: "Answered",
+  approved: "Allowed",
+  denied: "Denied",
+  declined: "Declined",
+  cancelled: "Withdrawn",
+  "timed out": "Expired unanswered",
 };
 
 /** A duration in words: 850 ms, 4.2 s, 3 min 12 s, 2 h 5 min; "" if it is unknown. */
