@@ -73,8 +73,7 @@ async def ask_approval(
 ) -> tuple[Approval, DecidedBy]:
     """Ask for approval, and return the decision and how it was made.
 
-    The decision applies only to this request, unless it is remembered. Raises `ToolValidationError`, without asking, if
-    the arguments can't be shown as the tool would get them.
+    Raises `ToolValidationError`, without asking, if the arguments can't be shown as the tool would get them.
     """
     frame = attempt.frame
     session = frame.session
