@@ -155,7 +155,7 @@ class _Unseen:
         return 0
 
     def load(self) -> bytes:
-        raise FileError("", "this file was listed but not looked up")
+        raise FileError("", "this file was listed but not looked up. Look it up before you read it")
 
 
 A_FILE = Node(2, _Unseen(), None)
