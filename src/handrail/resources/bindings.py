@@ -181,7 +181,7 @@ class RunResources:
             log_error(log, logging.ERROR, "closing a resource of the run failed", error=error)
             if ended is not None:
                 with contextlib.suppress(Exception):  # an exception may reject notes
-                    what = "; ".join(getattr(error, "__notes__", ()))
+                    what = "; ".join(getattr(error, "__notes__", ())) or "when a resource was closed"
                     ended.add_note(f"After the run, this was raised {what}: {in_short(error)}")
         return tuple(errors)
 
