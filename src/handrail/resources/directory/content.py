@@ -194,7 +194,7 @@ def facts_of(node: Node) -> Facts | None:
 
 
 def facts_for_new_content(node: Node) -> Facts | None:
-    """Return the facts that new content at a node's path takes over, without set-ID bits, or None if there are none to take over."""
+    """Return the facts that new content at a node's path inherits, without set-ID bits; None if there are none to inherit."""
     facts = facts_of(node)
     if facts is None or isinstance(node.data, Special):
         return None
