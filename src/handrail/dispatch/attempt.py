@@ -482,7 +482,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     def ticket(self) -> str:
         return give_ticket(self)
 
-    # Verbs of an environment.
+    # Verbs that may be None.
 
     @property
     def wait_for(self) -> WaitFor | None:
