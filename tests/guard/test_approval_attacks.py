@@ -240,8 +240,8 @@ SCENES: list[tuple[Callable[[Desk], Any], str]] = [
     (of_another_sessions_principal, "'ada' may not answer it"),
     (late, "there is no such question"),
     (late_by_a_hair, "expired"),
-    (after_another_answer, "it is over: answered"),
-    (that_remembers_more, "it is over: answered"),
+    (after_another_answer, "the question is over: answered"),
+    (that_remembers_more, "the question is over: answered"),
     (after_it_was_withdrawn, "there is no such question"),
 ]
 

@@ -67,7 +67,7 @@ def earliest(*times: float | None) -> float | None:
 
 
 def _deaths(row: StoredRun, progress: int) -> int:
-    """Return how many consecutive processes have died while they executed this run. After one that made progress, it is 1 again."""
+    """Return how many processes in a row have died while they executed this run. A process that made progress restarts the count at 1."""
     if row.status not in ("running", "queued") or not row.owner:
         return 0
     return row.deaths + 1 if row.progress == progress else 1
