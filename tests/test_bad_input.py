@@ -677,7 +677,7 @@ Told = tuple[list[Tool[Any, Any]], dict[str, Any], tuple[str, Any], str, str, st
 
 TOLD: dict[str, Told] = {
     "no such tool": ([write], {}, ("wrote", {}), "invalid", "no tool 'wrote'", "Did you mean write?"),
-    "no tool at all": ([], {}, ("wrote", {}), "invalid", "no tool 'wrote'", "There are: none"),
+    "no tool at all": ([], {}, ("wrote", {}), "invalid", "no tool 'wrote'", "Available tools: none"),
     "only declared": (
         [declared],
         {},
