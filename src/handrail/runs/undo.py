@@ -211,7 +211,7 @@ def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, journal: str, begun: 
     try:
         return filesystem.undo(unit.call_id, run_id=unit.run_id, place=unit.place, journal=journal)
     except UndoRefused as refused:
-        if begun and not refused.places:  # the process ended between changing the files and recording it
+        if begun and not refused.places:  # an earlier undo restored the files, but was not recorded
             return [place.removeprefix("file ") for place in unit.writes if place.startswith("file ")]
         raise
 
