@@ -20,7 +20,7 @@ class Watcher(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The output of one leg of a run within a short time."""
+    """The output of one leg of a run during a short interval."""
 
     position: int
     """Orders the batches of a session."""

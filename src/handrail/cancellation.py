@@ -136,7 +136,7 @@ class CancelScope(msgspec.Struct, eq=False):
         self._before += 1
 
     def _run_out(self) -> None:
-        """Cancel the work because its time is over."""
+        """Cancel the work because its time has run out."""
         if self.listener is None:
             cancel_without_notice(self.task)
         else:

@@ -62,7 +62,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
     thought: str = ""
     """The model's thinking before it answered, or a summary of it, and its requests to its provider's own tools.
 
-    It is shown to people, and sent only to servers that require it.
+    It is shown to people, and is not sent back. What a provider requires back is in `kept`.
     """
 
 
@@ -300,7 +300,7 @@ _SETTINGS: dict[str, tuple[Any, str]] = {
     "verbosity": (("low", "medium", "high"), "'low', 'medium' or 'high'"),
     "service_tier": (str, "the name of a tier"),
     "seed": (int, "an integer"),
-    "stop": (tuple, "a tuple of strings that are not empty"),
+    "stop": (tuple, "a non-empty tuple of non-empty strings"),
     "parallel_calls": (bool, "True or False"),
     "tool_choice": (str, "'auto', 'required', 'none' or the name of a tool"),
     "cache_key": (str, "a string"),
@@ -328,7 +328,7 @@ class Offered(msgspec.Struct, frozen=True):
 
     tool: Tool[Any, Any]
     deferred: bool = False
-    """Whether the tool was added after the conversation had begun."""
+    """Whether the tool belongs to a section that was opened during the conversation."""
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
@@ -433,7 +433,7 @@ class Model(Protocol):
 
     @property
     def name(self) -> str:
-        """The model's name, usually `provider:name`. A choice between models lists or describes them."""
+        """The model's name, usually `provider:name`. A choice is named after its models, or after the function that chooses."""
         ...
 
     @property

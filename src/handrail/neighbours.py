@@ -46,7 +46,7 @@ def _sources_in(folder: str) -> FileFinder:
 
 
 class _Neighbours(MetaPathFinder):
-    """Finds apps by name, and the modules in their folders for imports by modules of the same folder.
+    """Finds apps by name, and lets the modules in an app's folder import each other.
 
     It is the last finder in `sys.meta_path`.
     """
@@ -108,7 +108,7 @@ _finder = _Neighbours()
 
 
 def _imported_names(source: bytes) -> Iterator[tuple[str, int]]:
-    """Yield the top-level name of each absolute import in a module, also inside functions, with its line."""
+    """Yield the top-level name and the line of each absolute import in a module, including imports inside functions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for each in node.names:
@@ -118,7 +118,7 @@ def _imported_names(source: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _importer() -> str:
-    """Return the top-level name of the module whose import is being resolved; "" if there is none."""
+    """Return the top-level name of the module that contains the current import; "" if there is none."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # nothing else shows which module imports
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -157,7 +157,10 @@ def import_app(name: str) -> ModuleType:
 
 
 def find_app(name: str) -> ModuleSpec | None:
-    """Return the spec of a user's module by name; None if there is no such module. Only its parent packages are imported."""
+    """Return the spec of a user's module by name; None if there is no such module. Only its parent packages are imported.
+
+    Raises `ModuleNotFoundError` if a parent package does not exist.
+    """
     with _wanting(name):
         return importlib.util.find_spec(name)
 

@@ -36,8 +36,8 @@ D = TypeVar("D")
 class Home:
     """The lifetime of one call's operations, and the loop they run on.
 
-    A call has one home. Closing it ends the operations that run in other tasks with `ContextExpired`, and refuses later
-    ones.
+    A call has one home. When it is closed, the operations that run in other tasks end with `ContextExpired`, and later
+    ones are refused.
     """
 
     __slots__ = ("_live", "_owned", "call", "closed", "loop")
@@ -268,13 +268,13 @@ class Operation(Coroutine[Any, Any, T]):
                 source=self,
             )
 
-    if not TYPE_CHECKING:  # type checkers know that there is no such attribute
+    if not TYPE_CHECKING:  # hidden, so that type checkers report unknown attributes
 
         def __getattr__(self, name: str) -> NoReturn:
             if name in Operation.__slots__:  # the operation's own constructor has failed
                 raise AttributeError(name)
             raise AttributeError(
-                f"operation {self.name} has no {name!r}: it is an operation that has not run yet. "
+                f"operation {self.name} has no {name!r}: it is an operation, not the value that it returns. "
                 "Write `await` before it, or `.wait()` after it in synchronous code."
             )
 

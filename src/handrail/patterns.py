@@ -37,7 +37,7 @@ _WIDE = 4
 
 
 def is_plain(pattern: str) -> bool:
-    """Return whether a pattern is not empty and has no special or control characters, so that it only matches itself."""
+    """Return whether a pattern is not empty and has no special or control characters. Such a pattern matches only itself."""
     return _PLAIN.match(pattern) is not None
 
 
@@ -97,7 +97,8 @@ class Pattern:
         """Return whether the pattern matches anywhere in a string. Raises `ValueError` if the string is too long."""
         if len(text) > self.longest:
             raise ValueError(
-                f"the text has {len(text)} characters, and this pattern can be matched against at most {self.longest}"
+                f"the text has {len(text)} characters, and this pattern can be matched against at most "
+                f"{self.longest}. Use a shorter text or a smaller pattern"
             )
         return self._fits(text)
 
@@ -211,7 +212,7 @@ class _Translation:
         return _RENAMED_ESCAPES.get(escape, escape)
 
     def _class(self) -> str:
-        """Return a character class. Characters that would start a nested class or a set operation in Rust are escaped."""
+        """Translate a character class. Characters that would start a nested class or a set operation in Rust are escaped."""
         text = self._text
         parts = ["["]
         self._at += 1

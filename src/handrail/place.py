@@ -1,7 +1,7 @@
 """`Place`: where something happened in a run.
 
-A place is a path of steps from the run to what happened in it. Steps are numbered in order, never at
-random, so a resumed run finds its records under the same places.
+A place is a path of steps from the run to what happened in it. Steps are numbered in order and have no
+random ids, so a resumed run finds its records under the same places.
 
     run           (nothing)   the run itself
     call          .2          second call of a run, or second verb of a handler
@@ -67,7 +67,7 @@ class Place(msgspec.Struct, frozen=True):
     parent: Place | None = None
     kind: PlaceKind = "run"
     number: int = 0
-    """The 1-based number of the step, in the order of the run; 0 for a step without a number."""
+    """The 1-based number of the step within its parent; 0 for a step without a number."""
     name: str = ""
     """The name of a question that has a name instead of a number; "" for every other step."""
 
@@ -150,7 +150,7 @@ class Place(msgspec.Struct, frozen=True):
         if isinstance(which, int):
             return self._step("question", which)
         if not which or which.isdecimal():
-            raise ValueError(f"{which!r} is not the name of a question")
+            raise ValueError(f"a question can't be named {which!r}. Its name must not be empty or a number")
         return self._step("question", 0, which)
 
     def approval(self, number: int) -> Place:
@@ -180,7 +180,7 @@ class Place(msgspec.Struct, frozen=True):
             raise ValueError(f"there is no {kind} in the {self.kind} at {str(self)!r}")
         return Place(self, kind, number, name)
 
-    # The places that contain it.
+    # Containing places.
 
     @property
     def parents(self) -> Iterator[Place]:

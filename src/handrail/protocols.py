@@ -41,7 +41,7 @@ RunMode = Literal["user", "agent", "headless"]
 class Slice(Protocol[T_co]):
     """The items of one type in a session, oldest first unless a reducer orders them otherwise.
 
-    In a keyed slice, an item takes the place of the item that it replaces.
+    In a keyed slice, a new item takes the position of the item that it replaces.
     """
 
     def latest(self) -> T_co | None: ...
@@ -124,15 +124,15 @@ class Fork(Protocol):
         return None
 
     def read_places(self) -> Sequence[str]:
-        """Return the names of everything that was read, for the record."""
+        """Return the names of everything that was read, to be recorded."""
         return ()
 
     def written_places(self) -> Sequence[str]:
-        """Return the names of everything that was changed, for the record."""
+        """Return the names of everything that was changed, to be recorded."""
         return ()
 
     def file_changes(self) -> Sequence[Any]:
-        """Return the files that were read and changed, as plain data, so that another process can redo the changes."""
+        """Return the files that were read or changed, as plain data, so that another process can redo the changes."""
         return ()
 
 
@@ -174,7 +174,7 @@ class Forkable(Protocol):
     """A resource that takes part in a call's transaction: the call works on a fork of it."""
 
     def fork(self, owner: str, /, *, writable: bool = True) -> Any:
-        """Return a fork for the call named `owner`. Its cost does not depend on the size of the resource.
+        """Return a fork for the call named `owner`. The cost of forking does not depend on the resource's size.
 
         The fork satisfies the resource's own protocol and `Fork`, and can be forked again. It refuses changes unless
         `writable` is true.
@@ -183,7 +183,7 @@ class Forkable(Protocol):
 
 
 class Resources(Protocol):
-    """A run's resources. A tool gets a resource by the protocol to which it is bound."""
+    """A run's resources. Tools request a resource by its protocol."""
 
     def get(self, protocol: type[T], /) -> T: ...
     def open(self, protocol: type[T], /) -> Operation[T]:
@@ -343,11 +343,11 @@ class ApprovalRecall(Protocol):
         ...
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
-        """Remember an answer for an offered scope. Without one, an approval covers only this request and diff, and a denial any diff."""
+        """Remember an answer for an offered scope. Without one, an approval covers the request with this diff, and a denial with any diff."""
         ...
 
     def when_covered(self, wake: Callable[[], object], /) -> Callable[[], None]:
-        """Call `wake` once a remembered decision covers the request. Returns a function that stops this."""
+        """Call `wake` once a remembered decision covers the request. Returns a function that removes the callback."""
         ...
 
 
@@ -378,8 +378,8 @@ class ApprovalController(Protocol):
 class ApprovalBroker(Protocol):
     """Decides the approval requests of a run and of the runs nested in it.
 
-    A broker with a true attribute `shows_previews` decides on a staged call after the call has run in its fork, and
-    gets its diff.
+    A broker whose `shows_previews` is true decides on a staged call after the call has run in its fork, and gets the
+    call's diff.
     """
 
     async def decide(self, request: ApprovalRequest, /) -> Approval: ...

@@ -65,12 +65,10 @@ def ask(role: str | None = None, approvals: int = 1) -> Quorum:
     in a `CapabilityPolicy`: `{"money": ask(role="finance", approvals=2)}`. Raises `DefinitionError` for an invalid role or number.
     """
     if type(approvals) is not int or approvals < 1:
-        raise DefinitionError(
-            f"ask(approvals={approvals!r}) is not a number of people. Pass a whole number of at least 1."
-        )
+        raise DefinitionError(f"ask(): approvals is {approvals!r}. Pass a whole number of at least 1.")
     if role is not None and (not isinstance(role, str) or not role):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         raise DefinitionError(
-            f"ask(role={role!r}) is not the name of a role. Pass one, such as 'finance', or leave it out."
+            f"ask(): role is {role!r}. Pass the name of a role, such as 'finance', or leave it out."
         )
     return Quorum(None if role == "approver" else role, approvals)
 
@@ -96,7 +94,7 @@ class Wording(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, kind: str, message: str | None, title: str | None) -> Wording:
-        """Return the wording of a question of this kind. A message or title that is None is made from the words of the kind.
+        """Return the wording of a question of this kind. A message or title that is None is derived from the kind.
 
         Raises `DefinitionError` if one that was given is blank or not a string.
         """
@@ -160,7 +158,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return rows_of_payload(self.kind, self.payload)
 
     def may_vote(self, by: str, roles: Collection[str]) -> bool:
-        """Return whether this person's vote counts towards a quorum. A vote of the run's principal never does.
+        """Return whether this person's vote counts towards a quorum. A vote by the run's principal never does.
 
         Whether the person has the right to vote at all is checked elsewhere.
         """
@@ -205,6 +203,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
     reason: str = ""
     votes: tuple[Vote, ...] = ()
-    """The votes from which this answer was made, if quorums decide the question; otherwise empty."""
+    """The votes that led to this answer, if quorums decide the question; otherwise empty."""
     seal: str = ""
     """For a recorded answer whose value is masked, a digest of the actual value; otherwise "". Only the journal sets it."""

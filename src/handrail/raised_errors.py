@@ -23,7 +23,7 @@ _MOST_NODES = 20_000
 
 
 def words_of(error: BaseException) -> str:
-    """Return what an error says; "" if it says nothing, or if its `__str__` raises."""
+    """Return an error's message; "" if it has none, or if its `__str__` raises."""
     try:
         return str(error)
     except BaseException:  # whatever it raises, there is already an error to report
@@ -104,7 +104,7 @@ def forget_frames(error: BaseException) -> None:
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """Return a copy of an error to keep, because the error itself is raised further and collects frames.
+    """Return a copy of an error without its frames, to be kept while the error itself propagates and collects more.
 
     If it can't be copied, a `RuntimeError` that describes it is returned.
     """

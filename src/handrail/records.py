@@ -40,7 +40,7 @@ EntryKind = Literal[
 ]
 """The kinds of entries in a run's record.
 
-`model answer`: the model has answered. `call begun`: an attempt is marked, usually because its call must not run
+`model answer`: the model has answered. `call begun`: an attempt begins, usually at a call that must not run
 twice. `call tried`: another attempt at a call begins. `inner call`: a call inside another one has ended. `verb`: a handler has used a verb
 of its context. `advice`: what the run's feedback providers or completion checkers said.
 `undoing`: a call is being undone. `undone`: a call has been undone; the key is its id. `told`: the model has been
@@ -141,7 +141,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A principal's session, summarized from the runs of that principal in it."""
+    """A principal's session, summarized from that principal's runs in it."""
 
     session_id: str
     runs: int
@@ -232,7 +232,7 @@ class WorkspaceRow(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     """The process that acquired the workspace for that run; "" once it has released the workspace."""
     seal: str = ""
-    """The sum of the MACs of the rows of its files. It shows whether rows were added or removed."""
+    """The sum of the MACs of the workspace's file rows. It shows whether rows were added or removed."""
 
 
 class WorkspaceLine(msgspec.Struct, frozen=True):
@@ -248,7 +248,7 @@ class WorkspaceLine(msgspec.Struct, frozen=True):
     run_id: str = ""
     """The run that has the workspace; "" if a new run could take it."""
     altered: str = ""
-    """What something other than Handrail has altered, in which case only the name is known; "" if nothing was altered."""
+    """What was altered by something other than Handrail; "" if nothing was. If something was, only the name is known."""
 
 
 class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -262,7 +262,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: Sequence[Mapping[str, Any]] = ()
     """The manifests of the call's durable forks, which say what to change in each folder once the call is recorded."""
     workspaces: tuple[WorkspaceDelta, ...] = ()
-    """What the call changed in workspaces. Recording the call makes these changes."""
+    """What the call changed in workspaces. Recording the call applies these changes."""
     session_id: str = ""
     place: str = ""
     """The place of the call in its run. It is the same when the run is resumed."""
@@ -314,7 +314,7 @@ class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
     entries: Sequence[Entry] = ()
     units: Sequence[CommitUnit] = ()
     steps: Sequence[tuple[str, bytes | None]] = ()
-    """Settled values by key; None if the outcome is unknown."""
+    """The settled values, as `(key, value)`. The value is None if the outcome is unknown."""
     blobs: Sequence[bytes] = ()
     """The blobs that the run refers to."""
     forked_from: str = ""

@@ -19,7 +19,7 @@ import msgspec
 
 FOLD_CHARACTERS = 600
 FOLD_LINES = 12
-"""Maximum number of characters, and of lines, that are shown of a value. The rest is folded, unless it is short."""
+"""Maximum number of characters and lines of a value that are shown. The rest is folded, unless it is short."""
 
 _MAX_MARKS = 3
 """Maximum number of combining marks on one character. More of them would cover the text around it."""
@@ -77,7 +77,7 @@ def escape_line(text: str, limit: int | None = None) -> str:
 def exact(text: str, *, tabs: bool = False) -> str:
     """Return a string with every character made visible. Different strings give different texts. Line breaks are kept.
 
-    A backslash that would make the string look like an escape is itself escaped. With `tabs`, tabs are kept too,
+    A backslash that would look like the start of an escape is itself escaped. With `tabs`, tabs are kept too,
     since a diff of indented code could not be read otherwise.
     """
     return visible(_IMITATED.sub(r"\\x5c", text), tabs=tabs)

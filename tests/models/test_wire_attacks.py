@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
+import socket
 import subprocess
 import sys
 import weakref
@@ -248,6 +250,19 @@ async def test_a_refusal_is_one_streamed_or_not(stream: bool) -> None:
 
 
 # --- streams -----------------------------------------------------------------------------------
+
+
+async def test_a_server_that_accepts_no_connection_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no connection is made in time, the error says so. It does not report a server that sends no data."""
+    monkeypatch.setattr("handrail.models.http._CONNECT_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as opened:
+        for _ in range(3):  # the system accepts no more connections for the server than its backlog
+            filler = opened.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(server.getsockname())
+        model = OpenAIModel("m", base_url=f"http://127.0.0.1:{server.getsockname()[1]}", key_variable=None)
+        with pytest.raises(PromptEvaluationError, match=r"no connection was made in 0\.05 seconds"):
+            await Adapter(model, retry=ONCE).evaluate(PLAIN, "hi")
 
 
 async def test_a_connection_is_used_again_after_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -377,7 +377,8 @@ def test_a_file_that_can_not_be_read_is_named(content: bytes | None, tmp_path: P
     else:
         file.write_bytes(content)
     with pytest.raises(
-        PromptDefinitionError, match=r"^overrides .*trip\.toml: can't be read: .* Make it a TOML file\.$"
+        PromptDefinitionError,
+        match=r"^overrides .*trip\.toml: can't be read: .* Make it a readable TOML file in UTF-8\.$",
     ):
         trip(tmp_path)
 

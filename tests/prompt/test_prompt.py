@@ -386,12 +386,12 @@ PROMPTS: Rows = {
     ),
     "opener": (
         lambda: prompt(section(visibility="summary", summary="S"), tools=[OPENER]),
-        "prompt 'guide': a tool of the prompt itself is called 'open_sections', which opens the sections shown as "
-        "summaries. Give it another name.",
+        "prompt 'guide': a tool of the prompt itself is called 'open_sections', like the built-in tool that opens "
+        "sections. Give it another name.",
     ),
     "opener-in-a-section": (
         lambda: prompt(section(visibility=lambda: "full", summary="S", tools=[OPENER], enabled=False)),
-        "prompt 'guide': a tool of section 'search' is called 'open_sections', which opens",
+        "prompt 'guide': a tool of section 'search' is called 'open_sections', like the built-in tool",
     ),
     "two-tools": (
         lambda: prompt(section(tools=[weather]), tools=[weather]),

@@ -1,4 +1,4 @@
-"""The loop that runs a prompt on a model until the model is done."""
+"""Adapters, which run prompts on a model until the model is done."""
 
 from handrail.adapter.adapter import Adapter
 from handrail.adapter.response import PromptResponse

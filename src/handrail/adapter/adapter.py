@@ -104,9 +104,10 @@ class Adapter:
     def with_workers(
         self, workers: WorkerSource, model: Model | None = None, levels: int | None = None
     ) -> Adapter:
-        """Return a copy of this adapter whose runs may call these workers. Calls may nest at most `levels` deep.
+        """Return a copy of this adapter whose runs may call these workers.
 
-        `model` replaces the adapter's own, if given. If `levels` is None, the adapter's own limit stays.
+        `model` replaces the adapter's own, if given. `levels` limits how deep calls may nest, unless the adapter's own
+        limit is tighter.
         """
         made = copy.copy(self)
         made._options = self._options.replace(workers=workers).tightened(levels=levels)
@@ -230,7 +231,7 @@ class Adapter:
         return await resume(self, run_id, prompt, options, heard)
 
     def settings(self) -> Settings:
-        """Return the settings with which this adapter's runs ask their model by default."""
+        """Return the settings that this adapter's runs use by default to ask their model."""
         return Settings(
             self.model,
             retry=self._retry,

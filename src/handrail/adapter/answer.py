@@ -127,7 +127,7 @@ class Answer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the provider interrupted the answer, and continues it if it is asked again."""
+        """Whether the provider paused the answer, and will continue it when asked again."""
         return self.stop is not None and self.stop.reason == "paused"
 
     @property

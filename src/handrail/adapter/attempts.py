@@ -123,7 +123,7 @@ class Attempts:
         return await self._ask(run.retry, None, False)
 
     def _candidates(self) -> tuple[Candidate, ...]:
-        """Return the models to try in order, rotated so that the one that gave the run's last answer comes first.
+        """Return the candidates, rotated so that the model that gave the run's last answer is tried first.
 
         Raises `PromptEvaluationError` if the choice can't be made.
         """

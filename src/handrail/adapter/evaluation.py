@@ -59,7 +59,7 @@ MOST_DEATHS = 3
 MOST_WORKER_DEATHS = 10
 """How many worker processes may die while they execute a run, without progress, before it is set aside.
 
-The number is higher than `MOST_DEATHS`, because a worker executes other runs as well, and any of them may have ended it.
+The number is higher than `MOST_DEATHS`, because a worker executes several runs, and any of them may have killed it.
 """
 
 
@@ -153,8 +153,8 @@ async def _check_applied(journal: Journal, run_id: str) -> None:
             raise RunError(
                 run_id,
                 f"what its call {unit.call_id!r} changed in {unit.root!r} is not applied, because that folder or its "
-                "staged files are not here",
-                "Open that folder, wherever it is now, with --files FOLDER or filesystem=. Or give the changes up: "
+                "staged files can't be found",
+                "Open that folder, wherever it is now, with --files FOLDER or filesystem=. Or discard the changes: "
                 f"`handrail runs discard {run_id} {unit.call_id}`.",
             )
 
@@ -194,7 +194,7 @@ async def _go(
     resumed: ResumedRun | None = None,
     heard: EventBus | None = None,
 ) -> PromptResponse[Any]:
-    """Run a prompt, new or resumed, from its frame to its response."""
+    """Carry out a run, new or resumed, and return its response."""
     settings = adapter.settings().override(
         temperature=options.temperature,
         max_tokens=options.max_tokens,

@@ -67,7 +67,7 @@ def _check_attachments(model: Model, attachments: Sequence[Attachment]) -> None:
     if problems:
         raise ModelRequestRefused(
             model.name,
-            f"it can't be sent these attachments: {'; '.join(problems)}. Leave them out, or convert them.",
+            f"it does not accept these attachments: {'; '.join(problems)}. Leave them out, or convert them.",
         )
 
 
@@ -191,7 +191,8 @@ async def _run_calls(
 ) -> tuple[ToolResult[Any], ...]:
     """Run the calls of a turn through the gate, and return their results.
 
-    Raises the error that ends the run, if any, after the results were added to the conversation.
+    The results are added to the conversation, unless the run is left to its record. Then the error that ends the run is
+    raised, if there is one.
     """
     turn = OpenTurn(run.gate, calls, message_id, cut_off)
     run.calls += len(calls)
@@ -287,8 +288,9 @@ class Sections:
 def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[Sections, list[str]]:
     """Create the tool with which a model opens sections that are shown as summaries.
 
-    Its result has the sections' text and attachments, so that earlier messages stay byte-identical. The sections' tools
-    can be called from the next turn on. If `in_place` is false, the tool raises `VisibilityExpansionRequired`.
+    The sections' text and attachments are in its result, so that everything sent before stays byte-identical. The
+    sections' tools can be called from the next turn on. If `in_place` is false, the tool raises
+    `VisibilityExpansionRequired`.
     """
 
     async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:

@@ -158,7 +158,7 @@ class _PartialCall(msgspec.Struct):
 
 
 class StreamMask:
-    """The calls of one streamed answer. Their arguments are shown as they arrive, or masked once they are complete."""
+    """The calls of one streamed answer. Their arguments are shown as they arrive or, if masked, once they are complete."""
 
     __slots__ = ("_calls", "_mask")
 

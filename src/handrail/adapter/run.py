@@ -65,7 +65,7 @@ class Run:
         self.settings = settings
         self.model = settings.model
         self.chooses = is_choice(settings.model)
-        """Whether the run's model is a choice among others."""
+        """Whether the run's model is a choice among several models."""
         self.retry = settings.retry
         self.throttle = settings.throttle
         self.tariff = settings.tariff
@@ -199,7 +199,7 @@ class Run:
 
     @property
     def place_of_answer(self) -> Place:
-        """The place in the record of the answer that the model gave last or is asked for now."""
+        """The place in the record for the answer that is being awaited, or else for the last one."""
         return self.frame.place.answer(self.answers)
 
     def offered_size(self) -> int:

@@ -118,7 +118,7 @@ class _Keeper:
 
     @classmethod
     def of(cls, journal: Journal, loop: asyncio.AbstractEventLoop) -> _Keeper:
-        """Return the keeper of a journal's runs on a loop."""
+        """Return the keeper for a journal's runs on an event loop, and create it if there is none."""
         with _lock:
             known = _keepers.get(id(journal), ())
             for each in known:

@@ -74,12 +74,12 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     model_settings: ModelSettings | None = None
     added: list[str] = []  # the names of the tools that this run has in addition to the prompt's
     events: list[bytes] = []
-    """Events that earlier runs committed in the session since `base`. Those runs are not copied with this one."""
+    """In a copy of a run: the events that earlier runs committed in the session since `base`. Those runs are not copied."""
     said: list[Message] = []  # the messages of the runs whose events are in `events`
     shown: list[str] = []  # the sections that were opened in the runs whose events are in `events`
     trace_id: str = ""  # the trace id that the run was given, if any
     models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
-    denied: list[bytes] = []  # the denials that the original session remembered, and their revocations
+    denied: list[bytes] = []  # in a copy: denials remembered in the original session, and their revocations
     attachments: list[Attachment] = []  # the files that the run's worker was given, as references
     attached: list[Attachment] = []  # the attachments of the run's message, as references
     sources: dict[str, str] = {}  # the files that name the servers of the run's tools, and a digest of each
@@ -297,7 +297,7 @@ async def carry_out(
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Return the outcome of `work`. If the run was parked, raises `RunParked` instead, also in place of an error other than `RunBusy`."""
+    """Return the outcome of `work`. If the run was parked, raises `RunParked` instead, even if `work` failed, except with `RunBusy`."""
     scope = open_scope(frame.cancellation)
     try:
         ended = await work

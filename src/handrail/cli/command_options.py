@@ -142,7 +142,7 @@ class WorkerOptions:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", self.deadline.strip())
         if found is None or not float(found[1]):
             raise UsageError(
-                f"--deadline {self.deadline!r} is not a duration. Write seconds, or 90s, 5m, 1h."
+                f"--deadline {self.deadline!r} is not a duration above zero. Write seconds, or 90s, 5m, 1h."
             )
         from handrail.deadline import Deadline
 

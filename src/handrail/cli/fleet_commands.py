@@ -177,7 +177,7 @@ def parse_span(text: str, option: str) -> float:
     """Parse a span of time, such as `15m`, and return it in seconds. Raises `UsageError` if it is invalid."""
     found = _SPAN.fullmatch(text)
     if found is None or not int(found[1]):
-        raise UsageError(f"{option} {text!r} is not a span of time. Write 30s, 15m, 12h or 7d.")
+        raise UsageError(f"{option} {text!r} is not a span of time above zero. Write 30s, 15m, 12h or 7d.")
     return float(int(found[1]) * _UNITS[found[2]])
 
 

@@ -1,7 +1,7 @@
 """`ToolContext`: what the handler of one call may see and do.
 
-It is a view of a `ContextSource`. Two of its verbs are not always available: `wait_for`, which asks a person, and
-`prompt_model`, which asks a model.
+It is a view of a `ContextSource`. Two of its verbs may be None: `wait_for`, which asks a person, and `prompt_model`,
+which asks a model.
 """
 
 from __future__ import annotations
@@ -284,12 +284,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def budget_tracker(self) -> BudgetTracker:
-        """The tracker of the budget, without limits if there is no budget. It is the same object as `resources.get(BudgetTracker)`."""
+        """The budget's tracker, which has no limits if there is no budget. It is the same object as `resources.get(BudgetTracker)`."""
         return self._source.budget_tracker
 
     @property
     def cost_tracker(self) -> CostTracker:
-        """The tracker of the model usage and cost of this run and the runs nested in it."""
+        """Tracks the model usage and cost of this run and of the runs nested in it."""
         return self._source.cost_tracker
 
     # Resources.
@@ -312,7 +312,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         """The approval mode and the session's remembered decisions, read-only. A tool requests approval with `request_approval`."""
         return self._source.approval_controller
 
-    # Verbs that are always available.
+    # Verbs that are never None.
 
     def once(
         self,
@@ -395,7 +395,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         self._source.home.check()
         return self._source.ticket()
 
-    # Verbs that are not always available.
+    # Verbs that may be None.
 
     @property
     def wait_for(self) -> WaitFor | None:

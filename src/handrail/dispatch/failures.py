@@ -159,7 +159,7 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
 
 
 def _loss(attempt: Attempt, error: BaseException) -> str:
-    """Return why this process can no longer record the run of a call, or "" if the error does not say so.
+    """Return why this process can no longer record the run of a call, or "" if the error does not mean that.
 
     A run that can't be recorded stops in this process. It can be resumed, and the process that resumes it decides what to undo.
     """
@@ -272,7 +272,10 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
 
 
 def transient_in(error: BaseException) -> TransientError | None:
-    """Return the transient failure in an error or a group; None if there is none. Of several, it is the one that asks for the longest pause."""
+    """Return the transient failure in an error or a group; None if there is none.
+
+    If there are several, it is the one that asks for the longest pause.
+    """
     found = [each for each in leaves_of(error) if isinstance(each, TransientError)]
     return max(found, key=lambda each: retry_delay(each) or 0.0, default=None)
 

@@ -66,8 +66,8 @@ class PolicySession(CallSession):
 class PolicyCall(msgspec.Struct, eq=False):
     """The source of the policies' context.
 
-    Before the handler runs, it shows the state from which the call will start; afterwards, the call's changes.
-    Then policies may also write state, even if the tool itself may only read.
+    Before the handler runs, it shows the state from which the call will start. Afterwards it shows the call's changes,
+    and policies may also write state, even if the tool itself may only read.
     """
 
     _attempt: Attempt

@@ -343,7 +343,7 @@ def asker(question: Question) -> str:
 
 
 def _subject(question: Question) -> str:
-    """Return the tool of an approval, or the title of another question. If there is none, return the question's name."""
+    """Return the tool that needs approval, or the title of any other question; the question's name if there is neither."""
     if question.kind != "approval":
         return exact_line(question.title or question.name)
     return exact_line(str(_payload(question).get("tool", question.name)))

@@ -141,8 +141,8 @@ async def repeat(
 ) -> None:
     """Submit the next run of a series. Does nothing for a run that is not repeated.
 
-    Times that have passed are skipped. The new run's key contains its time, so that it is submitted only once, even by
-    several workers.
+    Times that have passed are skipped. The new run's key contains its time, so that it is submitted only once, even if
+    several workers try.
     """
     if request.every is None:
         return

@@ -95,7 +95,7 @@ class FeedbackProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """A provider that tells the model how much time is left, once for each number of seconds in `at`."""
+    """A provider that tells the model how much time is left, once for each threshold in `at` (seconds left)."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -116,7 +116,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """A provider that tells the model how much of its budget is left, once for each spent fraction in `at`."""
+    """A provider that tells the model how much of its budget is left, once for each threshold in `at` (fraction spent)."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
@@ -277,7 +277,7 @@ def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer of a feedback provider or a completion checker."""
+    """The reply from a feedback provider or a completion checker."""
 
     text: str | None = None
     """The advice, or what is missing; None or "" for nothing."""
@@ -310,5 +310,5 @@ async def ask(name: str, asked: Callable[[], Any]) -> Reply:
 
 
 def could_not_check(name: str, why: str) -> str:
-    """Return a sentence that tells the model why a check failed."""
+    """Return a sentence that tells the model why a checker gave no answer."""
     return f"The check {name!r} failed: {why.rstrip('.')}."

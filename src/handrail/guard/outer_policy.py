@@ -99,8 +99,8 @@ def with_outer(own: tuple[ToolPolicy, ...], outer: Iterable[OuterPolicy]) -> tup
         alike = next((one for one in own if one.name == each.name), None)
         if isinstance(alike, RateLimitPolicy) and alike is not each.policy:
             raise DefinitionError(
-                f"a nested run and a run around it each have a rate limit named {each.name!r}, and would share its "
-                f"counts. Rename one of them: RateLimitPolicy(..., name='nested_rate')."
+                f"the nested run has a rate limit named {each.name!r}, and a run around it has a different policy with "
+                f"that name, so they would share their state. Rename one of them: RateLimitPolicy(..., name='nested_rate')."
             )
     return (*own, *(each for each in outer if not any(each.policy is one for one in own)))
 

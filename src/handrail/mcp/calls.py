@@ -1,7 +1,7 @@
 """`Calls`: the calls of a server's clients.
 
-With a journal, each call is a recorded run. A call that asks a question stays in memory for a while, because the answer may
-come soon. A recorded call is then parked, and the answer resumes it from the journal, even after a restart of the server.
+With a journal, each call is a recorded run. A call that asks a question waits in memory at first. After
+`park_after` seconds, a recorded call is parked. The answer then resumes it, even after a restart of the server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NO_PAGE = (
     "it asks for a secret, and MCP forbids forms that ask for secrets. The person has to answer on a page of the server: "
     "serve the app with `handrail mcp --http` and a token or users, and use a client that opens addresses (URL elicitation)"
 )
-"""Why a question that asks for a secret is not asked."""
+"""Why a question that asks for a secret is not asked if the person can't be sent to a page."""
 _SETTLE = 0.01
 """Seconds to wait for further questions of a call, so that the client gets them together."""
 
@@ -154,7 +154,7 @@ class Calls:
         return call if call is not None and call.principal == principal else None
 
     def collect(self, call: LiveCall) -> None:
-        """Note that the client has called again, so that the result of the call need not be kept."""
+        """Note that the client has called again. The result of the call is no longer kept for it."""
         call.is_left = False
         self._left.pop(call.run_id, None)
 
@@ -173,7 +173,7 @@ class Calls:
         return row, message
 
     async def result(self, row: RunRow, message: CallMessage) -> ToolResult[Any]:
-        """Return the recorded result of a call that is over; a failed one if none was recorded or the tool is no longer served."""
+        """Return the recorded result of a call that is over; an error result if there is none, or if the tool is no longer served."""
         tool = (await self.tools.all()).get(message.tool)
         for unit in await self.journal_of_tasks().calls.load(row.record.id):
             if tool is not None and unit.place == _PLACE:
@@ -245,7 +245,7 @@ class Calls:
         return len(self._live)
 
     def ended(self, call: LiveCall) -> None:
-        """Forget a call that has ended or was parked, unless the client must still call again for an unrecorded result."""
+        """Forget a call that has ended or was parked. An unrecorded result is kept if the client has to call again for it."""
         if self._live.get(call.run_id) is call:
             del self._live[call.run_id]
             if self.journal is None and call.is_left and not call.task.cancelled():

@@ -34,7 +34,7 @@ log = logging.getLogger("handrail.mcp")
 CONNECT_TIMEOUT = 30.0
 """Seconds that a server has to introduce itself and list its tools. The start of its process does not count."""
 PROBE_TIMEOUT = 5.0
-"""Seconds that a server which did not answer a call has to list its tools, before the connection is closed."""
+"""Seconds that a server has to list its tools after a call that it did not answer. If it takes longer, the connection is closed."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds between attempts to connect: the first wait, doubled after each failure up to the longest."""
 PATIENCE = 5.0
@@ -42,7 +42,7 @@ PATIENCE = 5.0
 MAX_REOPENED = 5
 """Maximum number of attempts to reopen a lost connection in the background. After that, the next call opens it."""
 REFRESH_EVERY = 1.0
-"""Minimum seconds between two readings of a list that the server keeps announcing as changed."""
+"""Minimum seconds between two refreshes of the list of tools, however often the server announces changes."""
 _MAX_WORDS = 600
 """Maximum number of characters of an error's description."""
 _LIST_CHANGED = "notifications/tools/list_changed"
@@ -54,7 +54,7 @@ _CLOSED = ("Connection closed", "SSE stream")
 
 _UNREADABLE = "Failed to parse "
 _UNREAD = (_UNREADABLE, "Unexpected content type", "Server returned an error response", "HTTP status 5")
-"""Beginnings of the errors for an answer that can't be read, or that has an error status, perhaps from a proxy in front of the server.
+"""How the SDK's messages begin when an answer can't be read or has an error status, perhaps from a proxy in front of the server.
 
 The server may still have handled the request.
 """
@@ -78,7 +78,7 @@ class Owner(Protocol):
         """Take the server's tools. Called each time they have been listed."""
 
     async def ask_login(self, address: str, /) -> str:
-        """Ask a person to log in at an address, and return the address at which the browser ended.
+        """Ask a person to log in at an address, and return the address at which the browser ended up.
 
         Returns "" if the redirect reached this program. Raises `LoginNeeded` if nobody can be asked, or if the person
         declines or does not answer.
@@ -182,7 +182,7 @@ class Connection:
             await asyncio.sleep(wait)
             async with (
                 self._server.open(lost, self._ask_login) as streams,
-                # not around the start of a process, which must not be interrupted
+                # the limit does not cover the start of a process, which must not be interrupted
                 self._within(CONNECT_TIMEOUT) as limit,
                 Client(
                     contextlib.nullcontext(streams),

@@ -1,4 +1,4 @@
-"""Questions and logins of MCP servers, asked through the context of a call."""
+"""Puts the questions of MCP servers, and their requests to log in, to a person through the context of a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ URL = "mcp.url"
 LOGIN = "mcp.login"
 """The kind of a question that asks a person to log in.
 
-The answer is the address at which the browser ended, or "" if the redirect reached this program.
+The answer is the address at which the browser ended up, or "" if the redirect reached this program.
 """
 
 _UNCHECKED = frozenset(["format", "enumNames"])

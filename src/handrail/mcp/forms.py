@@ -39,12 +39,12 @@ def address_of(question: Question, url: str) -> wire.ElicitRequestURLParams:
 def form_of(question: Question, problem: str = "") -> wire.ElicitRequestFormParams:
     """Return a question as a form. `problem` says why the previous answer to it was refused.
 
-    The message shows the question's rows. For an approval, these are the call's arguments, followed by the diff, if the
-    question has one. Raises `ValueError` if the question asks for a secret.
+    The message shows the question's rows, which are the call's arguments if an approval is asked for, and the diff of an
+    approval that has one. Raises `ValueError` if the question asks for a secret.
     """
     if question.secret:
         raise ValueError(
-            f"question {question.name!r} asks for a secret, which may not be asked for in a form"
+            f"question {question.name!r} asks for a secret, which may not be asked for in a form. Use `address_of`."
         )
     schema = _expanded(question.schema, question.schema.get("$defs", {}))
     fields = _fields(schema)
@@ -63,7 +63,7 @@ def form_of(question: Question, problem: str = "") -> wire.ElicitRequestFormPara
 
 
 def key_of(question: Question) -> str:
-    """Return the key under which a client gets a question: the name of a call's first question, otherwise the question's id."""
+    """Return the key under which a client gets a question: its name if it is the first of its call, otherwise its id."""
     return question.name if question.id == f"{question.run_id}.1~1?1" else question.id
 
 

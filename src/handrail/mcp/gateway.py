@@ -60,7 +60,7 @@ def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
     # If a setting is invalid, `front` has `locked` set even if the file does not have it.
     for name in sorted((front.model_fields_set & parsed.lines.keys()) - _ALLOWED):
         find.add(
-            parsed.line_of(name), f"`{name}` has no meaning for a gateway", "Leave only policies and limits."
+            parsed.line_of(name), f"`{name}` has no meaning for a gateway", "Keep only policies and limits."
         )
     limits = front.limits.model_dump(exclude_none=True)
     for name in sorted(limits.keys() - {"tool_calls", "seconds"}):

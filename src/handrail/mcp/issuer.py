@@ -66,7 +66,7 @@ class Issuer:
         wrong = [each for each in self.scopes if not _SCOPE.fullmatch(each)]
         if wrong:
             raise DefinitionError(
-                f"{wrong[0]!r} can't be a scope. Pass one scope at a time, without spaces, quotes and backslashes."
+                f"{wrong[0]!r} can't be a scope. Pass one scope at a time, without spaces, quotes or backslashes."
             )
         self._resource = AnyHttpUrl(resource)
         self._clock = clock

@@ -20,7 +20,7 @@ from handrail.rendering import escape_line
 log = logging.getLogger("handrail.mcp")
 
 _MAX_WARNINGS = 100
-"""Maximum number of tools of one connection that are named in the log."""
+"""Maximum number of invalid tools that the log names for one connection."""
 _MAX_WORDS = 200
 
 
@@ -64,7 +64,7 @@ class Listings:
         result["tools"] = kept
 
     def _problem_of(self, result: Mapping[str, Any]) -> str:
-        """Return the first problem of a list of tools; "" if it is valid."""
+        """Return the first problem in a list of tools; "" if the list is valid."""
         try:
             if ("tools/list", self._version) in SERVER_RESULTS:
                 validate_server_result("tools/list", self._version, result)

@@ -33,7 +33,7 @@ _MAX_REQUEST = 16 * 1024
 AskLogin = Callable[[str], Awaitable[str]]
 """A function that asks a person to open an address.
 
-It returns the address at which the browser ended, or "" if the redirect reached this program.
+It returns the address at which the browser ended up, or "" if the redirect reached this program.
 """
 
 
@@ -113,7 +113,7 @@ def _code_in(address: str) -> AuthorizationCodeResult:
     """Return the code in the address to which the browser was sent. Raises `LoginNeeded` if the address has no code."""
     found = parse_qs(urlsplit(address).query)
     if "code" not in found:
-        why = found.get("error", ["the address that the browser ended at has no code"])[0]
+        why = found.get("error", ["the address at which the browser ended up has no code"])[0]
         raise LoginNeeded(f"the login did not succeed: {why[:200]}")
     return AuthorizationCodeResult(
         code=found["code"][0], state=found.get("state", [None])[0], iss=found.get("iss", [None])[0]

@@ -183,7 +183,7 @@ class _Server:
     # --- login ---
 
     async def ask_login(self, address: str) -> str:
-        """Ask the person of the oldest call in progress to log in.
+        """Ask a person to log in, through the oldest call in progress.
 
         Raises `LoginNeeded` if there is no call, or nobody logs in. If there is no call, `connect` offers the model a tool that
         asks.

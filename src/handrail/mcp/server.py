@@ -199,7 +199,7 @@ class ToolServer:
         except CallUnknown:
             raise MCPError(
                 wire.INVALID_PARAMS,
-                "nothing waits for this answer: it was given, or it came too late. Call the tool again",
+                "nothing waits for this answer: the question was already answered, or the answer came too late. Call the tool again",
             ) from None
         except CallRefused as error:
             raise MCPError(wire.INVALID_REQUEST, str(error)) from None

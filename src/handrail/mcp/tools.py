@@ -145,7 +145,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def map_names(remote: Sequence[str], prefix: str) -> dict[str, str]:
-    """Return a callable name for each of a server's names, in the same order.
+    """Return a name that a model can call for each of a server's names, in the same order.
 
     Characters that a tool's name can't contain become `_`. If that makes names equal, the one that needed no change stays as it
     is. The others, and names that are empty or too long, end with a digest of the original name. So no name depends on the

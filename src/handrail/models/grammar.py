@@ -77,7 +77,7 @@ def _digest(id: str) -> bytes:
 
 
 def is_object(arguments: str) -> bool:
-    """Return whether arguments are the complete JSON text of an object that every parser can read, or that only repeats a key."""
+    """Return whether arguments are the complete JSON text of an object that every parser can read. Keys may be repeated."""
     return _object_in(arguments) is not None
 
 

@@ -250,6 +250,8 @@ class Endpoint:
                 yield response
         except ModelError:
             raise
+        except aiohttp.ConnectionTimeoutError:
+            failure = ModelUnavailable(self.model, f"no connection was made in {_CONNECT_SECONDS:g} seconds")
         except TimeoutError:
             failure = ModelUnavailable(self.model, f"no data arrived for {self._silence:g} seconds")
         except aiohttp.ClientPayloadError:
@@ -423,7 +425,7 @@ _SMALL = 1 << 15
 
 
 def text_json(text: str) -> bytes:
-    """Encode a string as JSON. The result is cached unless the string is long, because prompts are sent repeatedly."""
+    """Encode a string as JSON. The result is cached, because prompts are sent repeatedly, unless the string is long."""
     return _kept_json(text) if len(text) <= _SMALL else encode(text)
 
 
@@ -444,7 +446,7 @@ def count(value: Any) -> int:
 def body_of(fields: Mapping[str, Any], **written: tuple[bytes | bytearray, ...]) -> bytes:
     """Build the JSON of a request body from plain values, and from values that are already encoded, each in pieces.
 
-    The pieces are joined only once, because a conversation with attachments can have many megabytes.
+    The pieces are joined only once, because a conversation with attachments can be many megabytes long.
     """
     parts: list[bytes | bytearray] = [encode(fields)[:-1]]
     comma = b"," if fields else b""

@@ -199,7 +199,7 @@ def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
     for example in tool.examples:
         params: Any = example.input
         params = tool.parse(params) if isinstance(params, Mapping) else params  # pyright: ignore[reportUnknownArgumentType]
-        # the grammar allows the same layout
+        # in the layout that the grammar allows
         arguments = json.dumps(from_json(tool.dump(params)), ensure_ascii=False)
         turns += [("user", example.description), ("assistant", arguments)]
     said = [

@@ -15,7 +15,7 @@ _THOUSAND = 1_000
 _FREE = Decimal(0)
 
 Tariff = Callable[[Usage], Decimal | None]
-"""A function that returns the cost of a usage in US dollars, or None if it is unknown."""
+"""A function that returns the cost of a `Usage` in US dollars, or None if the cost is unknown."""
 
 
 def tariff_of(model: str, traits: Traits) -> Tariff:
@@ -36,7 +36,7 @@ def most_of(tariff: Tariff, input: int, output: int) -> Decimal | None:
 
 
 def cost_at(price: Price, usage: Usage) -> Decimal:
-    """Return the cost of a usage at a known price."""
+    """Return the cost of a `Usage` at this price, in US dollars."""
     if not (price.input or price.output or price.searches):
         return _FREE
     cached = price.input if price.cached is None else price.cached
@@ -61,7 +61,7 @@ def _from_table(model: str) -> Tariff:
         return _unknown
 
     def cost(usage: Usage) -> Decimal | None:
-        # the table refuses a higher count, but some servers report one
+        # the table refuses more cached tokens than input tokens, but some servers report them
         cached = min(usage.cached, usage.input)
         used = table.Usage(
             input_tokens=usage.input,

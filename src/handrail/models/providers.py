@@ -69,7 +69,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     lacks: frozenset[str] = frozenset()
     """The settings in `ModelSettings` that the server does not have."""
     forced: re.Pattern[str] = re.compile("")
-    """Matches the names of the models that can be forced to answer with a call. Other models refuse a request to do so."""
+    """Matches the names of the models that can be forced to answer with a call. Other models refuse a request that forces a call."""
     takes: Takes = CHAT_TAKES
     """The attachments that the model in use takes. The table does not set this field, because it depends on the model's name."""
 

@@ -207,7 +207,7 @@ def _reason(answer: Any, items: list[Any]) -> StopReason:
 
 
 def _kept(wire: str, items: list[Any]) -> Kept | None:
-    """Return the items of a response to be sent back; None if they are at most one text followed by calls, without further fields.
+    """Return the items of a response that later requests send back; None if they are at most one text followed by calls, without further fields.
 
     Reasoning is sent back only if it is encrypted, because by default the provider stores nothing. If some reasoning can't be
     sent back, the other items are sent without their ids.
@@ -226,7 +226,7 @@ def _kept(wire: str, items: list[Any]) -> Kept | None:
 
 
 def _is_plain(item: Any) -> bool:
-    """Return whether the conversation contains everything in an item, so that it need not be kept."""
+    """Return whether the conversation contains everything in an item, so the item need not be kept."""
     match item["type"]:
         case "message":
             said = item["content"]

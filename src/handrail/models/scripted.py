@@ -221,7 +221,7 @@ def _is_said(message: Message) -> bool:
 
 
 def _next(said: str, results: list[CallAnswered], offered: set[str], first: bool) -> Reply:
-    """Return the next answer: read the notes, have them reviewed, show a form if one was requested, write, and report."""
+    """Return the reply for the next step: read the notes, have them reviewed, show a form if requested, add a note, report."""
     names = [result.name for result in results]
     last = results[-1] if results else None
     if last is None:

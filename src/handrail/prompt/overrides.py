@@ -258,7 +258,7 @@ def read_overrides(file: Path) -> tuple[Override, ...]:
         return ()
     except (OSError, UnicodeDecodeError) as error:
         raise PromptDefinitionError(
-            f"overrides {file}", f"can't be read: {error}", "Make it a TOML file."
+            f"overrides {file}", f"can't be read: {error}", "Make it a readable TOML file in UTF-8."
         ) from None
     try:
         data = tomllib.loads(text)

@@ -345,7 +345,10 @@ class _Check:
         return found
 
     def params_type(self) -> Any:
-        """Return the sections' params type. Raises `PromptDefinitionError` if two sections take different types."""
+        """Return the sections' params type; None if no section takes params.
+
+        Raises `PromptDefinitionError` if two sections take different types.
+        """
         found: Any = None
         where = ""
         for path, section in walk(self.prompt.sections):
@@ -387,10 +390,11 @@ class _Check:
         return plans
 
     def names(self, plans: Sequence[Planned]) -> None:
-        """Check the names of tools and policies that are always enabled together.
+        """Check the names of tools and policies.
 
-        Raises `PromptValidationError` if two tools have the same name, and `PromptDefinitionError` if two policies do, or
-        if a section may be shown as a summary and a tool is named `OPENER`.
+        Among those that are always enabled, two tools with the same name raise `PromptValidationError`, and two different
+        policies with the same name raise `PromptDefinitionError`. So does any tool named `OPENER`, if a section may be shown as
+        a summary.
         """
         always = list(_always_enabled(plans))
         places = [("the prompt itself", self.prompt.tools)]
@@ -403,7 +407,7 @@ class _Check:
         for place, tools in places + [(f"section {one.path!r}", one.tools) for one in every]:
             if any(tool.name == OPENER for tool in tools):
                 raise self.error(
-                    f"a tool of {place} is called {OPENER!r}, which opens the sections shown as summaries",
+                    f"a tool of {place} is called {OPENER!r}, like the built-in tool that opens sections",
                     "Give it another name.",
                 )
 

@@ -90,7 +90,7 @@ class Condition:
 
     @property
     def may_read_params(self) -> bool:
-        """Whether the condition's function gets the params, so that it may read any of their fields."""
+        """Whether the condition's function gets the params, and so may read any of their fields."""
         return self._takes_all or self.takes_params
 
     def may_be(self, value: object) -> bool:
@@ -98,7 +98,7 @@ class Condition:
         return self._function is not None or self._value == value
 
     def evaluate(self, prompt: str, path: str, given: Mapping[str, Any]) -> Any:
-        """Return the condition's value. A function is called with the params and session of a rendering.
+        """Return the condition's value. A function is called with those of the params and the session that it takes.
 
         Raises `PromptRenderError` if the function raises an exception or returns a value that is not allowed, or if it has a
         parameter `session` and there is no session.

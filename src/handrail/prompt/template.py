@@ -24,7 +24,7 @@ class Template(msgspec.Struct, frozen=True):
     """A text with placeholders. Values are inserted unchanged, so a `$` in a value is literal."""
 
     parts: tuple[str, ...]
-    """Alternately the text between placeholders and a placeholder's name. The first and last items are text."""
+    """Pieces of text and placeholder names, in turn. The first and last items are text."""
     names: frozenset[str]
 
     def fill(self, values: Mapping[str, Any]) -> str:
@@ -39,8 +39,8 @@ class Template(msgspec.Struct, frozen=True):
 def template_of(text: str) -> Template:
     """Parse a template. Raises `PromptDefinitionError` for a `$` that is neither a placeholder nor `$$`.
 
-    Common indentation, empty lines at the beginning and blanks at the end are dropped, so that a template can be indented like
-    the code in which it is written.
+    Common indentation, empty lines at the beginning and whitespace at the end are dropped, so that a template can be
+    indented like the code in which it is written.
     """
     whole = textwrap.dedent(text).rstrip()
     text = whole.lstrip("\n")

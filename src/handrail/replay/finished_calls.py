@@ -238,7 +238,7 @@ def bill_nested(attempt: Attempt, before: int | None = None) -> None:
 
 
 async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
-    """Close the tickets of a call from the record, and charge what was spent under them.
+    """Close a call's recorded tickets, and charge what was spent under them.
 
     Returns the deposits by place; b"" for a ticket that was claimed and has no deposit.
     """

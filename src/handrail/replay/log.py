@@ -120,7 +120,7 @@ class RunLog:
         self._inside.setdefault(place.outermost_call, []).append((kind, place, body))
 
     def _under(self, kind: str, call: Place) -> Iterator[tuple[int, Place, bytes]]:
-        """Yield the records inside the attempts at a call, each as attempt number, place and body."""
+        """Yield the records of this kind inside the attempts at a call, each as attempt number, place and body."""
         for each, place, body in self._inside.get(call.outermost_call, ()):
             attempt = place.attempt_at(call) if each == kind else None
             if attempt is not None:
@@ -182,7 +182,7 @@ class RunLog:
         return self._finished.get(str(call))
 
     def committed_inside(self, call: Place) -> list[CommitUnit]:
-        """Return the records of the calls inside a call that have committed for themselves and changed something."""
+        """Return the units of the successful calls inside a call that were committed separately and changed something."""
         inside = (unit for place, unit in self._finished.items() if place.startswith(call.prefix()))
         return [unit for unit in inside if unit.status == "ok" and (unit.effects or unit.writes)]
 

@@ -71,7 +71,7 @@ def _is_charged_once(attempt: Attempt) -> bool:
 async def mark_given(attempt: Attempt) -> None:
     """Mark a handler that is about to receive a secret in an answer, so that a resumed run does not run it again.
 
-    A part that only asks is not marked, because its question is asked again.
+    An act that only asks is not marked, because its question is asked again.
     """
     attempt.has_secret = True
     if not attempt.kind.only_asks:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.dispatch")
 
 _GRACE = 0.1
-"""Seconds in which a handler may continue after an answer or an inner call, before it counts as waiting."""
+"""Seconds that a handler is given to continue after an answer or an inner call, before it counts as waiting."""
 
 
 class Parking:
@@ -127,7 +127,7 @@ class Parking:
 
         self._told = False
         end_grace(attempt)
-        with suppress(RuntimeError):  # closed from outside, without a running loop
+        with suppress(RuntimeError):  # the call was closed from outside, without a running loop
             attempt.grace = asyncio.get_running_loop().call_later(_GRACE, over)
 
     def _at_work(self) -> tuple[list[Attempt], set[Attempt]]:
@@ -141,14 +141,14 @@ class Parking:
 
 
 def end_grace(attempt: Attempt) -> None:
-    """End the handler's grace period: a new question means that it has seen all earlier answers."""
+    """End the handler's grace period, for example because a new question shows that it has seen all earlier answers."""
     if attempt.grace is not None:
         attempt.grace.cancel()
         attempt.grace = None
 
 
 def _rests(attempt: Attempt, is_around: bool) -> bool:
-    """Return whether this call only waits for later answers or, if it `is_around` other calls, for these calls."""
+    """Return whether this call only waits: for later answers or, with `is_around`, for the calls inside it."""
     if not attempt.waiting and not is_around:
         return False
     # In the grace period, or if a question does not wait for a later answer, the handler may be about to continue.

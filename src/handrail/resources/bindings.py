@@ -181,7 +181,7 @@ class RunResources:
             log_error(log, logging.ERROR, "closing a resource of the run failed", error=error)
             if ended is not None:
                 with contextlib.suppress(Exception):  # an exception may reject notes
-                    what = "; ".join(getattr(error, "__notes__", ()))
+                    what = "; ".join(getattr(error, "__notes__", ())) or "when a resource was closed"
                     ended.add_note(f"After the run, this was raised {what}: {in_short(error)}")
         return tuple(errors)
 
@@ -226,7 +226,7 @@ class CallResources:
         """Return the resource bound to `protocol`, creating it if necessary.
 
         Raises `ResourceError` if the resource can't be provided, for example because nothing is bound to `protocol`, or
-        because its provider is async and `open` must create it. Raises `ContextExpired` after the call. An error that
+        because its provider is async and `open` must create it. Raises `ContextExpired` if the call has ended. An error that
         the provider raises is passed on.
         """
         self._owner.check()

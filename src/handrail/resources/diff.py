@@ -37,7 +37,7 @@ def diff(changes: Iterable[tuple[str, Node, Node]], facts_of: FactsOf, run_by: M
     lines: list[str] = []
     for path, node, base in found:
         if path in moved or (path in around and _is_said_inside(path, node, base, facts_of)):
-            continue  # the change is shown at the new path, or by the folder's content
+            continue  # the change is shown at the new path, or by the changes inside the folder
         said = list(_change(path, node, base, origins.get(path), facts_of))
         program = run_by.get(path)
         later = [f"runs later: by {_said(program)}, automatically and outside the sandbox"] if program else []
@@ -91,7 +91,7 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
         return
     try:
         before, after = _text(base.data), _text(node.data)
-    except FileError:  # for example, the file may not be read, or is too large
+    except FileError:  # for example, the file can't be read, or is too large
         yield f"{old} and {new} differ, and their content can't be shown"
         return
     if before is None or after is None:

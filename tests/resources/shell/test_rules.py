@@ -122,6 +122,13 @@ def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tu
     assert str(caught.value).startswith("rule Allow(")
 
 
+def test_the_hint_for_a_rule_without_a_program_is_a_rule():
+    """The hint for `Allow("")` names a rule that is valid."""
+    with pytest.raises(RuleError, match=r"Allow\(\.\.\.\)"):
+        Allow("")
+    assert Allow(...).matches(["ls"])
+
+
 @pytest.mark.parametrize("word", ["**a**a**a**b", "*a*a*a*a*b", "docs/**x**x**x.md", "?*?*?*?*?*b"])
 def test_a_long_argument_is_compared_at_once(word: str):
     """Comparing a rule with several wildcards to an argument of the maximum length is fast.

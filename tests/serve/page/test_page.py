@@ -311,11 +311,14 @@ def test_a_later_viewer_sees_the_same(page: Page):
 def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(page: Page, desk: Desk):
     """A person reads a diff and allows the change once. The file changes, and undo in the call's card restores it.
 
-    While the question is open, the title and the list of threads count it.
+    While the question is open, the title and the list of threads count it. The layout that is chosen for the diff is stored
+    as all diffs of the page read it.
     """
     say(page, "edit")
     asked = question(page, "Approval of edit_file")
     expect(asked).to_contain_text("see Anna on Monday")
+    asked.get_by_role("button", name="Side by side").click()
+    assert page.evaluate("localStorage.getItem('handrail.diff')") == "split"
     expect(page).to_have_title(re.compile(r"^\(1\) "))
     expect(page.get_by_role("navigation", name="Threads")).to_contain_text("1 question")
     asked.get_by_role("button", name="Allow once").click()
@@ -325,6 +328,7 @@ def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(p
     edited = card(page, "edit_file")
     edited.locator("summary", has_text="plan.md").click()  # the diff appears after the result
     expect(edited).to_contain_text("see Anna on monday")
+    expect(edited.get_by_role("button", name="Side by side")).to_have_attribute("aria-pressed", "true")
     edited.get_by_role("button", name="Undo").click()
     edited.get_by_role("button", name="Yes, undo").click()
     expect(edited).to_contain_text("undone")

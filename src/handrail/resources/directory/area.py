@@ -292,7 +292,7 @@ class Area:
     def forget_part(self, part: Path) -> None:
         """Remove a process's folder, unless something in it may still be needed.
 
-        These may be needed: a commit that a journal may have recorded, an undo, and a commit that this user's Handrail did not make.
+        It is kept if it holds a commit that a journal may have recorded, an undo, or a commit that this user's Handrail did not make.
         """
         kept = (*part.glob(f"{_COMMIT}-*"), *part.glob(f"{_UNDO}*"))
         if not any(any(folder.iterdir()) for folder in kept) and not any(map(is_foreign, part.iterdir())):
@@ -442,15 +442,15 @@ class Area:
         """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored and removed paths, sorted.
 
         As for any commit, the manifest is written first. Then the kept commit is claimed, and its files are renamed. The kept
-        commit is removed last, so it is still there if anything fails before that. Raises `UndoRefused` if a path was changed
-        since or another process has just undone the commit, and `FileError` if the disk reports an error.
+        commit is removed last, so it is still there if anything fails before that. Raises `UndoRefused` if a path has
+        changed since, or if another process has just undone the commit, and `FileError` if the disk reports an error.
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)
         against = sorted(step.path for step in steps if not self._is_unchanged(step))
         if against:
             raise UndoRefused(
-                call_id, against, "its files were changed since by another call or by someone else"
+                call_id, against, "its files have been changed since by another call or by someone else"
             )
         manifest = msgspec.structs.replace(commit.manifest, steps=steps, journal="")
         folder = self.mine / f"{_UNDO}{self.number()}.{commit.folder.name}"

@@ -98,7 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> CallKey:
-        """The call that made the commit."""
+        """The key of the call that made the commit."""
         return CallKey(self.call_id, self.run_id, self.place, self.journal)
 
     @property
@@ -340,7 +340,7 @@ class Commit:
         return sorted(stuck)
 
     def _is_left(self, step: Step) -> bool:
-        """Return whether a step is not reverted: its path still has the content of a *put*, or still lacks the content of a *take*."""
+        """Return whether a step has not been reverted: its path still has the content of a *put*, or still lacks the content of a *take*."""
         found = self._jail.look(step.path)
         if step.do == "put":
             return found is not None and shown_version(version_of(found[0])) == step.after

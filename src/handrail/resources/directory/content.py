@@ -65,7 +65,7 @@ class OnDisk:
 
     @property
     def facts(self) -> Facts:
-        """The file's mode, owner, group and attributes. A change of the attributes is a new version, so they are read once."""
+        """The file's mode, owner, group and attributes. Changing the attributes makes a new version, so they are read once."""
         if self._attributes is None:
             self._attributes = self._source.attributes(self.path)
         found = self.found
@@ -155,7 +155,7 @@ class _Unseen:
         return 0
 
     def load(self) -> bytes:
-        raise FileError("", "this file was listed but not looked up")
+        raise FileError("", "this file was listed but not looked up. Look it up before you read it")
 
 
 A_FILE = Node(2, _Unseen(), None)
@@ -194,7 +194,7 @@ def facts_of(node: Node) -> Facts | None:
 
 
 def facts_for_new_content(node: Node) -> Facts | None:
-    """Return the facts that new content at a node's path takes over, without set-ID bits, or None if there are none to take over."""
+    """Return the facts that new content at a node's path inherits, without set-ID bits; None if there are none to inherit."""
     facts = facts_of(node)
     if facts is None or isinstance(node.data, Special):
         return None

@@ -1,6 +1,6 @@
 // An approval question: what the call would do, why it needs approval, and the choices, each with a keyboard shortcut.
 
-import { Diff } from "./changes.js";
+import { DiffView } from "./diff.js";
 import { Icon } from "./icons.js";
 import { Rows } from "./rows.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
@@ -35,7 +35,7 @@ export function Approval({ question, give, busy, keys }) {
     <h3><${Icon} name="shield" /> Allow <code>${tool ?? question.name}</code>?</h3>
     ${(question.message || reason) && html`<p class="why"><bdi>${question.message || reason}</bdi></p>`}
     <${Rows} rows=${question.rows} />
-    ${diff && html`<${Diff} diff=${diff} />`}
+    ${diff && html`<${DiffView} diff=${diff} />`}
     <p class="digest soft">digest <code>${question.digest.slice(0, 16)}</code></p>
     ${others.length
       ? html`<p class="others" role="status"><${Icon} name="waiting" /> ${waitingFor(others, question.votes ?? [])}</p>`

@@ -1,7 +1,6 @@
 // The files that a call changed: a summary, a diff that can be opened, and an undo button.
 
 import { DiffView } from "./diff.js";
-import { useKept } from "./hooks.js";
 import { Icon } from "./icons.js";
 import { html, useState } from "./vendor/standalone.js";
 
@@ -12,17 +11,11 @@ export function Changes({ id, facts, conversation }) {
   return html`<div class="changes">
     <details onToggle=${(event) => setOpen(event.currentTarget.open)}>
       <summary><${Counted} diff=${facts.diff ?? ""} paths=${facts.paths ?? []} /></summary>
-      ${open && html`<${Diff} diff=${facts.diff ?? ""} />`}
+      ${open && html`<${DiffView} diff=${facts.diff ?? ""} />`}
     </details>
     ${facts.unapplied && html`<p class="soft">${UNAPPLIED}</p>`}
     ${!facts.undone && !facts.unapplied && facts.status === "ok" && html`<${Undo} id=${id} conversation=${conversation} />`}
   </div>`;
-}
-
-/** A diff, either unified or side by side, as the reader last chose. */
-export function Diff({ diff }) {
-  const [mode, setMode] = useKept("handrail.diff", "unified");
-  return html`<${DiffView} diff=${diff} mode=${mode} onMode=${setMode} />`;
 }
 
 function Counted({ diff, paths }) {
