@@ -201,7 +201,8 @@ def _refuse_files(unit: CommitUnit, row: RunRow, filesystem: UndoesFiles | None)
         raise UndoRefused(
             unit.call_id, (), f"it changed files in {unit.root!r}. Pass the filesystem of that folder"
         )
-    if unit.diff and not unit.files and not unit.workspaces:
+    changed = unit.diff or any(place.startswith("file ") for place in unit.writes)
+    if changed and not unit.files and not unit.workspaces:
         origin = row.record.forked_from
         problem = f"its files belong to the run {origin!r}, so undo it there"
         raise UndoRefused(unit.call_id, (), problem if origin else "it changed files that are not recorded")
@@ -211,7 +212,7 @@ def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, journal: str, begun: 
     try:
         return filesystem.undo(unit.call_id, run_id=unit.run_id, place=unit.place, journal=journal)
     except UndoRefused as refused:
-        if begun and not refused.places:  # the process ended between changing the files and recording it
+        if begun and not refused.places:  # an earlier undo restored the files, but was not recorded
             return [place.removeprefix("file ") for place in unit.writes if place.startswith("file ")]
         raise
 

@@ -429,7 +429,7 @@ def _parts(schema: Any) -> Iterator[JsonSchema]:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """Yield every value inside nested dicts and lists, including the outermost."""
+    """Yield every value inside nested dicts, lists and tuples, including the outermost."""
     yield value
     if isinstance(value, dict):
         for inner in cast("dict[str, Any]", value).values():
