@@ -72,7 +72,10 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
     if not at.is_dir() and (
         not at.is_file() or is_reserved(at.name) or is_ignored(at.name, workspace.ignore)
     ):
-        raise FileError(str(source), "a workspace does not record a file with this name or of this kind")
+        raise FileError(
+            str(source),
+            "a workspace does not record a file with this name or of this kind. Choose another file",
+        )
     if has_journal(str(at), str(getattr(journal, "path", ""))):
         raise FileError(
             str(source), "the journal is there, and its key would be copied. Name a place without it"
