@@ -454,21 +454,31 @@ POLICIES: dict[str, Row] = {
         lambda: RateLimitPolicy(0, 1),
         DefinitionError,
         "0 calls in 1 seconds",
-        "at least 1 call",
+        "a whole number of calls, at least 1",
     ),
     "rate in no time": (
         lambda: RateLimitPolicy(1, 0),
         DefinitionError,
         "1 calls in 0 seconds",
-        "a positive time",
+        "a positive, finite time",
     ),
-    "rate of a half": (lambda: any_rate(1.5, 1), DefinitionError, "1.5 calls", "at least 1 call"),
-    "rate of a truth": (lambda: any_rate(True, 1), DefinitionError, "True calls", "at least 1 call"),
+    "rate of a half": (
+        lambda: any_rate(1.5, 1),
+        DefinitionError,
+        "1.5 calls",
+        "a whole number of calls, at least 1",
+    ),
+    "rate of a truth": (
+        lambda: any_rate(True, 1),
+        DefinitionError,
+        "True calls",
+        "a whole number of calls, at least 1",
+    ),
     "rate for ever": (
         lambda: RateLimitPolicy(1, math.inf),
         DefinitionError,
         "inf seconds",
-        "a positive time",
+        "a positive, finite time",
     ),
     "rate of a name": (lambda: any_rate(1, 1, tools="pay"), DefinitionError, "tools is a string", "{'pay'}"),
     "sequence of a name": (
@@ -667,7 +677,7 @@ Told = tuple[list[Tool[Any, Any]], dict[str, Any], tuple[str, Any], str, str, st
 
 TOLD: dict[str, Told] = {
     "no such tool": ([write], {}, ("wrote", {}), "invalid", "no tool 'wrote'", "Did you mean write?"),
-    "no tool at all": ([], {}, ("wrote", {}), "invalid", "no tool 'wrote'", "There are: none"),
+    "no tool at all": ([], {}, ("wrote", {}), "invalid", "no tool 'wrote'", "Available tools: none"),
     "only declared": (
         [declared],
         {},

@@ -36,7 +36,7 @@ class Deadline:
             )
         if at.tzinfo is None:
             raise DefinitionError(
-                f"deadline {at.isoformat()} has no time zone. Pass one, for example "
+                f"deadline {at.isoformat()} has no time zone. Pass a datetime with one, for example "
                 "`datetime.now(UTC) + timedelta(minutes=5)`, or use `Deadline.after(300)`."
             )
         self.at = at.astimezone(UTC)
@@ -79,7 +79,7 @@ class Deadline:
         return self.remaining() <= 0
 
     def check(self, doing: str) -> None:
-        """Raise `DeadlineExceededError` if the deadline has passed. `doing` describes what was not done in time."""
+        """Raise `DeadlineExceededError` if the deadline has passed. `doing` completes its message: "passed before ..."."""
         if self.remaining() <= 0:
             raise DeadlineExceededError(self.at, doing)
 
@@ -92,7 +92,7 @@ class Deadline:
         self._pauses += 1
 
     def resume(self) -> None:
-        """Let the deadline continue, once `resume` has been called as often as `pause`. Does nothing if it is not paused."""
+        """Undo one `pause`. The deadline runs again once each `pause` is undone. Does nothing if it is not paused."""
         if self._pauses == 0:
             return
         self._pauses -= 1

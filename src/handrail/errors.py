@@ -92,7 +92,7 @@ class HandrailError(Exception):
 
 
 class DefinitionError(HandrailError, ValueError):
-    """A definition or an argument is wrong. Raised as soon as that can be noticed, usually before anything runs."""
+    """A definition or an argument is wrong. Raised as soon as the mistake can be detected, usually before anything runs."""
 
     @property
     def parts(self) -> tuple[str, str]:
@@ -171,8 +171,9 @@ class ToolValidationError(ToolError, ValueError):
 class TransientError(ToolError):
     """The call failed but may succeed if retried, after `retry_after` seconds if that is known.
 
-    The gate retries a call at most twice, and only if the tool's effect allows retries and no inner call has committed for
-    itself. It waits at most a minute, and never past the tool's timeout or the run's deadline. A call that would have to wait longer fails at once.
+    The gate retries a call at most twice, and only if the tool's effect allows retries and no inner call has
+    committed separately. It waits at most a minute, and never past the tool's timeout or the run's deadline. A call that
+    would have to wait longer fails at once.
     """
 
     retry_after: float | None = None
@@ -436,7 +437,7 @@ class JournalError(StateError, ValueError):
         super().__init__(f"journal {journal!r}: {problem}. {hint}")
         self.journal = journal
         self.is_lost = is_lost
-        """Whether the database could not be reached or could not do its work just then. If so, the operation may succeed later."""
+        """Whether the database was unreachable or could not do its work for the moment. If so, a later attempt may succeed."""
 
 
 class JournalAltered(JournalError):
@@ -461,10 +462,10 @@ class JournalAltered(JournalError):
         It is `blob` for a blob, `workspace` for a workspace, and `file` for damage that belongs to no record.
         """
         self.id = id
-        """The name of what the chain belongs to.
+        """What the chain belongs to, by name.
 
-        That is the id of the run or session, the session and principal, the key of the step, the digest of the blob, or the
-        name of the workspace. It is "" for the list of sessions and for the file.
+        This is the id of the run or session, the session and principal, the key of the step, the digest of the blob, or
+        the name of the workspace. It is "" for the list of sessions and for the file.
         """
         self.record = record
         """1-based position of the record in its chain; 0 if it was never recorded. It has no meaning for a blob, a workspace or a file."""
@@ -509,7 +510,7 @@ class ResourceError(StateError, LookupError):
 
 
 class WorkspaceBusy(StateError, RuntimeError):
-    """Another run has the workspace. One run at a time works in it."""
+    """Another run has the workspace. Only one run at a time can work in it."""
 
     def __init__(self, workspace: str, run_id: str, owner: str) -> None:
         how = f"in use by the run {run_id!r} in the process {owner!r}"

@@ -28,7 +28,7 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 class ToolStarted(Fact, frozen=True, gc=False):
-    """A call was requested. Its tool has not been looked up yet, nor its arguments parsed, nor any policy checked."""
+    """A call was requested. This comes before its tool is looked up, its arguments are parsed and policies check it."""
 
     call_id: str
     tool: str
@@ -142,7 +142,7 @@ class ApprovalRemembered(Fact, frozen=True):
 
 
 class ApprovalRevoked(Fact, frozen=True):
-    """A remembered decision was revoked. No run does that, so the event has no run context."""
+    """A remembered decision was revoked. Runs do not revoke decisions, so the event has no run context."""
 
     id: str
     tool: str
@@ -206,7 +206,7 @@ class PromptRendered(Fact, frozen=True):
 
 
 class MessageAdded(Fact, frozen=True):
-    """A message was added to a conversation. The conversations of a session consist of these events."""
+    """A message was added to a conversation. A session's conversations are kept as these events."""
 
     conversation: str
     message: Message

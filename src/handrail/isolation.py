@@ -29,10 +29,10 @@ _ENDED = object()
 
 
 def begin_isolated(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
-    """Run work that calls user code, until it first waits. Await the returned value for the rest; None if the work is done.
+    """Run work that calls user code, until it first waits. Returns an awaitable for the rest, or None if the work is done.
 
-    The work runs in the current task, but in a copy of its context: context variables that it sets stay in it. A
-    separate task would do the same, at ten times the cost.
+    The work runs in the current task, but in a copy of its context: context variables that it sets are not set outside.
+    A separate task would do the same, at ten times the cost.
 
     Before Python 3.13, a task group whose member fails while the group waits at its end cancels the task
     and never takes that back. The task then looks as if it had been cancelled from outside. So every cancellation

@@ -50,7 +50,7 @@ class Runs(Protocol):
     async def begin(self, run: RunRecord, /) -> None:
         """Record a new run and take its lease. Raises `RunError` if the id is in use.
 
-        A queued run that this process has taken begins with this record too, and keeps its request.
+        If the id is that of a queued run that this process has taken, that run begins with this record, and keeps its request.
         """
         ...
 
@@ -192,7 +192,7 @@ class Calls(Protocol):
         ...
 
     async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
-        """Return the newest `undone` and `told` entries for each key in the runs of a session, each with its run's id."""
+        """Return the newest `undone` and the newest `told` entry for each key in the runs of a session, each with its run's id."""
         ...
 
 
@@ -374,13 +374,13 @@ class Workspaces(Protocol):
         """Give a workspace, which is created if it does not exist, to a run of this process.
 
         Raises `WorkspaceBusy` while another run has it, and `RunBusy` if the run is recorded and this process does not own it. A
-        submitted run that was interrupted keeps its workspace until it is over or waits for an answer or a time. A run that
-        was not submitted loses its workspace when its process ends.
+        submitted run that was interrupted keeps its workspace until it is over, or waits for an answer or for its due time. A
+        run that was not submitted loses its workspace when its process ends.
         """
         ...
 
     async def release(self, name: str, run_id: str, /) -> None:
-        """Close a workspace. Other runs can then take it, unless a worker will continue this run.
+        """Release a workspace. Other runs can then take it, unless a worker will continue this run.
 
         Does nothing if the run or this process does not have the workspace.
         """

@@ -157,7 +157,10 @@ def import_app(name: str) -> ModuleType:
 
 
 def find_app(name: str) -> ModuleSpec | None:
-    """Return the spec of a user's module by name; None if there is no such module. Only its parent packages are imported."""
+    """Return the spec of a user's module by name; None if there is no such module. Only its parent packages are imported.
+
+    Raises `ModuleNotFoundError` if a parent package does not exist.
+    """
     with _wanting(name):
         return importlib.util.find_spec(name)
 

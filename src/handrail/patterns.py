@@ -97,7 +97,8 @@ class Pattern:
         """Return whether the pattern matches anywhere in a string. Raises `ValueError` if the string is too long."""
         if len(text) > self.longest:
             raise ValueError(
-                f"the text has {len(text)} characters, and this pattern can be matched against at most {self.longest}"
+                f"the text has {len(text)} characters, and this pattern can be matched against at most "
+                f"{self.longest}. Use a shorter text or a smaller pattern"
             )
         return self._fits(text)
 

@@ -158,7 +158,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return rows_of_payload(self.kind, self.payload)
 
     def may_vote(self, by: str, roles: Collection[str]) -> bool:
-        """Return whether this person's vote counts towards a quorum. A vote of the run's principal never does.
+        """Return whether this person's vote counts towards a quorum. A vote by the run's principal never does.
 
         Whether the person has the right to vote at all is checked elsewhere.
         """
@@ -203,6 +203,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
     reason: str = ""
     votes: tuple[Vote, ...] = ()
-    """The votes from which this answer was made, if quorums decide the question; otherwise empty."""
+    """The votes that led to this answer, if quorums decide the question; otherwise empty."""
     seal: str = ""
     """For a recorded answer whose value is masked, a digest of the actual value; otherwise "". Only the journal sets it."""

@@ -45,7 +45,7 @@ class Queue(Protocol):
         run_id: str | None = None,
         besides: Collection[str] = (),
     ) -> RunRow | None:
-        """Take the lease of the run in these queues that has been due longest, or return None if no run can be taken.
+        """Take the lease on the run in these queues that has been due longest, or return None if no run can be taken.
 
         Returns the run's previous row, with the new counts of legs and deaths. Runs that are pinned to a host other
         than `host` are left alone. So are the runs in `besides`, which this process still executes, although another

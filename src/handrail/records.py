@@ -262,7 +262,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: Sequence[Mapping[str, Any]] = ()
     """The manifests of the call's durable forks, which say what to change in each folder once the call is recorded."""
     workspaces: tuple[WorkspaceDelta, ...] = ()
-    """What the call changed in workspaces. Recording the call makes these changes."""
+    """What the call changed in workspaces. Recording the call applies these changes."""
     session_id: str = ""
     place: str = ""
     """The place of the call in its run. It is the same when the run is resumed."""

@@ -147,7 +147,7 @@ def test_failed_sync_handler_is_rolled_back() -> None:
         ("work", '{"text": "a", "colour": 1}', "colour: unknown"),
         ("work", "{", "not valid JSON"),
         ("wrok", "{}", "Did you mean work?"),
-        ("zzz", "{}", "There are: work"),
+        ("zzz", "{}", "Available tools: work"),
     ],
 )
 def test_bad_call_says_what_to_fix(name: str, arguments: str, words: str) -> None:

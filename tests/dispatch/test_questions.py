@@ -166,15 +166,27 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
     ),
     "wrong principal": (wrong_principal, "'mallory' may not answer it", "Only 'ada' may."),
     "unknown id": (unknown_id, "there is no such question", "Answer one of the open questions."),
-    "late": (late, "it is over: timed out", "Only an open question can be answered."),
+    "late": (late, "the question is over: timed out", "Only an open question can be answered."),
     "late by the clock": (late_by_the_clock, "the question has expired", "Ask again to get a new question."),
-    "second": (second, "it is over: answered", "Only an open question can be answered."),
-    "second declines": (second_declines, "it is over: answered", "Only an open question can be answered."),
-    "after a decline": (after_a_decline, "it is over: declined", "Only an open question can be answered."),
-    "after cancel": (after_cancel, "it is over: cancelled", "Only an open question can be answered."),
+    "second": (second, "the question is over: answered", "Only an open question can be answered."),
+    "second declines": (
+        second_declines,
+        "the question is over: answered",
+        "Only an open question can be answered.",
+    ),
+    "after a decline": (
+        after_a_decline,
+        "the question is over: declined",
+        "Only an open question can be answered.",
+    ),
+    "after cancel": (
+        after_cancel,
+        "the question is over: cancelled",
+        "Only an open question can be answered.",
+    ),
     "after the asker went": (
         after_the_asker_went,
-        "it is over: cancelled",
+        "the question is over: cancelled",
         "Only an open question can be answered.",
     ),
     "unfit": (
@@ -269,7 +281,7 @@ def test_first_wins_under_threads():
         got = await asking
         for thread in threads:
             thread.join()
-        assert refused == ["it is over: answered"] * (many - 1)
+        assert refused == ["the question is over: answered"] * (many - 1)
         return taken, got.value
 
     for _ in range(20):

@@ -113,11 +113,11 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a scope for once": (
         {"value": {"approved": True, "scope": "pay (any arguments)"}},
-        "it has a scope but also remember='once'. Answer with remember='scope'",
+        "the answer has a scope but also remember='once'. Answer with remember='scope'",
     ),
     "a scope for exactly this": (
         {"value": {"approved": True, "remember": "exact", "scope": "pay (any arguments)"}},
-        "it has a scope but also remember='exact'",
+        "the answer has a scope but also remember='exact'",
     ),
 }
 
@@ -240,8 +240,8 @@ SCENES: list[tuple[Callable[[Desk], Any], str]] = [
     (of_another_sessions_principal, "'ada' may not answer it"),
     (late, "there is no such question"),
     (late_by_a_hair, "expired"),
-    (after_another_answer, "it is over: answered"),
-    (that_remembers_more, "it is over: answered"),
+    (after_another_answer, "the question is over: answered"),
+    (that_remembers_more, "the question is over: answered"),
     (after_it_was_withdrawn, "there is no such question"),
 ]
 

@@ -790,7 +790,7 @@ async def test_revoked_it_counts_no_more():
     assert desk.asked == 2
     (revoked,) = desk.session[ApprovalRevoked].all()
     assert (revoked.id, revoked.tool, revoked.by) == (one.id, "pay", "ada")
-    with pytest.raises(SessionError, match="remembers no approval with the id"):
+    with pytest.raises(SessionError, match="remembers no decision with the id"):
         memory.revoke(one.id)
 
 

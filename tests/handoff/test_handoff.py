@@ -406,7 +406,7 @@ async def test_the_first_answer_is_the_answer() -> None:
     given = Answer(question_id=lying[0].id, digest=lying[0].digest, by=lying[0].principal, value={"index": 2})
     journal.questions.answer(given)
     journal.questions.answer(given)
-    with pytest.raises(ValueError, match="it is over"):
+    with pytest.raises(ValueError, match="the question is over"):
         journal.questions.answer(
             Answer(question_id=lying[0].id, digest=lying[0].digest, by=lying[0].principal, value={"index": 0})
         )
@@ -692,7 +692,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"after": None}, "the type of the answer is not declared"),
     ({"before": no_context}, "its `before` takes no `context`"),
     ({"before": other_params}, "`params` is Deal and what its `before` takes is annotated Offer"),
-    ({"params": None}, "its `before` takes Deal, and it has no params"),
+    ({"params": None}, "its `before` takes Deal, but the handoff has no params"),
     ({"before": says_nothing}, "its `before` does not say what it parks"),
     ({"before": bare}, "its `before` does not say what it parks"),
     ({"before": parks_not}, "its `before` returns Offer"),
@@ -761,7 +761,7 @@ def test_an_act_is_defined_once_and_before_it_is_used() -> None:
     """A second act of the same kind is refused, and so is an act that is defined after the handoff was used."""
     game = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
     game.before(deal)
-    with pytest.raises(ToolDefinitionError, match="two acts `before`"):
+    with pytest.raises(ToolDefinitionError, match="`before` is defined twice"):
         game.before(deal)
     for use in (open_gate, lambda tools: Prompt("p", "Go.", tools=tools)):  # pyright: ignore
         with pytest.raises(ToolDefinitionError, match="the type of the answer is not declared"):

@@ -158,7 +158,7 @@ ALTERED: dict[str, tuple[Alter, str]] = {
     ),
     "the beginning of a run": (
         run_sql("UPDATE runs SET record = (SELECT record FROM runs WHERE id = 'cake') WHERE id = 'tea'"),
-        r"run 'tea', record 1 \(run tea\): its row among the runs is not what was recorded",
+        r"run 'tea', record 1 \(run tea\): its row in the table of runs is not what was recorded",
     ),
     "the outcome of an earlier run": (
         run_sql("UPDATE runs SET outcome = x'80' WHERE id = 'tea-first'"),
@@ -337,7 +337,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_refused(tmp_path: Path):
     await park(recorder, "tea", call("choose"), "end")
     await journal.runs.take("tea")
     alter(tmp_path, run_sql("UPDATE runs SET stopping = 1"))
-    with pytest.raises(JournalAltered, match="its row among the runs is not what was recorded"):
+    with pytest.raises(JournalAltered, match="its row in the table of runs is not what was recorded"):
         await kept(journal, "tea")
     alter(tmp_path, run_sql("UPDATE runs SET stopping = 0"))
     assert not await kept(journal, "tea")

@@ -177,7 +177,7 @@ def test_a_list_leaves_out_a_damaged_run_and_logs_it(
     assert found == pages == [row.record.id for row in expected["runs"] if row.record.id != "cake"]
     [logged] = caplog.messages
     assert "a run is not listed: " in logged
-    assert "run 'cake', record 1 (run cake): its row among the runs is not what was recorded" in logged
+    assert "run 'cake', record 1 (run cake): its row in the table of runs is not what was recorded" in logged
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,9 @@ def test_verify_names_every_damaged_run(path: Path):
     result = CliRunner().invoke(app, ["verify", "--journal", str(path)], prog_name="handrail runs")
     assert result.exit_code == 1
     for run_id in ("cake", "soup"):
-        assert f"run '{run_id}', record 1 (run {run_id}): its row among the runs is not" in result.output
+        assert (
+            f"run '{run_id}', record 1 (run {run_id}): its row in the table of runs is not" in result.output
+        )
 
 
 # --- foreign files ---

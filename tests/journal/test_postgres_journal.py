@@ -573,7 +573,7 @@ def test_the_url_says_how_long_a_lease_is(url: str):
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "soon", "2m"])
 def test_a_lease_that_is_not_a_number_of_seconds_is_refused(text: str):
     with pytest.raises(
-        JournalError, match=r"is not a number of seconds\. Write one above 0, such as lease=30"
+        JournalError, match=r"is not a finite number of seconds above 0\. Write one, such as lease=30"
     ):
         parse_url(f"postgresql://u@h/db?lease={text}")
 

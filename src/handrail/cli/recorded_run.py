@@ -73,7 +73,7 @@ class Program(NamedTuple):
             ) from error
 
     def models(self, model: str | None, record: RunRecord) -> dict[str, Model]:
-        """Return the models that replace those in workers' files, by worker: as the run began, or `model` for all."""
+        """Return the models that replace those in workers' files, by worker: the recorded ones, or `model` for every worker."""
         registry = self.worker.registry
         if model is not None:
             return registry.all_on(self.find_model(model, ""))

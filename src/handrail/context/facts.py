@@ -26,17 +26,17 @@ class Invocation(msgspec.Struct, frozen=True):
     parent_message: str | None
     """The id of the model's message that requested the call; None if the call is not from a model's message."""
     path: tuple[str, ...]
-    """The names of the tools and workers called on the way to this call, outermost first. The last one is this call's own."""
+    """The names of the tools and workers around this call, outermost first, followed by the name of the one it calls."""
 
 
 class RunContext(msgspec.Struct, frozen=True):
-    """The ids that tie a call's records together. All of them are known when the call starts."""
+    """The ids that tie a call's records together, and the number of the run's attempt. All are known when the call starts."""
 
     run_id: str
     request_id: str
     session_id: str
     attempt: int
-    """1 for the first execution of the run. It is higher each time the run is resumed."""
+    """1 for the first execution of the run. It increases each time the run is resumed."""
     worker_id: str
     """The process that executes the run, as its journal names it; "local" without a journal."""
     trace_id: str
@@ -90,7 +90,7 @@ class WorkerMessage(msgspec.Struct, frozen=True):
     """A message that was added to a worker's conversation."""
 
     path: tuple[str, ...]
-    """The names of the tools and workers called on the way from the worker that was started to the one with the conversation."""
+    """The names of the tools and workers from the worker that was started down to the one whose conversation this is."""
     message: Message
 
     @property
@@ -104,7 +104,7 @@ MessageCallback = Callable[[WorkerMessage], Awaitable[None] | None]
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """The facts that only the run of a worker has."""
+    """Facts about a worker's run that other runs do not have."""
 
     name: str
     registry: RegistryView

@@ -1,4 +1,4 @@
-"""`Ticket`: a signed form of a call, with which another process can run the call's tool."""
+"""`Ticket`: what another process needs to run a call's tool, passed on as signed text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs that need an environment: `wait_for`, which asks a person, and `prompt_model`, which asks a model."""
+"""The types of two verbs of a context: `wait_for`, which asks a person, and `prompt_model`, which asks a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WaitFor(Protocol):
       out, the answer is text.
     - `message` is the sentence that the person reads, and `title` the heading above it. By default, they are made from
       `kind`.
-    - `timeout` is the number of seconds to wait for the answer. None sets no limit of its own.
+    - `timeout` is the number of seconds to wait for the answer. By default, the question has no time limit.
 
     Raises `Declined`, `QuestionCancelled` or `QuestionTimedOut` if there is no answer.
     """

@@ -71,7 +71,7 @@ _HIDDEN = (
 async def ask_approval(
     attempt: Attempt, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
 ) -> tuple[Approval, DecidedBy]:
-    """Ask for approval. Returns the decision, which is only for this request unless it is remembered, and how it was made.
+    """Ask for approval, and return the decision and how it was made.
 
     Raises `ToolValidationError`, without asking, if the arguments can't be shown as the tool would get them.
     """
@@ -200,10 +200,9 @@ class _Noted(msgspec.Struct, frozen=True):
 async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> Decided:
     """Decide an approval request: from the record of a resumed run, if it has the decision, or else through the broker.
 
-    An earlier answer to the same question, or a remembered decision that was used for it, takes precedence
-    over anything decided since: an approved call stays approved, even if such calls were denied, or the approval was revoked,
-    while its process was down. The mode *strict* is the exception: it denies the call. Raises `TypeError` if the broker does
-    not return an `Approval`.
+    In a resumed run, an earlier answer to the same question still counts, and so does a remembered decision that was used
+    for it. So an approved call stays approved, even if the approval was revoked while the process was down. The mode
+    *strict* is the exception: it denies the call. Raises `TypeError` if the broker does not return an `Approval`.
     """
     frame, log = attempt.frame, attempt.frame.log
     mode = frame.people.mode
@@ -218,7 +217,10 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         await book.read()  # another process may have revoked a remembered decision
     approval: Any = await frame.people.broker.decide(asked)
     if not isinstance(approval, Approval) or approval.approved not in (True, False):
-        raise TypeError(f"the approval broker returned {describe_kind(approval)} instead of an Approval")
+        raise TypeError(
+            f"the approval broker returned {describe_kind(approval)}. "
+            "Return an Approval whose `approved` is True or False."
+        )
     used = recall.used
     if used is None:
         return Decided(approval, _decided_by(approval, mode))
@@ -276,7 +278,7 @@ def runs_first(attempt: Attempt) -> bool:
 
 
 def _can_be_decided(attempt: Attempt) -> bool:
-    """Return whether enough people exist for the quorums that the policies require. If not, the call must not run."""
+    """Return whether there are enough people to meet the quorums that the policies require."""
     environment, principal = attempt.frame.people.environment, attempt.frame.session.principal
     return all(
         environment is not None and len(environment.voters(quorum, principal)) >= quorum.approvals
@@ -294,12 +296,14 @@ def why_ask(attempt: Attempt) -> str | None:
     if reasons:
         why = "; ".join(reasons if why is None else (why, *reasons))
         if EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters:
-            attempt.preview = why  # if the folder changes meanwhile, the call runs again, for a new diff
+            attempt.preview = (
+                why  # if the folder changes before the commit, the call runs again, for a new diff
+            )
     return why
 
 
 def _outside_scope(attempt: Attempt) -> list[str]:
-    """Return the paths that a call changed outside the scope of its policies, without those that were approved before it ran."""
+    """Return the paths that a call changed outside the scope of its policies, except those approved before it ran."""
     context, found = attempt.policy_context, dict[str, None]()
     for policy, _ in attempt.checked:
         if isinstance(policy, ChangePolicy):
@@ -367,7 +371,10 @@ def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
 
 
 def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
-    """Return the paths to which these paths resolve, since a link may point into another folder. Empty if the files can't have links."""
+    """Return the paths to which these paths resolve, since a link may point into another folder.
+
+    Empty if the filesystem has no links.
+    """
     frame = attempt.frame
     files: Any = frame.world.filesystem
     if files is None:

@@ -71,32 +71,32 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     retries: int = 0
     """How many times the call has been retried after a transient failure."""
     has_secret: bool = False
-    """Whether a person gave the call, or the call that it is a part of, a secret, which is not recorded and can't be given again."""
+    """Whether a person gave a secret to the call, or to an earlier part of the same call. Secrets are not recorded."""
     started: float = 0.0
     """Seconds from the start of the run until the call reached the gate."""
     lost: float = 0.0
     """The seconds that the loop had lost to listeners when the call began."""
     clock: WorkClock | None = None
-    """The clock of the call's timeouts. None until a timeout, or a listener on one of the handler's threads, needs it."""
+    """The clock that the call's timeouts run on. None until a timeout, or a listener on one of the handler's threads, needs it."""
     params: Any = None
     checked: list[tuple[ToolPolicy, Any]] = []
     """The policies that have checked the call, each with its own copy of the params."""
     transaction: Transaction | None = None
-    """The forks that the handler and the policies use; None until one is needed."""
+    """The transaction that the handler and the policies work in; None until it is needed."""
     token: object = None
     """The token that the gate issues in step 7. A handler does not start without it."""
     finished: Any = UNFINISHED
-    """What the handler returned, even if the call failed later, or a note that the call happened before a crash; else `UNFINISHED`."""
+    """The handler's result, or one that says that the call happened before a crash; `UNFINISHED` until there is one."""
     decision: str = ""
     """The policies' decision: `allow`, `deny`, or `ask: ` and the reason; "" if they have not decided, or there are none."""
     quorums: tuple[Quorum, ...] = ()
     """The approvals that the policies require from people other than the principal."""
     has_asked: bool = False
-    """Whether approval of the call has already been requested, so that no further quorums can be added."""
+    """Whether approval of the call has already been requested. If so, no further quorums can be added."""
     charged: bool = False
     """Whether the budget has been charged for the call, by this process or an earlier one."""
     preview: str | None = None
-    """The reason for approval if the call runs first and its changes are approved afterwards; otherwise None."""
+    """Why the call needs approval, if it runs first and its changes are approved afterwards; otherwise None."""
     stale: tuple[str, ...] = ()
     approvals: int = 0
     """How many approvals the gate has requested for this attempt."""
@@ -213,7 +213,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         return lambda: watchers.remove(watcher) if watcher in watchers else None
 
     def stop(self) -> None:
-        """Notify the watchers of the call's signal that the call was cancelled or timed out."""
+        """Tell everyone who watches the call's signal that the call was cancelled or has timed out."""
         if not self.stopped:
             self.stopped = True
             for watcher in tuple(self._cancel_watch or ()):
@@ -260,7 +260,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         if result is UNFINISHED or tool.delegates or self.kind.is_auxiliary:
             return None
         value: Any = None
-        if isinstance(result, ToolResult):  # otherwise the handler ran as well, and returned a wrong value
+        if isinstance(result, ToolResult):  # otherwise the handler ran too, but returned a wrong value
             if not result.success:
                 return None
             value = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
@@ -482,7 +482,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     def ticket(self) -> str:
         return give_ticket(self)
 
-    # Verbs of an environment.
+    # Verbs that may be None.
 
     @property
     def wait_for(self) -> WaitFor | None:

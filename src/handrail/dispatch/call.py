@@ -38,7 +38,7 @@ class CallKind(msgspec.Struct, frozen=True):
     undoes: bool = False
     """Whether the call undoes another call, finds out whether another call happened, or is inside such a call.
 
-    Neither a cancelled run nor a deadline stops it, and it is never replayed.
+    Neither a cancellation nor the deadline of its run stops it, and it is never replayed.
     """
     is_auxiliary: bool = False
     """Whether the call is a compensation or a probe, which passes the gate alongside the call it belongs to.
@@ -77,10 +77,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     depth: int = 0
     kind: CallKind = CALL
     has_secret: bool = False
-    """Whether the call is a part that gets a secret which a person gave in an earlier part.
-
-    Secrets are not recorded, so the secret can't be given again.
-    """
+    """Whether the call is a part that receives a secret from an earlier part. Secrets are not recorded."""
     _place: Place | None = None
 
     @property
@@ -147,7 +144,7 @@ class RefusedCall(Call, frozen=True, eq=False):
 def refuse_call(call: Call, reason: str) -> Call:
     """Return a call that takes the place of this one, and that the gate refuses for this reason."""
     fields: dict[str, Any] = {name: getattr(call, name) for name in call.__struct_fields__}
-    fields["tool"] = NO_TOOL  # so that the gate resolves it
+    fields["tool"] = NO_TOOL  # so that the gate calls `resolve`, which refuses the call
     return RefusedCall(**fields, reason=reason)
 
 
@@ -227,7 +224,7 @@ def new_part(
 
 
 def new_auxiliary(attempt: Attempt, id: str, tool: Tool[Any, Any], place: Place) -> Call:
-    """Create the call of a compensation or a probe, alongside the call of `attempt` and in the same outer transaction."""
+    """Create the call for a compensation or a probe, alongside the call of `attempt` and in the same outer transaction."""
     call = attempt.call
     return Call(
         call.gate,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
 entered: ContextVar[ref[Attempt] | None] = ContextVar("the call whose handler is running", default=None)
-"""The attempt whose handler the gate has started last in this context; None outside of calls.
+"""The attempt whose handler was started most recently in this context; None outside of calls.
 
 Tasks that the handler starts inherit the value, and so do threads that get a copy of the context, as with
 `asyncio.to_thread`. The reference is weak, because the event loop keeps the contexts of timers that a handler has
@@ -69,10 +69,12 @@ def check_given(attempt: Attempt, verb: str, own: RunOptions, arguments: Mapping
     around = attempt.frame.options
     passed = [f"{name}=..." for name in arguments if _differs(name, arguments[name], around)]
     if passed:
-        raise _always_the_calls(attempt, verb, passed, "Leave it out")
+        raise _always_the_calls(attempt, f"{verb} with", passed, "Leave it out")
     held = [name for name in _SURROUNDINGS if _differs(name, getattr(own, name), around)]
     if held:
-        raise _always_the_calls(attempt, f"{verb} of an adapter", held, "Use `context.adapter`")
+        raise _always_the_calls(
+            attempt, f"{verb} with an adapter that has its own", held, "Use `context.adapter`"
+        )
 
 
 def _differs(name: str, value: Any, around: RunOptions) -> bool:
@@ -81,6 +83,6 @@ def _differs(name: str, value: Any, around: RunOptions) -> bool:
 
 def _always_the_calls(attempt: Attempt, what: str, names: Iterable[str], hint: str) -> DefinitionError:
     return DefinitionError(
-        f"{what} with its own {', '.join(names)} was started inside the call {attempt.name}. A run inside a call always "
-        f"uses the call's. {hint}, or start the run outside of the call."
+        f"{what} {', '.join(names)} was called inside the call {attempt.name}, but a run inside a call always uses "
+        f"what the call has. {hint}, or start the run outside of the call."
     )

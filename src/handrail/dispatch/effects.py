@@ -101,9 +101,9 @@ class _Step(msgspec.Struct, frozen=True, eq=False):
         return value
 
     async def _settle_unknown(self) -> Any:
-        """Settle a `once` that began and never finished, by its probe or a question.
+        """Find out from the probe or a person whether an interrupted `once` happened, and finish it.
 
-        If its effect happened, the value is None; if not, the function is called now. A person is asked only with
+        If it happened, its value is None. If not, the function is called now. A person is asked only with
         `on_unknown="ask"`. Raises `OutcomeUnknown` if it is still not known whether the effect happened.
         """
         happened: Any = None if self.probe is None else await call_either(self.probe)

@@ -107,7 +107,7 @@ class Failure:
     def told(self, left: Sequence[str], kept: Sequence[str] = ()) -> ToolResult[Any]:
         """Return the result for the model. It names what remains of the call, or gives the advice if nothing remains.
 
-        `left` are the effects that could not be undone, and `kept` the inner calls that have committed for themselves.
+        `left` are the effects that could not be undone, and `kept` the names of inner calls that committed separately.
         """
         message = self.result.message
         remains: list[str] = []
@@ -132,12 +132,12 @@ class Failure:
 
 
 def what_stands(kept: Sequence[str]) -> str:
-    """Return a sentence with the names of inner calls that have committed for themselves.
+    """Return a sentence with the names of inner calls that have committed separately.
 
     Each name is given once, with the number of calls if there are several.
     """
     named = (name if number == 1 else f"{name} ({number} times)" for name, number in Counter(kept).items())
-    return f"Each of its calls commits for itself, so these stand: {', '.join(named)}."
+    return f"Each of its calls commits separately, so these stand: {', '.join(named)}."
 
 
 def _continued(message: str, sentence: str) -> str:
@@ -159,7 +159,7 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
 
 
 def _loss(attempt: Attempt, error: BaseException) -> str:
-    """Return why this process can no longer record the run of a call, or "" if the error does not say so.
+    """Return why this process can no longer record the run of a call, or "" if the error does not mean that.
 
     A run that can't be recorded stops in this process. It can be resumed, and the process that resumes it decides what to undo.
     """
@@ -272,7 +272,10 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
 
 
 def transient_in(error: BaseException) -> TransientError | None:
-    """Return the transient failure in an error or a group; None if there is none. Of several, it is the one that asks for the longest pause."""
+    """Return the transient failure in an error or a group; None if there is none.
+
+    If there are several, it is the one that asks for the longest pause.
+    """
     found = [each for each in leaves_of(error) if isinstance(each, TransientError)]
     return max(found, key=lambda each: retry_delay(each) or 0.0, default=None)
 

@@ -88,7 +88,7 @@ class People(msgspec.Struct, frozen=True, eq=False):
 
 
 class World(msgspec.Struct, frozen=True, eq=False):
-    """The resources, files and steps of a run. A nested run that binds no resources has the world of the run around it."""
+    """The resources, files and steps of a run. A nested run that binds no resources shares the world of the run around it."""
 
     resources: RunResources
     filesystem: Forkable | None
@@ -114,9 +114,9 @@ class Costs:
     __slots__ = ("_charged", "_given", "_tracker", "models")
 
     def __init__(self, budget: BudgetTracker | None, outer: Costs | None, charged: int) -> None:
-        """Start counting. `charged` is the number of calls that were charged to a resumed run before.
+        """Start counting. `charged` is the number of calls that were charged before the run was resumed.
 
-        All of them are counted before any call continues, so that a new call can't use their part of the budget.
+        They are all counted before any call continues, so that a new call can't use their part of the budget.
         """
         self.models = CostTracker(None if outer is None else outer.models)
         """Usage and cost of the models."""
@@ -211,12 +211,12 @@ class Frame:
     # What the model may call.
     tools: Mapping[str, Tool[Any, Any]]
     open_tools: Mapping[str, Tool[Any, Any]]
-    """The tools that have a handler and require neither a person, a model nor a worker. Looking one up needs no check."""
+    """The tools that have a handler and require no person, model or worker. The gate uses them without further checks."""
     policies: tuple[ToolPolicy, ...]
     secretive: bool
-    """Whether any tool, shown or not yet shown, takes secrets, or the run's answer may have some.
+    """Whether any tool, shown or not yet shown, takes secrets, or the run's answer may contain some.
 
-    If so, they are masked in the model's calls wherever these are recorded or shown.
+    If so, secrets are masked in the model's calls wherever the calls are recorded or shown.
     """
 
     def __init__(
@@ -368,7 +368,7 @@ class Frame:
 
     @property
     def left_to_the_record(self) -> bool:
-        """Whether this process records nothing more, for example because the run is parked or was taken over."""
+        """Whether this process no longer records the run, for example because it is parked or was taken over."""
         return self.log.closed
 
     @property

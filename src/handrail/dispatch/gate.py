@@ -79,7 +79,7 @@ log = logging.getLogger("handrail.gate")
 Arguments = str | bytes | Mapping[str, Any]
 
 _RERUNS = 2
-"""How many times a call may be run again because something has changed meanwhile."""
+"""How many times a call may be run again because what it read has changed, or its previewed changes no longer apply."""
 _TOKEN = object()
 """Token without which no handler starts. Only step 7 issues it."""
 
@@ -164,7 +164,7 @@ class Gate:
             return
         monotonic, publish = frame.monotonic, frame.publish  # a local name is faster to call than a slot
         attempt.started = started = monotonic() - frame.began
-        if frame.lost.seconds:  # a listener has blocked the loop before, or the run begins
+        if frame.lost.seconds:  # a listener has blocked the loop, or it is not known yet whether one has
             attempt.lost = frame.note_lost(call.loop)
         scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
         if frame.told.get(ToolStarted, True):  # there are, or may be, listeners
@@ -248,7 +248,7 @@ class Gate:
         return passage.result is not None
 
     async def _was_done(self, passage: Passage) -> bool:
-        """Return whether the call happened before the process ended. If so, it is committed."""
+        """Return whether the call happened before the process ended and is now committed."""
         return await decide_interrupted(passage.attempt) and await shielded(self._commit_journaled(passage))
 
     # 4

@@ -52,7 +52,7 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
         tool = workers.find(call.name, attempt)
     if tool is None or tool.handler is None:
         near = nearest(call.name, tools)
-        hint = f"Did you mean {near}?" if near else f"There are: {', '.join(tools) or 'none'}."
+        hint = f"Did you mean {near}?" if near else f"Available tools: {', '.join(tools) or 'none'}."
         if tool is None and workers is not None:
             hint = workers.why_not(call.name) or hint
         raise Refused("invalid", f"There is no tool {call.name!r} that can be called. {hint}")
@@ -169,7 +169,7 @@ async def wait_to_retry(
     """Wait before the next retry.
 
     Raises the error if it is not transient, if the tool's effect does not allow retries, if no retry is left, if the
-    pause would be too long, or if inner calls have committed for themselves, since a retry would repeat them. A group
+    pause would be too long, or if inner calls have committed separately, since a retry would repeat them. A group
     counts as transient if it contains a transient failure. The timeout and the deadline keep running during the pause,
     and the job's lease is renewed.
     """
@@ -199,10 +199,11 @@ async def wait_to_retry(
 def check_finished(
     attempt: Attempt, tool: Tool[Any, Any], result: Any, scope: CancelScope
 ) -> Coroutine[Any, Any, None] | None:
-    """Check what the handler returned, and close its context. Returns a coroutine to await for the rest, or None if it is done.
+    """Check what the handler returned, and close its context.
 
-    Raises `Unsuccessful` for a result with `success=False`, and what `check_result` raises. If the call was cancelled while its
-    handler ran, nothing is checked, and the coroutine raises the cancellation.
+    Returns a coroutine that must be awaited to finish this, or None if it is finished. Raises `Unsuccessful` for a result
+    with `success=False`, and what `check_result` raises. If the call was cancelled while its handler ran, nothing is
+    checked, and the coroutine raises the cancellation.
     """
     if scope.is_stopped():
         return cancelled_after_all()
@@ -319,7 +320,7 @@ def _render(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> 
             json = None if value.isascii() else to_json(clean_text(value)).decode()
         elif renders(value):
             if tool.result is Any:
-                to_json(value)  # an undeclared value may be recorded
+                to_json(value)  # a value without a declared type may be recorded, so it must be JSON
         elif attachments_in(value):
             text = "\n".join(map(_rendered_item, value))
             shown = "" if result.exclude_value_from_context else text
@@ -358,5 +359,5 @@ def _rendered_item(item: Any) -> str:
 def _described(value: Any) -> str:
     if isinstance(value, Operation):
         value.close()  # the error says enough, so a warning is not needed
-        return f"the operation {value.name}, which has not run: its `await` or `.wait()` is missing,"
+        return f"the operation {value.name}, which has not run (its `await` or `.wait()` is missing)"
     return "None" if value is None else describe_kind(value)

@@ -26,7 +26,7 @@ def open_nested(
     """Open a run inside a call, as the call's verb `number`. `levels` limits how deep calls may nest in the run.
 
     Raises `DepthExceededError` if the run would be nested too deeply, even if it makes no calls. Raises `DefinitionError` if
-    the budget in `given` is a `BudgetTracker`, or if `given` binds a `Filesystem` although the run around has one.
+    the budget in `given` is a `BudgetTracker`, or if `given` binds a `Filesystem` although the run around it has one.
     """
     outer, depth = attempt.frame, attempt.depth + 1
     limit = outer.options.depth_limit

@@ -26,11 +26,11 @@ from handrail.tools.effect import refusal
 
 
 async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | None:
-    """Return why a tool must not be offered in the request for the answer at this place; None if it may be offered.
+    """Return why a tool must not be offered to the model; None if it may be offered.
 
-    The policies of the run and of the runs around it decide, unless the effect of the call around the run forbids the
-    tool anyway. The offer is not a call: it has no number and no record, and it costs nothing. Raises `DefinitionError` if
-    a policy asks.
+    `answer` is the place of the answer that is about to be requested. The policies of the run and of the runs around it
+    decide, unless the effect of the call around the run forbids the tool anyway. The offer is not a call: it has no
+    number and no record, and it costs nothing. Raises `DefinitionError` if a policy asks.
     """
     outer = gate.frame.outer
     why_not = None if outer is None else refusal(outer.tool.effect, tool.effect)

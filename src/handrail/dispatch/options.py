@@ -63,7 +63,7 @@ class SharedArguments(TypedDict, total=False):
     environment: Environment | None
     """The environment of the run, in which people can be asked. Without one, nobody is asked."""
     approvals: ApprovalMode | ApprovalBroker | None
-    """The approval mode, or the broker that decides. Without either, the person in the environment is asked, if any."""
+    """The approval mode, or the broker that decides. Without either, a person in the environment is asked."""
     extras: ExtraValues
     """Values that tools find in `context.extras`, by their keys. To resume a run, pass its extras again."""
 
@@ -149,13 +149,13 @@ class NestedArguments(TypedDict, total=False):
     attachments: Sequence[AttachmentSource]
     """Files that come with the message: attachments, paths on disk or http addresses."""
     resources: Iterable[Binding[Any]]
-    """Resources of this run. They replace the call's resources of the same protocols."""
+    """Resources of this run. Each replaces the call's resource with the same protocol."""
     extras: ExtraValues
-    """Extras of this run. They replace the call's extras of the same names."""
+    """Extras of this run. Each replaces the call's extra with the same key."""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The options of one run. They are frozen: methods such as `updated` return other options."""
+    """The options of one run. They are frozen: methods such as `updated` return a changed copy."""
 
     session: Session | None = None
     bus: EventBus | None = None
@@ -244,10 +244,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         `given` holds the nested run's own options:
 
-        - Its limits only tighten: the earlier deadline, a share of what this run may spend (`tracker`), and at
-          most `levels` below `depth`, the depth of its calls.
-        - Its workers and environment, if it has any, replace this run's. Its resources and extras replace this run's resources
-          of the same protocol and extras of the same key. The nested run has this run's other resources and extras too.
+        - Its limits can only be tighter. The earlier deadline applies, its budget is a share of what this run may spend
+          (`tracker`), and calls may nest at most `levels` below its own calls, which are at `depth`.
+        - Its workers and environment, if it has any, replace this run's. So does each resource with the same protocol,
+          and each extra with the same key. The nested run has this run's other resources and extras too.
         - Session, approvals, files, journal, lease, clock and `new_id` are always this run's.
         - `policies` are this run's, as they apply in the nested run: what they deny stays denied.
 

@@ -66,8 +66,8 @@ class PolicySession(CallSession):
 class PolicyCall(msgspec.Struct, eq=False):
     """The source of the policies' context.
 
-    Before the handler runs, it shows the state from which the call will start; afterwards, the call's changes.
-    Then policies may also write state, even if the tool itself may only read.
+    Before the handler runs, it shows the state from which the call will start. Afterwards it shows the call's changes,
+    and policies may also write state, even if the tool itself may only read.
     """
 
     _attempt: Attempt
@@ -146,8 +146,8 @@ async def close_resources(attempt: Attempt) -> None:
                 log_error(log, logging.ERROR, "closing a resource of %s raised", attempt.name, error=error)
 
 
-# `check_policies` and `tell_policies` return None if no policy has to be awaited, as is usual. Otherwise they return a
-# coroutine to await.
+# `check_policies` and `tell_policies` return None if no policy has to be awaited, which is the usual case. Otherwise they
+# return a coroutine that must be awaited.
 
 
 def check_policies(

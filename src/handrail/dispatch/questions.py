@@ -149,8 +149,8 @@ def paused_timeouts(attempt: Attempt) -> Generator[None]:
 def waiting_for_a_person(asks: Attempt) -> Generator[None]:
     """Pause the timeouts and watchdogs of the call and its outer calls until the block ends, because a person is asked.
 
-    The deadlines of the call's run and of the runs around it pause too, if they can. Raises `CancelledError` in a parked
-    run, where nobody may be asked.
+    The deadlines of the call's run and of the runs around it pause too, unless `pauses_for_people` is false. Raises
+    `CancelledError` in a parked run, where nobody may be asked.
     """
     parking = asks.frame.parking
     if parking is not None:
@@ -254,7 +254,7 @@ def question_of(
     try:
         shown = to_json(payload)
     except ToolValidationError as error:
-        raise ToolError(f"the question of {attempt.name} can't be shown: {error}") from None
+        raise ToolError(f"the question that {attempt.name} asks can't be shown: {error}") from None
     payload = pydantic_core.from_json(shown)
     rows = [[row.name, row.whole] for row in rows_of_payload(kind, payload)]
     message, title = exact(wording.message), exact(wording.title)  # they may quote what a model wrote

@@ -49,7 +49,7 @@ class Settled:
         self.params = params
         self.value = value
         self.place = place
-        """The place in the run of the call that is compensated."""
+        """The compensated call's place in the run."""
 
 
 @runtime_checkable
@@ -171,7 +171,7 @@ class Transaction(msgspec.Struct, eq=False):
     def stale(self) -> tuple[str, ...]:
         """Return the names of everything that the call has read and others have changed since.
 
-        Nothing counts as stale if inner calls commit for themselves, because each of them was checked.
+        Nothing counts as stale if inner calls commit separately, because each of them was checked.
         """
         if self.commits_each:
             return ()
@@ -335,7 +335,7 @@ _WAIT = 0.001
 
 
 class CommitLock:
-    """A lock that allows one commit at a time to a session.
+    """A lock that allows only one commit to a session at a time.
 
     It is fair among the tasks of a loop and exclusive among loops.
     """
@@ -373,7 +373,7 @@ _locks: WeakKeyDictionary[Session, CommitLock] = WeakKeyDictionary()
 
 
 def commit_lock_of(session: Session) -> CommitLock:
-    """Return the session's commit lock. All callers share one object."""
+    """Return the session's commit lock, which all callers share."""
     lock = _locks.get(session)
     if lock is None:
         lock = _locks.setdefault(session, CommitLock())

@@ -42,7 +42,7 @@ class OpenTurn:
         message_id: str | None = None,
         refused: Mapping[str, str] | None = None,
     ) -> None:
-        """Open a turn. `refused` has the calls that may not run, by id, each with the reason for the model."""
+        """Open a turn. `refused` maps the ids of calls that may not run to the reasons that the model is told."""
         self._gate = gate
         self._calls: list[Passage] = []
         for asked in calls:

@@ -44,7 +44,7 @@ class CallBus:
         return self._attempt.frame.session.dispatcher.subscribe(kind, listener)
 
     def listens_for(self, kind: type, /) -> bool:
-        """Return whether an event of this type could reach a subscriber, so that creating the event is worthwhile."""
+        """Return whether an event of this type could reach a subscriber. If not, there is no need to create one."""
         return self._attempt.frame.session.dispatcher.listens_for(kind)
 
 
@@ -79,9 +79,10 @@ class CallSession:
         return found if kind in shared else readable(kind, found)
 
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into the call's fork. State reaches the session when the call commits; logs do so immediately.
+        """Reduce an event into the call's fork.
 
-        Raises `EffectRefused` if the tool's effect allows no changes, and `EventRefused` for one of Handrail's own facts.
+        Changes to state reach the session when the call commits. Additions to logs reach it immediately. Raises
+        `EffectRefused` if the tool's effect allows no changes, and `EventRefused` for one of Handrail's own facts.
         """
         attempt = self._attempt
         attempt.check()

@@ -71,7 +71,8 @@ class AgentEnvironment(Environment):
     async def ask(self, question: Question, /) -> Answer:
         """Raise `Declined` for every question, because only a person may answer questions and approve calls."""
         raise Declined(
-            question.name, "a model stands in for people here, and it can't answer questions to a person"
+            question.name,
+            "a model stands in for people here, and it can't answer questions that are meant for a person",
         )
 
 

@@ -108,7 +108,7 @@ def choose(values: list[Any], typed: str) -> Any:
 
 
 def parse(schema: JsonSchema, typed: str) -> Any:
-    """Parse a typed line into a value. Raises a `ValueError` that says what is expected if the line is found to be invalid.
+    """Parse a typed line into a value. If the line is invalid, raises a `ValueError` that says what is expected.
 
     Keywords that forms do not know, such as `uniqueItems`, are not checked.
     """

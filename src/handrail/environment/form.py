@@ -64,7 +64,7 @@ _MAX_DEPTH = 20
 class Form:
     """Asks for a value that matches a schema, checking each field as it is typed.
 
-    Keywords that the form does not know are not checked, because the tool validates the whole value again.
+    Keywords that the form does not know are not checked here. The tool validates the whole value again.
     """
 
     def __init__(self, schema: JsonSchema, dialog: Dialog) -> None:
@@ -343,7 +343,7 @@ def asker(question: Question) -> str:
 
 
 def _subject(question: Question) -> str:
-    """Return the tool of an approval, or the title of another question. If there is none, return the question's name."""
+    """Return the tool that needs approval, or the title of any other question; the question's name if there is neither."""
     if question.kind != "approval":
         return exact_line(question.title or question.name)
     return exact_line(str(_payload(question).get("tool", question.name)))

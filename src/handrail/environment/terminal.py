@@ -91,7 +91,7 @@ def _wake(ready: asyncio.Future[None]) -> None:
 
 
 class Screen(Protocol):
-    """A writer of other output to the same terminal, which must pause while a question is asked."""
+    """Another writer to the same terminal. It must pause while a question is asked."""
 
     def hold(self) -> contextlib.AbstractContextManager[None]:
         """Hold back other output inside this block, and print it afterwards."""
@@ -104,7 +104,7 @@ class TerminalEnvironment(Environment):
 
     - `run_mode` is `user` if both streams are terminals. Otherwise it is `headless`, and every question is cancelled.
     - Questions are asked one after the other. If a question is withdrawn while it is shown, a note says so.
-    - A secret is never shown, neither while it is typed nor before it is sent.
+    - Secrets are hidden while they are typed, and masked when the answer is shown before it is sent.
     - What was typed before a question appeared does not answer it. Enter alone approves nothing. Ctrl-D declines.
     - Text from a model, a tool or a file is escaped. A question's message, arguments and diff are wrapped behind a bar,
       so that they can't imitate a question.

@@ -31,8 +31,8 @@ _VERSION = "handrail-1"
 class DbosDispatcher:
     """Starts legs with DBOS, which keeps its tables in the database at `url`. Only one dispatcher can work in a process.
 
-    - `executor`: a name that no other process uses or has used. When a process starts, DBOS restarts the workflows of its
-      executor, so it restarts none under a new name. Handrail restarts lost legs itself, once their leases have expired.
+    - `executor`: a name that no other process uses or has used. When a process starts, DBOS restarts the workflows of the
+      executor with this name, and a new name has none. Handrail restarts lost legs itself, once their leases expire.
     - `poll`: seconds between DBOS's polls of its queues.
     """
 
@@ -53,7 +53,7 @@ class DbosDispatcher:
     async def submit(self, run: RunRow, /, at: float | None = None) -> None:
         """Enqueue the first leg. With `at`, DBOS delays it until then.
 
-        This works in a process that is not a worker, too, and creates DBOS's tables if no worker has done so yet.
+        This also works in a process that is not a worker, and creates DBOS's tables if no worker has done so yet.
         """
         await self._in_thread(lambda: self._submit(run, at))
 

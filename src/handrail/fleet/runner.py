@@ -84,7 +84,7 @@ class _Leg:
 
 
 class Runner:
-    """Executes runs of these apps that wait in a journal, at most `limit` runs at once.
+    """Executes the runs of these apps from a journal, at most `limit` runs at once.
 
     - `dispatcher`: an engine that starts legs, such as `DbosDispatcher`. Without one, the runner claims runs from the journal.
     - `host`: the name by which runs are pinned to this host.
@@ -281,7 +281,7 @@ class Runner:
         leg = self._legs[row.record.id] = _Leg(row, self._apps[row.queue])
         self._report(f"{leg.run_id} leg {row.legs}: {'begins' if row.status == 'queued' else 'continues'}")
         try:
-            # A lost worker had claimed the run, was asked to cancel it, and did not begin it.
+            # A lost worker had claimed the run, was asked to cancel it, and never began it.
             if row.status == "queued" and row.stopping:
                 await cancel(self.journal, leg.run_id)
                 return self._report(f"{leg.run_id}: cancelled before it began")

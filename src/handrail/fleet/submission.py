@@ -74,7 +74,7 @@ class Submission:
 
     @property
     def loaded(self) -> Sequence[Attachment]:
-        """The attachments, with the bytes of files that were named by their paths."""
+        """The attachments, including the bytes of files that were given as paths."""
         return attachments_of(self.attachments)
 
     def request(self, run_id: str, due_at: float) -> RunRequest:
@@ -141,8 +141,8 @@ async def repeat(
 ) -> None:
     """Submit the next run of a series. Does nothing for a run that is not repeated.
 
-    Times that have passed are skipped. The new run's key contains its time, so that it is submitted only once, even by
-    several workers.
+    Times that have passed are skipped. The new run's key contains its time, so that it is submitted only once, even if
+    several workers try.
     """
     if request.every is None:
         return

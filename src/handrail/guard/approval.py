@@ -34,7 +34,7 @@ class ApprovalAnswer(BaseModel):
     reason: str | None = None
     remember: Literal["once", "exact", "scope"] = "once"
     scope: str | None = None
-    """One of the offered scopes. If it is None and `remember` is "scope", the first offered scope is meant."""
+    """One of the offered scopes. If it is None and `remember` is "scope", the first offered scope applies."""
 
 
 APPROVAL_ANSWER: Schema[ApprovalAnswer] = Schema(ApprovalAnswer)
@@ -62,8 +62,8 @@ class Broker:
       changes to files that later run automatically. This mode is never the default.
     - *strict*: everything is denied, even what was approved before.
 
-    Without a mode, the broker decides as in *interactive*. A decision that the session remembers applies without asking,
-    except in *strict* and to requests that quorums decide. Denials take precedence over approvals.
+    Without a mode, the broker decides as in *interactive*. A decision that the session remembers applies, and nobody is
+    asked, except in *strict* and for requests that quorums decide. Denials take precedence over approvals.
 
     One broker can serve any number of concurrent runs: each request brings its own session's memory. Without
     `questions`, the broker keeps its open questions in memory.
@@ -124,7 +124,7 @@ class Broker:
     async def _ask_others(self, request: ApprovalRequest) -> Approval:
         """Ask the people that the policies require. No approval mode or remembered decision can replace them.
 
-        If too few of them exist, the request is denied immediately.
+        If there are too few of them, the request is denied immediately.
         """
         question, environment = request.question, self._environment
         for quorum in question.quorums:
@@ -170,7 +170,7 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
     if answer.remember != "scope":
         if answer.scope is not None:
             raise ToolValidationError(
-                f"it has a scope but also remember={answer.remember!r}. Answer with remember='scope', or without a scope."
+                f"the answer has a scope but also remember={answer.remember!r}. Answer with remember='scope', or without a scope."
             )
     elif not offered:
         raise ToolValidationError("this request has no scopes. Answer with remember='once' or 'exact'.")

@@ -30,7 +30,7 @@ from handrail.session.serialization import decode_item, said_in
 from handrail.tools import Tool
 
 Asks = Literal["call", "message", "permission"]
-"""What a request is about: a call, a message of `request_approval`, or a permission of `request_permission`."""
+"""What a request is about: a call, the message of a `request_approval`, or the permission of a `request_permission`."""
 
 NEVER_REMEMBERED = frozenset({"worker.create"})
 """Capabilities of tools whose approvals are never remembered. An answer applies to one call only."""
@@ -150,7 +150,7 @@ def _in_short(words: str) -> str:
 
 
 def _common(folders: Sequence[str]) -> str:
-    """Return the longest path that is a prefix of all these folders, name by name; "" if they have none in common."""
+    """Return the deepest folder that contains or equals each of these; "" if they have no folder in common."""
     names = [folder.split("/") for folder in folders]
     same: list[str] = []
     for each in zip(*names, strict=False):
@@ -237,7 +237,7 @@ class ApprovalMemory:
             if found is None:
                 ids = ", ".join(repr(each.id) for each in self.list()) or "none"
                 raise SessionError(
-                    session.id, f"it remembers no approval with the id {id!r}", f"Its ids are: {ids}."
+                    session.id, f"it remembers no decision with the id {id!r}", f"Remembered ids: {ids}."
                 )
             by = session.principal if by is None else by
             _record(session, ApprovalRevoked(id, found.tool, found.covers, by, self._clock.now()))
@@ -359,7 +359,7 @@ class RecordedDecisions:
 
 
 async def keep_decisions(session: Session, journal: Journal) -> None:
-    """Load the session's recorded decisions from a journal, and record its other decisions there, now and from now on."""
+    """Load a session's recorded decisions from a journal, and record its other decisions there, present and future."""
     book = RecordedDecisions(session, journal)
     await book.read()
     await book.add()

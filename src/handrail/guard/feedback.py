@@ -95,7 +95,7 @@ class FeedbackProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """A provider that tells the model how much time is left, once for each number of seconds in `at`."""
+    """A provider that tells the model how much time is left, once for each threshold in `at` (seconds left)."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -116,7 +116,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """A provider that tells the model how much of its budget is left, once for each spent fraction in `at`."""
+    """A provider that tells the model how much of its budget is left, once for each threshold in `at` (fraction spent)."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
@@ -140,7 +140,7 @@ def _fraction(state: RunState, unit: str) -> float:
 
 
 class CompletionChecker(Protocol):
-    """A check of whether a run may end.
+    """Checks whether a run may end.
 
     A checker that raises also keeps the run from ending, because something may be missing. The model sees the error.
     """
@@ -204,9 +204,10 @@ def _field(output: Any, field: str) -> Any:
 
 
 class CommandPassing:
-    """A checker that lets a run end once this command exits with 0. The command runs on a fork of the run's files, which is dropped.
+    """A checker that lets a run end once this command exits with 0.
 
-    A command that can't run at all has not passed, and the model is told why.
+    The command runs on a fork of the run's files, which is dropped afterwards. A command that can't run at all
+    has not passed, and the model is told why.
     """
 
     def __init__(self, shell: Shell, *argv: str, cap: int = CAP, name: str = "command") -> None:
@@ -277,12 +278,12 @@ def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer of a feedback provider or a completion checker."""
+    """The reply from a feedback provider or a completion checker."""
 
     text: str | None = None
     """The advice, or what is missing; None or "" for nothing."""
     problem: str = ""
-    """Why it gave no answer; "" if it gave one."""
+    """Why the provider or checker gave no answer; "" if it gave one."""
 
 
 async def ask(name: str, asked: Callable[[], Any]) -> Reply:
@@ -310,5 +311,5 @@ async def ask(name: str, asked: Callable[[], Any]) -> Reply:
 
 
 def could_not_check(name: str, why: str) -> str:
-    """Return a sentence that tells the model why a check failed."""
+    """Return a sentence that tells the model why a checker gave no answer."""
     return f"The check {name!r} failed: {why.rstrip('.')}."

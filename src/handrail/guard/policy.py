@@ -105,7 +105,7 @@ class SequentialDependencyPolicy:
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
         if tool.name in self._watched:
-            # The note is not looked up first, because a call that reads notes becomes stale when another call writes one.
+            # Written even if the note exists: looking it up would make this call stale whenever another call writes a note.
             context.session.dispatch(PolicyNote(self.name, tool.name, "succeeded"))
 
 
@@ -115,16 +115,16 @@ class CapabilityPolicy:
 
     Verdicts on capabilities come first, by name or by a pattern such as `fs.*` or `*`. A tool is denied or
     asked about if one of its capabilities is, and allowed if all of them are. Otherwise the verdict on the tool's
-    effect in `effects` decides. By default, `pure`, `read` and `staged` are allowed, and the other effects ask.
+    effect in `effects` decides. By default, `pure`, `read` and `staged` tools are allowed, and others are asked about.
 
     A worker or an agent that is called as a tool is allowed, unless there is another verdict on its capability, `worker`
     or `agent`. Policies decide on its inner calls.
 
     A tool that may write is allowed within `scope` only. If an argument names a path outside it, or a link that leads
-    there, the call asks, even if the tool only reads the path. After the call has run in its fork, the paths that it
-    actually changed are judged too, including those that a command changed. If one is outside, the call asks before it is
-    committed, with its diff. A nested call, and a call on files in memory, can ask at that point only if it is previewed
-    anyway. Otherwise it is rejected, unless somebody has approved the paths by name.
+    there, the policy asks, even if the tool only reads the path. After the call has run in its fork, the paths that it
+    actually changed are judged too, including those that a command changed. If one is outside, the policy shows the call's
+    diff and asks before the call is committed. It can ask about a nested call, or a call on files in memory, at that point
+    only if the call is previewed anyway. Otherwise the call is rejected, unless somebody has approved the paths by name.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class CapabilityPolicy:
         return decision
 
     def _named_outside(self, tool: Tool[Any, Any], params: Any, context: ToolContext) -> list[str]:
-        """Return the paths in these params that are outside the scope, or that lead out of it through a link."""
+        """Return the paths in these params that are outside the scope or, if none is, those that lead out of it through a link."""
         named = [each.path for each in tool.paths(params)]
         outside = [path for path in named if not self._in_scope(path)]
         if outside or not named:
@@ -229,7 +229,7 @@ class CapabilityPolicy:
         return [path for path in outside if path not in approved]
 
     def _may_change(self, path: str, changed: Collection[str]) -> bool:
-        """Return whether a changed path is in the scope, or is a folder around the scope in which something else was changed too."""
+        """Return whether a changed path is in the scope, or is a folder above the scope with another changed path below it."""
         if self._in_scope(path.rstrip("/")):
             return True
         around = path.endswith("/") and any(f"{folder}/".startswith(path) for folder in self._scope)
@@ -251,7 +251,7 @@ class CapabilityPolicy:
                 scope = ", ".join(map(repr, self._scope))
                 raise FileError(
                     path,
-                    f"{tool.name} changes it outside its scope ({scope}), and nobody has approved that. Use paths in the scope",
+                    f"{tool.name} goes outside its scope ({scope}) by changing it, and nobody has approved that. Use paths in the scope",
                 )
             context.session.dispatch(PolicyNote(self.name, path, _APPROVED))
 

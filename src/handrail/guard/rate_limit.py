@@ -1,7 +1,7 @@
 """`RateLimitPolicy`, and the window of counted calls that it keeps in the session.
 
-A window is a ring of cells, one for each call that the rate allows, and an index from calls to cells. To admit a
-call, a few cells are replaced, however many calls the window holds.
+A window is a ring of cells, one for each call that the rate allows, and an index from calls to cells. Admitting a
+call replaces a few cells, however many calls the window holds.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def _admit(cells: Any, event: CallCounted) -> Any:
 
 @kept(kind="log", key=_cell_key, reducers={CallCounted: _admit})
 class RateCell(msgspec.Struct, frozen=True):
-    """A part of a rate's window. It is kept even if the calls fail.
+    """A part of a rate limit's window. It is kept even if the calls fail.
 
     - `call`: one call. Calls are numbered, and call `n` is in the cell `n % size`.
     - `total`: the number of calls added to the ring so far, and the ring's size, in `numbers`.
-    - `bucket`: the indexes, in `numbers`, of the calls whose ids belong to this bucket by their hash.
+    - `bucket`: the indexes, in `numbers`, of the cells that hold the calls whose ids hash to this bucket.
     """
 
     policy: str
@@ -110,7 +110,7 @@ class RateWindow:
         self._put("total", 0, numbers=(self.total, self.size))
 
     def resize(self, size: int) -> None:
-        """Make room for this many calls, at first or after the policy's rate was changed. The latest calls that fit are kept."""
+        """Make room for this many calls, for a new window or a changed rate. The latest calls that fit are kept."""
         calls = list(self)[-size:]
         if self.size:
             self.cells = self.cells.replace([cell for cell in self.cells if cell.policy != self._policy])
@@ -163,7 +163,7 @@ class RateLimitPolicy(CheckOnly):
     ) -> None:
         if type(most) is not int or most < 1 or not 0 < per_seconds < math.inf:
             raise DefinitionError(
-                f"policy {name!r}: {most} calls in {per_seconds} seconds is not a valid rate. Pass at least 1 call and a positive time."
+                f"policy {name!r}: {most} calls in {per_seconds} seconds is not a valid rate. Pass a whole number of calls, at least 1, and a positive, finite time."
             )
         if isinstance(tools, str):
             raise DefinitionError(f"policy {name!r}: tools is a string. Pass a set of names: {{{tools!r}}}.")

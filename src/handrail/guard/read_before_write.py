@@ -75,7 +75,7 @@ class ReadBeforeWritePolicy:
         try:
             files = context.filesystem
         except ResourceError:
-            return  # without files nothing was read, and `check` denies writes
+            return  # without a filesystem nothing was read, and `check` denies writes
         for path in sorted(_parsed(each.path for each in named)):
             content = _content_digest(files, path)
             if content is not None:
@@ -106,7 +106,7 @@ class ReadBeforeWritePolicy:
             if old is None or old == new or path in declared:
                 continue
             if new is None and any(path.startswith(f"{folder}/") for folder in declared):
-                continue  # the call deleted or moved the folder around it, which it had declared
+                continue  # the call declared a folder around the file, and deleted or moved the folder
             note = earlier.get((self.name, path))
             inner = (each.value for each in transaction.events if _is_note(each, self.name, path))
             if _digest(old) not in (note and note.value, *inner):

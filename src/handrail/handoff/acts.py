@@ -137,7 +137,7 @@ def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str,
         return Schema[Any](annotation, namespace)
     except DefinitionError as error:
         problem, hint = error.parts
-        more = "Keep in `resources` what lives only in this process." if what == "private" else ""
+        more = "Put objects that live only in this process into `resources`." if what == "private" else ""
         raise ToolDefinitionError(
             handoff, f"its {what} part can't be recorded: {problem}", f"{hint} {more}".strip()
         ) from None
@@ -184,7 +184,7 @@ class ActRunner:
     """Runs one call's acts, in order.
 
     Each act passes the gate as an inner call to its own tool. So an act is isolated, commits to the call that it
-    is part of, and has its own events and its place in the path. It needs no approval and is not counted as
+    is part of, and has its own events and its own place in the path. It needs no approval and is not counted as
     another call, because the outer call was already judged and counted.
     """
 
@@ -239,7 +239,7 @@ class Acts:
     async def play(self, params: Any, context: ToolContext) -> ToolResult[Any]:
         """Run one call of the handoff: its acts in order, up to the first that fails or ends it early.
 
-        Apart from its acts it has no effects, so it can be run again.
+        A resumed run can run it again: only its acts have effects, and each act is a recorded call.
         """
         runner = ActRunner(context)
         begun = await self.begin(runner, params)
@@ -468,7 +468,7 @@ def _with(
 
 
 def without_words(error: Exception) -> Exception:
-    """Return an error without the message of an act's error, because the message may contain private data.
+    """Return the error to report for an act's error. It omits the original message, which may contain private data.
 
     The errors in `_TOLD`, and groups with an error that ends the run, are returned unchanged. A transient error stays one.
     """

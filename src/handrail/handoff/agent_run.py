@@ -43,7 +43,7 @@ ResultT = TypeVar("ResultT")
 
 
 class ActArguments(TypedDict, total=False):
-    """Arguments of `run_as_agent`. Inside a call, only `deadline`, `budget`, `resources` and `workers` may be given."""
+    """Optional arguments of `run_as_agent`. Inside a call, only `deadline`, `budget`, `resources` and `workers` of these may be given."""
 
     session: Session | None
     deadline: Deadline | None
@@ -96,8 +96,8 @@ def run_as_agent(
 
     If the tool is a handoff, only its `client` act runs, on the given public data, and the act's answer is returned. To run
     all acts, use `gate.invoke` or `context.call`. Any other tool is called with these params, through a gate with these
-    `policies`. The tool or act may `call` the given `tools`. Its events are passed to `on_emit` immediately. An async
-    `on_emit` is awaited before this returns.
+    `policies`. The tool or act may `call` the given `tools`. The events that it emits are passed to `on_emit` immediately.
+    An async `on_emit` is awaited before this returns.
 
     Raises `CallFailed` if the call fails, `ToolValidationError` if the public data does not fit the handoff, and
     `DefinitionError` if the tool can't run this way, for example because its handler takes a `UserContext`.
@@ -168,7 +168,7 @@ def _whole(tool: Tool[Any, Any], params: Any) -> tuple[Tool[Any, Any], bytes]:
     if "user" in tool.needs:
         raise DefinitionError(
             f"{tool.name!r} needs a person: its handler takes a UserContext. run_as_agent runs tools with a model in "
-            "a person's place. Take a ToolContext, and use `prompt_model` if it is there."
+            "a person's place. Take a ToolContext, and use `prompt_model` if it is not None."
         )
     played = copy.copy(tool)
     fill(played, "run_mode", "agent")

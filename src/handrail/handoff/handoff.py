@@ -72,7 +72,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         @pick_card.after
         async def settle(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[Card]: ...
 
-    - The model sees the result of `after`. If `before` returns a `ToolResult`, nobody is asked, and the model sees that one.
+    - The model sees the result of `after`. If `before` returns a `ToolResult`, nobody is asked, and the model sees that result.
     - Private data goes only from `before` to `after`. No event and no error shows it: an exception that your code
       raises in `before` or `after` is reported without its message. To tell a model more, return `ToolResult.error`.
     - Without a `client`, the environment's person or model answers; a person gets a form created from the
@@ -122,7 +122,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         if self.params is None and isinstance(taken, type) and taken is not type(None):
             raise ToolDefinitionError(
                 self.name,
-                f"its `before` takes {describe(taken)}, and it has no params",
+                f"its `before` takes {describe(taken)}, but the handoff has no params",
                 f"Declare them: Handoff({self.name!r}, ..., params={describe(taken)}).",
             )
         check_fit(self.name, "`params`", self.params, "what its `before` takes", taken)
@@ -226,7 +226,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
             )
         if name in self._defined:
             raise ToolDefinitionError(
-                self.name, f"it has two acts `{name}`", "Keep one, or create another handoff."
+                self.name, f"its `{name}` is defined twice", "Keep one, or create another handoff."
             )
         self._namespace.update(caller_namespace())
         return read_act(self.name, function, name, _FORMS[name], self.params)
@@ -312,7 +312,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return acts
 
     def _check_alone(self, before: Act | None, client: Act | None, after: Act | None) -> None:
-        """Raise `ToolDefinitionError` if there is no `before`, and `client` does not take the params or `after` expects private data."""
+        """Without a `before`, raise `ToolDefinitionError` if `client` does not take the params, or if `after` expects private data."""
         if before is not None:
             return
         if client is not None:

@@ -99,7 +99,7 @@ class SqliteCalls:
 
     async def applied(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
-        await self._settle(unit, "applied", synced=False)  # if lost in a power cut, recovery repeats it
+        await self._settle(unit, "applied", synced=False)  # after a power cut, recovery may apply it again
 
     async def void(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
@@ -174,7 +174,7 @@ class SqliteCalls:
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
         chains = self._database.chains
         last = "SELECT max(number) FROM records WHERE chain = ? AND kind = 'unit' AND key = ? AND state != 'void'"
-        # Either half finds every run with later records. A damaged page may hide a run from one half, but not from both.
+        # Each half of the UNION finds every run with later records. A damaged page may hide a run from one half, but not from both.
         since = """SELECT chain FROM records WHERE number > ? AND chain LIKE 'run %' UNION SELECT chain FROM chains
             WHERE chain LIKE 'run %' AND (
                 SELECT number FROM records WHERE records.chain = chains.chain ORDER BY link DESC LIMIT 1

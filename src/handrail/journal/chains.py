@@ -1,17 +1,17 @@
 """Chains of records: each record carries a keyed MAC that also covers the record before it.
 
 A journal's records form chains: one for each run, one for what is added to a run from outside (answers, votes,
-cancellations, deposits), one for each session and principal with their decisions, one for each session, one for the
+cancellations, deposits), one for each principal's decisions in a session, one for each session, one for the
 list of sessions, and one for each step that belongs to no run. Apart from the state of a committed call, which the MAC
 does not cover, a record is never changed. It is deleted only with its whole chain. To take a record back, as when a
-commit is void or a question is withdrawn, another record is added.
+commit is voided or a question is withdrawn, another record is added.
 
 The MAC of a record is one half of a keyed BLAKE2b digest of the journal's id, the chain's name, the record, its positions
 in the journal and in the chain, and the chain's seal. The other half is the chain's new seal. Only the head of the chain
 stores it, and the transaction that adds the next record replaces it. So a changed, moved or copied record does not match its
-MAC, and a removed one leaves a gap, even at the end, because the seal of an earlier record can't be computed without the key.
+MAC. Removing a record is detected too, even at the end, because the seal of an earlier record can't be computed without the key.
 
-Removing a whole chain with its head is detected too, because another chain records that it began: a run's chain
+Removing a whole chain with its head is also detected, because another chain records that it began: a run's chain
 records that others began to add to the run, a session's chain records its runs and its principals' decisions, and the
 list of sessions records the sessions. For the chains of steps that belong to no run, and of runs that are not recorded,
 there is no such record. Replacing the whole file, or a chain and its head, by an older copy is not detected.
@@ -111,7 +111,7 @@ def reading(chains: Chains, chain: str, link: int, what: str = "") -> Generator[
 
 
 def decode_text(found: bytes) -> str:
-    """Decode a text column, so that bytes that are not UTF-8 can be named in an error."""
+    """Decode a text column, even if it is not valid UTF-8, so that an error can show it."""
     return found.decode(errors="surrogateescape")
 
 
@@ -157,7 +157,7 @@ class Record(NamedTuple):
     state: str
     """The state of a committed call: `committed`, `applied` or `void`; "" for other records. The MAC does not cover it."""
     opens: int
-    """1 for a call by which its session finds the chain: the session's first call in it, and maybe later ones; otherwise 0."""
+    """1 for a call that leads from its session to this chain: the session's first call in it, and maybe later ones; otherwise 0."""
 
     def is_marked(self, sessions: Collection[str]) -> bool:
         """Return whether `opens`, which the MAC does not cover, is plausible in a chain that already has calls of these sessions."""
@@ -179,7 +179,7 @@ class NewRecord(msgspec.Struct, gc=False):
 
 
 Fence = tuple[str, str, str]
-"""The id of a run, the owner that it counts as having if it is not recorded, and the owner that it must have."""
+"""The id of a run, the owner to assume if the run is not recorded, and the owner that it must have."""
 
 
 class Chains:
@@ -240,7 +240,7 @@ class Chains:
             link = self._extend(connection, record, known or self._head(connection, chain), _REPLACE_HEAD)
             if link:
                 return link
-        raise AssertionError("the head was read in this transaction")
+        raise AssertionError("the head was read in this transaction, and still did not match")
 
     def append_own(self, connection: Connection, record: NewRecord, fence: Fence) -> bool:
         """Add a record to the chain of a run if the run has the owner that `fence` names. Returns False if nothing was added.

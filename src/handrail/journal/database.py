@@ -109,7 +109,7 @@ class Database:
         self._is_blank = False
         """Whether the file was empty when this process opened it, so that this is a new journal."""
         self._intact: bool | None = None
-        """Whether the tables that lists are read from are intact; None until they have been checked."""
+        """Whether the tables of runs and questions agree with their indexes; None until they have been checked."""
         self._connection: Connection | None = None
         """The connection if all jobs run in the caller's thread; otherwise None."""
         self._shared: sqlite3.Connection | None = None
@@ -179,8 +179,8 @@ class Database:
     async def add(self, run_id: str, record: NewRecord, *, is_recorded: bool = False) -> None:
         """Add a record to the chain of a run that this process owns.
 
-        Raises `RunBusy` if the run is recorded and this process does not own it. If the run is not recorded, raises
-        `RunUnknown` with `is_recorded`, and adds the record without `is_recorded`.
+        Raises `RunBusy` if the run is recorded and this process does not own it. If the run is not recorded, the record
+        is added, unless `is_recorded` is true. Then `RunUnknown` is raised.
         """
         await self.transact(lambda connection: self._add(connection, run_id, record, is_recorded))
 
@@ -217,7 +217,7 @@ class Database:
         return True
 
     def add_soon(self, run_id: str, record: NewRecord) -> Pending[bool] | None:
-        """Begin to add a record as `add` does, in the journal's thread; None if all jobs run in the caller's thread.
+        """Begin to add a record as `add` does, in the journal's thread. Returns None if all jobs run in the caller's thread.
 
         The pending value is True once the record is added, and False if nothing was added and `add` must be awaited instead.
         """
@@ -468,7 +468,7 @@ def _prepare(
             raise JournalError(
                 path,
                 "its records were not written with this key",
-                "Set HANDRAIL_KEY and HANDRAIL_KEY_FILE as when the journal was created. If both were unset, restore the key file.",
+                "Set HANDRAIL_KEY and HANDRAIL_KEY_FILE as they were when the journal was created. If both were unset, restore the key file.",
             )
         connection.execute("COMMIT")
     except BaseException:

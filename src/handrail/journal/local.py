@@ -31,7 +31,7 @@ T = TypeVar("T")
 log = logging.getLogger("handrail.questions")
 
 _KEPT_ANSWERS = 100
-"""How many of the questions that are over are kept, so that a repeated or late answer to one of them is recognised."""
+"""Maximum number of ended questions that are kept, so that a repeated or late answer to one of them is recognised."""
 _TRIES = 3
 """How many invalid answers the environment may give. After the last, the question counts as declined."""
 
@@ -242,7 +242,7 @@ class LocalQuestions:
         if not self._settle(pending, answer) and pending.answer != self._shown(pending, answer):
             over = "" if pending.answer is None else pending.answer.outcome
             raise AnswerRefused(
-                pending.question.id, f"it is over: {over}", "Only an open question can be answered."
+                pending.question.id, f"the question is over: {over}", "Only an open question can be answered."
             )
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:

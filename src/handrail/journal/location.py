@@ -37,7 +37,7 @@ class Exposure(NamedTuple):
 
 
 def default_journal(project: Path) -> Path:
-    """Return the path of the default journal of the project in this folder, which is below the state folder.
+    """Return the path of the default journal of the project in this folder. It is below the state folder.
 
     The journal's folder is named after the project's real path: its last part, for readability, and a digest of the
     whole path, so that no two projects share a journal. Raises `JournalError` if there is no home folder.
@@ -246,7 +246,7 @@ def check_out_of_reach(journal: str, folder: str) -> None:
     """Raise `JournalExposed` if a journal is in a folder that tools may change, since they could forge answers.
 
     Symbolic links are resolved. A file with several hard links is refused, because one of them may be in the folder.
-    A journal below `.handrail` in the folder is allowed: tools can't see that name.
+    A journal below `.handrail` in the folder is allowed, because tools can't see `.handrail`.
     """
     if not folder or journal == ":memory:" or not journal:
         return
@@ -270,7 +270,7 @@ def check_out_of_reach(journal: str, folder: str) -> None:
 def has_journal(place: str, journal: str) -> bool:
     """Return whether a place is one of a journal's files, or a folder that contains one. Symbolic links are resolved.
 
-    Files below `.handrail` in the folder don't count: Handrail neither copies nor shows that name.
+    Files below `.handrail` in the folder don't count, because Handrail neither copies nor shows `.handrail`.
     """
     if journal == ":memory:" or not journal:
         return False

@@ -75,7 +75,7 @@ def check_log(path: str) -> None:
     raise JournalError(
         path,
         problem,
-        f"Restore the journal and its log from a backup. To continue without the last steps, delete '{path}-shm'.",
+        f"Restore the journal and its log from a backup. To continue without the pages that can't be read, delete '{path}-shm'.",
     )
 
 

@@ -17,7 +17,7 @@ _lock = threading.RLock()
 It is reentrant because garbage collection, which closes forgotten journals, may happen while a file is examined.
 """
 _open: dict[tuple[int, int, int], int] = {}
-"""How often each file is open, by process, device and inode. A forked process has none of its parent's locks."""
+"""How many times each file is open, by process, device and inode. A forked process has none of its parent's locks."""
 
 
 class OpenFile:

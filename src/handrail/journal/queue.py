@@ -30,7 +30,7 @@ _EVERY = 0.05
 """Seconds between checks for changes to the file. A check takes a few microseconds."""
 
 # The index `runs_for_workers` serves the conditions in the first two lines, and the order of `_FIRST`. A run that was
-# interrupted is due at once. A queued run with an owner is being begun, and the other queued runs of its session wait for it.
+# interrupted is due at once. A queued run with an owner is about to begin, and the other queued runs of its session wait for it.
 _DUE = f"""SELECT {COLUMNS} FROM runs WHERE queue != '' AND status IN ('queued', 'running', 'parked')
     AND (due_at IS NOT NULL OR status != 'parked') AND coalesce(due_at, 0) <= :now
     AND (status != 'queued' OR NOT EXISTS (
@@ -229,7 +229,7 @@ class SqliteQueue:
                 return
 
     def _version(self) -> int:
-        """Return a number that changes whenever another connection changes the journal; in memory, whenever anything does."""
+        """Return a number that changes whenever another connection changes the journal or, in memory, whenever a row is changed."""
         path = self._database.path
         if path == MEMORY:
             return self._database.changes

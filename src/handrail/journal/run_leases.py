@@ -56,7 +56,7 @@ def check_turn(connection: Connection, row: StoredRun) -> None:
     if found is not None:
         raise RunError(
             row.id,
-            f"a worker has the run {found[0]!r} of the same session",
+            f"a process has the run {found[0]!r} of the same session",
             "Wait until that run is over or parked.",
         )
 
@@ -67,7 +67,7 @@ def earliest(*times: float | None) -> float | None:
 
 
 def _deaths(row: StoredRun, progress: int) -> int:
-    """Return how many consecutive processes have died while they executed this run. After one that made progress, it is 1 again."""
+    """Return how many processes in a row have died while they executed this run. A process that made progress restarts the count at 1."""
     if row.status not in ("running", "queued") or not row.owner:
         return 0
     return row.deaths + 1 if row.progress == progress else 1

@@ -112,7 +112,7 @@ def find_run(connection: Connection, chains: Chains, run_id: str) -> StoredRun:
         names = chain, outside_chain(run_id)
         if not fetch(connection, f"{query} LIMIT 1", *names, *names) or not _has_begun(connection, chain):
             raise RunUnknown(run_id)
-    raise chains.altered(chain, 1, "its row among the runs is missing", what=f"run {run_id}")
+    raise chains.altered(chain, 1, "its row in the table of runs is missing", what=f"run {run_id}")
 
 
 def find_owned(
@@ -151,7 +151,7 @@ def check_run(chains: Chains, values: Sequence[Any], run_id: str | None = None) 
     row, mac = StoredRun(*values[: len(_OWN)]), values[len(_OWN)]
     named = str(row.id) if run_id is None else run_id
     if not chains.is_row("runs", row, mac) or row.id != named:
-        problem = "its row among the runs is not what was recorded"
+        problem = "its row in the table of runs is not what was recorded"
         raise chains.altered(run_chain(named), 1, problem, what=f"run {named}")
     return row
 

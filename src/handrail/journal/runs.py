@@ -378,16 +378,16 @@ def release(
     now: float,
     due_at: float | None = None,
 ) -> None:
-    """Leave a run without an owner, with this status and outcome. If it is over, its open questions are withdrawn.
+    """Release a run's lease, and set its status and outcome. If the run is over, its open questions are withdrawn.
 
     Otherwise it is due at `due_at`, or earlier if it was due earlier. Without either time, a queued run is due now. A submitted
-    run that somebody has asked to stop is due now, or within a second if it has a time, because a worker has to end it.
+    run that somebody has asked to stop is due now, or within a second if it has a due time, because a worker has to end it.
     """
     stops = bool(row.stopping) and status not in OVER
     left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": int(stops)}
     due = None if status in OVER else earliest(row.due_at, due_at)
     if row.queue and (stops or (due is None and status == "queued")):
-        # If it has a time, it waits up to a second, so that a leg that fails is not repeated at once.
+        # A run with a due time waits up to a second, so that a leg that fails is not repeated at once.
         due = now if due is None else min(due, now + 1)
     update_run(connection, chains, row, changed_at=now, due_at=due, **left)
     if end_of(status, outcome) != end_of(row.status, row.outcome):

@@ -63,8 +63,8 @@ def forget_in_session(
 def check_session(connection: Connection, chains: Chains, session_id: str) -> list[str]:
     """Return the ids of a session's runs, in the order in which they were recorded. The runs themselves are not verified.
 
-    Raises `JournalAltered` unless the session has exactly the runs that began in it and were not forgotten, and all the
-    decisions that began in it.
+    Raises `JournalAltered` unless the session has exactly the runs that began in it and were not forgotten, and every
+    chain of decisions that began in it.
     """
     chain = session_chain(session_id)
     with reading(chains, chain, 1):
@@ -127,7 +127,7 @@ def _begun(
 ) -> dict[tuple[str, str], Record]:
     """Return the records of everything that began and was not forgotten, by kind and key.
 
-    `forgettable` is the kind that the records `forgotten` refer to. Raises `JournalAltered` if something began twice
+    `forgettable` is the kind of thing that `forgotten` records refer to. Raises `JournalAltered` if something began twice
     without being forgotten in between.
     """
     begun: dict[tuple[str, str], Record] = {}

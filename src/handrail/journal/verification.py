@@ -64,7 +64,7 @@ _BOOKKEEPING = frozenset(
 """The kinds of records that do not count as progress of a run."""
 
 _ATTEMPT = re.compile(r"~\d+")
-"""Matches an attempt in the text of a place."""
+"""Matches the number of an attempt in the text of a place, such as `~2`."""
 
 
 class RunRecords:
@@ -162,7 +162,7 @@ class RunRecords:
 
     @property
     def origin(self) -> Record | None:
-        """The record of the run's fork or import; None for any other run."""
+        """The first record of a run that was created by a fork or an import; None for any other run."""
         first = self.own[0] if self.own else None
         return first if first is not None and first.kind in (FORK, IMPORT) else None
 
@@ -282,7 +282,7 @@ def _check_row(connection: Connection, chains: Chains, run_id: str, records: Run
             raise chains.altered(chain, 1, "it is missing", what=f"{RUN} {run_id}")
         return
     if not rows:
-        raise chains.altered(chain, began.link, "its row among the runs is missing", began)
+        raise chains.altered(chain, began.link, "its row in the table of runs is missing", began)
     row = StoredRun(*rows[0][:-1])
     if row.record == began.body:
         record = row.decoded
@@ -297,7 +297,7 @@ def _check_row(connection: Connection, chains: Chains, run_id: str, records: Run
                 raise chains.altered(chain, end.link, "the run's outcome is not what was recorded", end)
             if chains.is_row("runs", row, rows[0][-1]):
                 return
-    raise chains.altered(chain, began.link, "its row among the runs is not what was recorded", began)
+    raise chains.altered(chain, began.link, "its row in the table of runs is not what was recorded", began)
 
 
 def _check_questions(connection: Connection, chains: Chains, run_id: str, records: RunRecords) -> None:

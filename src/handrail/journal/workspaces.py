@@ -292,7 +292,7 @@ def _check_free(connection: Connection, database: Database, row: WorkspaceRow) -
 def _is_kept(connection: Connection, database: Database, row: WorkspaceRow) -> bool:
     """Return whether a run has the workspace, so no different run may take it.
 
-    A submitted run that is over, or waits for an answer or a time, does not. Any other submitted run that has begun does,
+    A submitted run that is over, or waits for an answer or for its due time, does not. Any other submitted run that has begun does,
     even if its process has ended: a worker will continue it, perhaps in the middle of a call that has changed files. A run
     that was not submitted has the workspace until it releases it, or until its process has ended or no longer owns the run.
     """

@@ -18,7 +18,7 @@ Unit = Literal["tokens", "money", "requests", "tool_calls"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 Amount = int | float | Decimal
 UNKNOWN = None
-"""An unknown amount, such as a cost without a price.
+"""An unknown amount, such as the cost of a request whose price is not known.
 
 `reserve` refuses it if its unit is limited, and otherwise reserves nothing for it.
 """
@@ -67,7 +67,7 @@ class Reservation:
         self._over = False
 
     def settle(self, **spent: Amount | None) -> Mapping[Unit, int | Decimal]:
-        """Replace the reserved amounts with the actual ones, and return the resulting amounts.
+        """Charge the actual amounts instead of the reserved ones, and return them.
 
         A unit that is omitted or None is charged at its reserved amount. If the reservation was already settled or released,
         nothing is charged, but the amounts are still returned.
@@ -205,7 +205,7 @@ def _checked(amounts: Mapping[str, Amount | None]) -> dict[Unit, _Exact]:
         elif amount is not None:
             if not _is_amount(amount) or amount == inf:
                 raise DefinitionError(
-                    f"{amount!r} {unit} can't be spent. Pass a number of at least 0, or None if it is unknown."
+                    f"{amount!r} {unit} can't be spent. Pass a finite number of at least 0, or None if it is unknown."
                 )
             exact[unit] = _exact(amount)
     return exact

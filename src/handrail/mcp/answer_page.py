@@ -104,7 +104,7 @@ class AnswerPage:
 
         A recorded call that no process executes is resumed.
 
-        Raises `RequestRefused` if there is no such question, if a different process executes the call, or while the server stops.
+        Raises `RequestRefused` if there is no such question, if a different process executes the call, or if the server is stopping.
         """
         principal = request.scope[PRINCIPAL]
         try:

@@ -67,7 +67,7 @@ class CallMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoModel:
-    """Stands for the model of an app that has none. It refuses every request."""
+    """Stands in for the model of an app that has none. It refuses every request."""
 
     name = NAME
     traits = Traits()

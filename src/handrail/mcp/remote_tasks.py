@@ -26,7 +26,7 @@ from mcp import Client, MCPError
 MAX_LOST = 8
 """Maximum number of requests for the state of a task that may fail in a row because the server can't be reached."""
 SHORTEST_POLL, LONGEST_POLL = 0.02, 60.0
-"""Minimum and maximum seconds between two requests for the state of a task. The server suggests the time."""
+"""Minimum and maximum seconds between two requests for the state of a task. An interval that the server suggests is kept within them."""
 REQUEST_SECONDS = 60.0
 """Seconds that a server has to answer a request about a task."""
 MAX_ASKED = 20

@@ -27,14 +27,14 @@ _MOST_DIGITS = 15
 
 
 def requests_left(headers: Mapping[str, str]) -> int | None:
-    """Return how many requests the provider still accepts, or None if no header says so."""
+    """Return how many requests the provider still accepts, or None if no header has a valid number."""
     return _number(
         headers.get("x-ratelimit-remaining-requests") or headers.get("anthropic-ratelimit-requests-remaining")
     )
 
 
 def tokens_left(headers: Mapping[str, str]) -> int | None:
-    """Return how many tokens the provider still accepts, or None if no header says so."""
+    """Return how many tokens the provider still accepts, or None if no header has a valid number."""
     return _number(
         headers.get("x-ratelimit-remaining-tokens") or headers.get("anthropic-ratelimit-tokens-remaining")
     )

@@ -3,7 +3,7 @@
 log               the records of one run, found by place
 records           the recorded form of results, inner calls and deposits
 commits           writes a finished call to the journal, together with its files
-finished_calls    takes a finished call from its record
+finished_calls    replays a finished call from its record
 interrupted_calls decides what becomes of a call that was interrupted
 marks             records the beginning of each call that must not run twice
 parked_run        parks a run that waits only for answers

@@ -43,8 +43,8 @@ async def load(
                     continue
                 raise RunError(
                     run_id,
-                    f"its attachment {each.name!r} is not in the journal, because the process ended as the run began",
-                    "Nothing has run yet: start it again, with its attachments.",
+                    f"its attachment {each.name!r} is not in the journal. The process may have ended before it was stored",
+                    "Start a new run with the attachments.",
                 ) from None
             each.load(content)
             found[each.digest] = content

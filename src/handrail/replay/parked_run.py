@@ -127,7 +127,7 @@ class Parking:
 
         self._told = False
         end_grace(attempt)
-        with suppress(RuntimeError):  # closed from outside, without a running loop
+        with suppress(RuntimeError):  # the call was closed from outside, without a running loop
             attempt.grace = asyncio.get_running_loop().call_later(_GRACE, over)
 
     def _at_work(self) -> tuple[list[Attempt], set[Attempt]]:
@@ -141,7 +141,7 @@ class Parking:
 
 
 def end_grace(attempt: Attempt) -> None:
-    """End the handler's grace period: a new question means that it has seen all earlier answers."""
+    """End the handler's grace period, for example because a new question shows that it has seen all earlier answers."""
     if attempt.grace is not None:
         attempt.grace.cancel()
         attempt.grace = None

@@ -226,7 +226,7 @@ class CallResources:
         """Return the resource bound to `protocol`, creating it if necessary.
 
         Raises `ResourceError` if the resource can't be provided, for example because nothing is bound to `protocol`, or
-        because its provider is async and `open` must create it. Raises `ContextExpired` after the call. An error that
+        because its provider is async and `open` must create it. Raises `ContextExpired` if the call has ended. An error that
         the provider raises is passed on.
         """
         self._owner.check()

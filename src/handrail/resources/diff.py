@@ -37,7 +37,7 @@ def diff(changes: Iterable[tuple[str, Node, Node]], facts_of: FactsOf, run_by: M
     lines: list[str] = []
     for path, node, base in found:
         if path in moved or (path in around and _is_said_inside(path, node, base, facts_of)):
-            continue  # the change is shown at the new path, or by the folder's content
+            continue  # the change is shown at the new path, or by the changes inside the folder
         said = list(_change(path, node, base, origins.get(path), facts_of))
         program = run_by.get(path)
         later = [f"runs later: by {_said(program)}, automatically and outside the sandbox"] if program else []

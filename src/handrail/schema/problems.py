@@ -335,7 +335,10 @@ def inside(
 
 
 def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the schemas that may apply where this one does: itself and those in its references, unions and conditions."""
+    """Return the schemas that may apply where this one does: those in its references, unions and conditions, and itself.
+
+    A schema that is only a reference is not returned itself.
+    """
     return _forms([part], root)
 
 

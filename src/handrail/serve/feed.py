@@ -339,7 +339,7 @@ class Streams:
 
 
 class Slot:
-    """One stream's slot in its principal's quota. Giving it back again has no effect."""
+    """One stream's slot in its principal's quota. Giving it back a second time has no effect."""
 
     def __init__(self, quota: Quota, principal: str) -> None:
         self._quota: Quota | None = quota

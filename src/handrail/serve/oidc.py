@@ -224,7 +224,7 @@ class OidcProvider:
                 raise RequestRefused(
                     503,
                     "ProviderUnreachable",
-                    "the sign-in provider's configuration names a different issuer. Ask the server's operator to correct it.",
+                    "the sign-in provider's configuration names a different issuer. Ask the operator to correct the server's issuer.",
                 )
             self._metadata = found
         return self._metadata

@@ -437,7 +437,7 @@ class Routes:
         return JSONResponse({"decided": decided})
 
     async def audit(self, request: Request) -> Response:
-        """Return up to 10,000 entries of the audit log as JSON lines, oldest first, starting after number `?after=`.
+        """Return up to 10,000 audit log entries as JSON lines, oldest first: those after the entry numbered `?after=`.
 
         Raises `RequestRefused` if `after` is not a number of at most 15 digits.
         """

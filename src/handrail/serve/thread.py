@@ -304,7 +304,7 @@ class Thread(ThreadRecord):
             await self._watch.stop()
 
     async def park(self, grace: float) -> None:
-        """Park the active run, if there is one. If it still works after `grace` seconds, cut it off."""
+        """Park the active run, if there is one. If it is still working after `grace` seconds, cut it off."""
         live = self.live
         if live is None:
             return

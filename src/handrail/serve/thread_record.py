@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ThreadRecord:
-    """A principal's conversation, for reading."""
+    """Reads a principal's conversation: its runs, messages, state, questions and attachments."""
 
     def __init__(self, id: str, principal: str, source: Source, journal: Journal) -> None:
         self.id = id
@@ -52,7 +52,7 @@ class ThreadRecord:
         return None
 
     async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
-        """Return the open questions. Pass `rows`, here and in the methods below, if the thread's runs were just read."""
+        """Return the open questions. Here and elsewhere, `rows` are the thread's runs, if the caller has just read them."""
         row = await self.newest(rows)
         return () if row is None or row.status in OVER else await self._journal.questions.open(row.record.id)
 

@@ -146,7 +146,7 @@ class Worker:
 
     @property
     def commits_each(self) -> bool:
-        """Whether each of the worker's calls commits on its own. Its changes stay even if the worker fails later."""
+        """Whether each of the worker's calls commits separately, and stands even if the worker fails later."""
         return self.front.commit == "each"
 
     def find_model(self) -> Model | None:

@@ -91,6 +91,8 @@ def _parse_lease(text: str | None, shown: str) -> float | None:
         seconds = 0.0
     if not (math.isfinite(seconds) and seconds > 0):
         raise JournalError(
-            shown, f"its lease {text!r} is not a number of seconds", "Write one above 0, such as lease=30."
+            shown,
+            f"its lease {text!r} is not a finite number of seconds above 0",
+            "Write one, such as lease=30.",
         )
     return seconds

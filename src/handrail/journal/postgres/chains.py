@@ -54,7 +54,7 @@ class FencedRecord(NewRecord, gc=False):
     owners: tuple[str, ...] = ()
     """The owners that its run may have at the head of its chain: this process, and "" if the run need not be recorded."""
     sent: tuple[_Head, bytes, tuple[Any, ...]] | None = None
-    """The chain's head with the record, the record's MAC, and the values of the statement, as they were sent; None before."""
+    """The chain's head with the record, the record's MAC, and the values of the statement, as they were sent; None until then."""
 
 
 class PostgresChains(Chains):
@@ -83,7 +83,7 @@ class PostgresChains(Chains):
                 return after.links
             # Another process has added to the chain, or a transaction was rolled back.
             self._known.pop(chain, None)
-        raise AssertionError("the head was read in this transaction")
+        raise AssertionError("the head was read in this transaction, and still did not match")
 
     def append_fenced(self, connection: PostgresConnection, record: FencedRecord) -> bool:
         """Add a record to the chain of a run that this process owns, by one statement outside of any transaction.
@@ -102,7 +102,7 @@ class PostgresChains(Chains):
         return was_sent and self._is_added(connection, record)
 
     def begin_fenced(self, record: FencedRecord) -> tuple[Any, ...] | None:
-        """Return the values of the statement that adds a record, and keep them in the record as sent.
+        """Return the values of the statement that adds a record, and keep them in `record.sent`.
 
         Returns None unless this process knows the head of the run's chain, and that head has one of the record's owners.
         """
@@ -115,7 +115,7 @@ class PostgresChains(Chains):
         return record.sent[2]
 
     def end_fenced(self, record: FencedRecord, changed: int) -> bool:
-        """Note that the statement of a record has changed this many rows. Returns whether it has added the record."""
+        """Note that the statement for a record has changed this many rows. Returns whether it has added the record."""
         assert record.sent is not None
         if changed:
             self._known[record.chain] = record.sent[0]

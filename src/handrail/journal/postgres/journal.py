@@ -63,7 +63,7 @@ class PostgresJournal:
             lease = LEASE_SECONDS if address.lease is None else address.lease
         if not (math.isfinite(lease) and lease > 0):
             raise DefinitionError(
-                f"lease={lease!r} is not a number of seconds. Pass one above 0, such as 30."
+                f"lease={lease!r} is not a finite number of seconds above 0. Pass one, such as 30."
             )
         try:
             from handrail.journal.postgres.broadcasts import PostgresBroadcasts

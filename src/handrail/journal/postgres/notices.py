@@ -36,7 +36,7 @@ class Notices:
     """Listens on a separate connection, in a separate thread, once somebody waits for a notice.
 
     Each subscriber is called in that thread with the kind and the id of what changed. Both are "" if notices may have
-    been missed, so that everything has to be checked.
+    been missed. Then everything has to be checked.
     """
 
     def __init__(self, database: PostgresDatabase) -> None:
@@ -45,7 +45,7 @@ class Notices:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop: int | None = None
-        """The end of a pipe that stops the thread when it is closed; None if the thread is not running."""
+        """The write end of a pipe. Closing it stops the thread. None if the thread is not running."""
         self._tried = threading.Event()
         """Set once the thread listens, or its first attempt to connect has failed."""
 
@@ -84,7 +84,7 @@ class Notices:
                 with contextlib.suppress(psycopg.Error, JournalError), self._database.connect() as raw:
                     raw.execute(f'LISTEN "{self._database.channel}"')  # pyright: ignore[reportArgumentType, reportCallIssue]  # hexadecimal
                     self._tried.set()
-                    self._tell("", "")  # notices that were sent before now were missed
+                    self._tell("", "")  # notices that were sent before now may have been missed
                     if self._until_stopped(raw, stopped):
                         return
                 self._tried.set()
@@ -135,7 +135,7 @@ class PostgresQueue(SqliteQueue):
         wake = _Wake(asyncio.get_running_loop())
         self._waiting.add(wake)
         if not self.notices.is_listening:
-            # Once it listens, it wakes all waiting workers, so nothing is missed.
+            # Once the thread listens, it wakes all waiting workers, so nothing is missed.
             await asyncio.to_thread(self.notices.start)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(

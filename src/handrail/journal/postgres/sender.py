@@ -1,4 +1,4 @@
-"""Records that are sent to PostgreSQL from the event loop, so that the usual record needs no other thread.
+"""Records that are sent to PostgreSQL from the event loop, so that most records need no other thread.
 
 Handing a statement to the journal's thread and its outcome back takes longer than the statement itself. So while the
 thread has nothing to do, the loop sends the statement that adds a record without blocking, and reads the answer when it
@@ -189,7 +189,7 @@ class Sender:
         connection = self._connection
         if connection.prepared is not connection.raw:
             with contextlib.suppress(errors.DuplicatePreparedStatement):
-                connection.raw.execute(_PREPARE, prepare=False)  # pyright: ignore[reportArgumentType, reportCallIssue]  # it contains no user's text
+                connection.raw.execute(_PREPARE, prepare=False)  # pyright: ignore[reportArgumentType, reportCallIssue]  # it contains no text from users
             connection.prepared = connection.raw
 
     def finish(self) -> None:

@@ -42,7 +42,7 @@ class PostgresConnection:
 
     def execute(self, query: str, values: Sequence[Any] | Mapping[str, Any] = (), /) -> Rows:
         translated, reads = translate(query)
-        cursor = self.raw.execute(translated, values, binary=True)  # pyright: ignore[reportArgumentType]  # it contains no user's text
+        cursor = self.raw.execute(translated, values, binary=True)  # pyright: ignore[reportArgumentType]  # it contains no text from users
         if not reads:
             self.total_changes += max(cursor.rowcount, 0)
         return cursor
@@ -55,7 +55,7 @@ class PostgresConnection:
         cursor = self._cursor
         if cursor is None or cursor.connection is not self.raw:
             cursor = self._cursor = self.raw.cursor()
-        cursor.execute(translate(query)[0], values, binary=True)  # pyright: ignore[reportArgumentType]  # it contains no user's text
+        cursor.execute(translate(query)[0], values, binary=True)  # pyright: ignore[reportArgumentType]  # it contains no text from users
         self.total_changes += cursor.rowcount
         return cursor.rowcount
 

@@ -155,7 +155,7 @@ class _Unseen:
         return 0
 
     def load(self) -> bytes:
-        raise FileError("", "this file was listed but not looked up")
+        raise FileError("", "this file was listed but not looked up. Look it up before you read it")
 
 
 A_FILE = Node(2, _Unseen(), None)
@@ -194,7 +194,7 @@ def facts_of(node: Node) -> Facts | None:
 
 
 def facts_for_new_content(node: Node) -> Facts | None:
-    """Return the facts that new content at a node's path takes over, without set-ID bits, or None if there are none to take over."""
+    """Return the facts that new content at a node's path inherits, without set-ID bits; None if there are none to inherit."""
     facts = facts_of(node)
     if facts is None or isinstance(node.data, Special):
         return None

@@ -305,7 +305,7 @@ class DirectoryFork(Linked, FileFork):
             return Layers(tuple(lowers), upper.folder, work, os.stat(work).st_ctime_ns)
 
     def absorb(self, mounted_at: int) -> tuple[str, ...]:
-        """Take over every path that a command changed in the upper layer as a write of this call.
+        """Take over every path that a command changed in the upper layer, as if this call had written it.
 
         `mounted_at` is `Layers.mounted_at`. Returns the paths taken over, sorted; a folder's path ends in `/`.
         Raises `Conflict` with the paths that someone else has also changed since the mount, because the command may

@@ -3,9 +3,10 @@
 When a path is opened, the kernel itself refuses it if it would leave the folder or cross a symbolic link. So there
 is no gap between check and use. `Linked` resolves the links that stay inside, one name at a time, through a jail.
 
-This module uses two Linux system calls that Python does not offer, `openat2` and `renameat2`. Without `openat2`, a
-path is opened one name at a time with `O_NOFOLLOW`, which is slower but has the same result. Where `renameat2` is not
-supported, hard links replace it.
+This module uses two Linux system calls that Python does not offer, `openat2` and `renameat2`. Without `openat2`, a path
+is opened one name at a time with `O_NOFOLLOW`, which is slower but has the same result. Where `renameat2` is not
+supported, `move_into` uses a hard link for a file, and a check and a rename for a folder. `exchange` then raises
+`NotImplementedError`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 When a file is read or written, the kernel follows no link. A path that crosses a link is resolved by this module, one name
 at a time, as the fork sees it. A link's target must be inside the root, and following a link counts as reading it.
 
-If ripgrep is installed, a search of many files for a plain text uses it to find the files that contain the text. Its
+If ripgrep is installed, a search of many files for plain text uses it to find the files that contain the text. Its
 output only narrows down the files to read. Handrail's own code always finds the matches, so results do not depend on ripgrep.
 """
 
@@ -75,9 +75,10 @@ class Ground(Shared):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
     def startup_links(self) -> Iterator[tuple[str, str]]:
-        """Yield each path in `PLACES` or in a folder of hooks that is a link or is in a linked folder, with a path under the root that it leads to.
+        """Yield each startup path that is a link or is in a linked folder, with a path under the root that it leads to.
 
-        If a link leads to another link, the path is yielded once for each target.
+        The startup paths are those in `PLACES` and those in the folders of `HOOKS`. If a link leads to another link,
+        the path is yielded once for each target.
         """
         there = self._startup_names()
         if not there:
