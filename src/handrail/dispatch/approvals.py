@@ -373,7 +373,7 @@ def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
 def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
     """Return the paths to which these paths resolve, since a link may point into another folder.
 
-    Empty if the filesystem has no links.
+    Empty if the filesystem does not support links.
     """
     frame = attempt.frame
     files: Any = frame.world.filesystem
