@@ -72,7 +72,7 @@ class WorkerFolder(Protocol):
         ...
 
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
-        """Return the worker that is described by text that `maker` wrote.
+        """Return the worker that `text`, which `maker` wrote, describes.
 
         Raises `ToolValidationError` if the text has problems, or if the worker is not allowed.
         """
@@ -103,7 +103,7 @@ class Worker:
     path: Path
     """The worker's file. A created worker has none: its path is only `NAME.md`."""
     model: str | None
-    """The model's name, `provider:name` or `module:name`, or several names with commas; None to use the caller's model."""
+    """The model's name, `provider:name` or `module:name`, or several, separated by commas; None for the caller's."""
     limits: Limits
     attachments: AttachmentRule
     """The rule for the files that the worker may be given."""
