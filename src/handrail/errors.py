@@ -171,8 +171,9 @@ class ToolValidationError(ToolError, ValueError):
 class TransientError(ToolError):
     """The call failed but may succeed if retried, after `retry_after` seconds if that is known.
 
-    The gate retries a call at most twice, and only if the tool's effect allows retries and no inner call has committed for
-    itself. It waits at most a minute, and never past the tool's timeout or the run's deadline. A call that would have to wait longer fails at once.
+    The gate retries a call at most twice, and only if the tool's effect allows retries and no inner call has
+    committed separately. It waits at most a minute, and never past the tool's timeout or the run's deadline. A call that
+    would have to wait longer fails at once.
     """
 
     retry_after: float | None = None

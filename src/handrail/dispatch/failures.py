@@ -107,7 +107,7 @@ class Failure:
     def told(self, left: Sequence[str], kept: Sequence[str] = ()) -> ToolResult[Any]:
         """Return the result for the model. It names what remains of the call, or gives the advice if nothing remains.
 
-        `left` are the effects that could not be undone, and `kept` the inner calls that have committed for themselves.
+        `left` are the effects that could not be undone, and `kept` the names of inner calls that committed separately.
         """
         message = self.result.message
         remains: list[str] = []
@@ -132,12 +132,12 @@ class Failure:
 
 
 def what_stands(kept: Sequence[str]) -> str:
-    """Return a sentence with the names of inner calls that have committed for themselves.
+    """Return a sentence with the names of inner calls that have committed separately.
 
     Each name is given once, with the number of calls if there are several.
     """
     named = (name if number == 1 else f"{name} ({number} times)" for name, number in Counter(kept).items())
-    return f"Each of its calls commits for itself, so these stand: {', '.join(named)}."
+    return f"Each of its calls commits separately, so these stand: {', '.join(named)}."
 
 
 def _continued(message: str, sentence: str) -> str:

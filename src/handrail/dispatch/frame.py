@@ -368,7 +368,7 @@ class Frame:
 
     @property
     def left_to_the_record(self) -> bool:
-        """Whether this process records nothing more, for example because the run is parked or was taken over."""
+        """Whether this process no longer records the run, for example because it is parked or was taken over."""
         return self.log.closed
 
     @property

@@ -169,7 +169,7 @@ async def wait_to_retry(
     """Wait before the next retry.
 
     Raises the error if it is not transient, if the tool's effect does not allow retries, if no retry is left, if the
-    pause would be too long, or if inner calls have committed for themselves, since a retry would repeat them. A group
+    pause would be too long, or if inner calls have committed separately, since a retry would repeat them. A group
     counts as transient if it contains a transient failure. The timeout and the deadline keep running during the pause,
     and the job's lease is renewed.
     """

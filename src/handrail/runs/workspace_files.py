@@ -160,8 +160,8 @@ def _fail(error: OSError) -> None:
 def _copy_file(source: str, target: Path, path: str, folder: int | None = None) -> None:
     """Copy a file's bytes and permissions. `source` is relative to the open `folder`, if there is one.
 
-    Raises `FileLimitReached` if the file is too large for a workspace, and `FileError` if it changes meanwhile or is not a
-    regular file. If somebody has put a pipe in its place, opening the pipe does not block.
+    Raises `FileLimitReached` if the file is too large for a workspace, and `FileError` if it changes while it is read, or is
+    not a regular file. If somebody has put a pipe in its place, opening the pipe does not block.
     """
     number = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     with open(number, "rb") as file:

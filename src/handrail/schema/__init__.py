@@ -168,7 +168,7 @@ class Schema(Generic[T]):
     def dump(self, value: T) -> bytes:
         """Return a value of the type as JSON text with its secrets masked.
 
-        Without secrets and custom serializers, the text can be parsed again.
+        The text can be parsed again if the type has neither secrets nor custom serializers.
         """
         written = self._serializer.to_json(value, by_alias=True, round_trip=True)
         if not self.secret:

@@ -270,7 +270,7 @@ class People:
         return rows[0][0] if rows else 0.0
 
     def now(self) -> float:
-        """Return the current time, as a timestamp of the clock by which sessions end."""
+        """Return the current time as a timestamp, from the clock that decides when sessions end."""
         return self._clock.now().timestamp()
 
     def revoke(self, *, id: str | None = None, name: str | None = None) -> int:

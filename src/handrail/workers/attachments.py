@@ -1,4 +1,4 @@
-"""Attachments of workers: they are checked against the worker's rule, and shown to its model."""
+"""A worker's attachments: they are checked against the worker's rule, and shown to its model."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Broken(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The results of a simulation: the number of crash points, how many were tried, and the laws that were broken."""
+    """The results of a simulation: the run's writes and steps, how many points were tried, and the broken laws."""
 
     scenario: str
     writes: int
