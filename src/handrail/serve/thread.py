@@ -84,7 +84,7 @@ class Thread(ThreadRecord):
         self.named: dict[str, str] = {}
         """The ids that a client gave to its user messages, by the id of the run that each message started."""
         self.problem = ""
-        """Why the newest run that this process executed failed; "" if it did not."""
+        """Why the newest run in this process failed; "" if it did not."""
         self._setup = setup
         self._watch: Watch | None = None
         self._lock = asyncio.Lock()
