@@ -78,7 +78,7 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
         )
     if has_journal(str(at), str(getattr(journal, "path", ""))):
         raise FileError(
-            str(source), "the journal is there, and its key would be copied. Name a place without it"
+            str(source), "the journal is there, and its key would be copied. Choose a path without it"
         )
     paths: list[str] = []
     shown = spelled(str(at))
