@@ -142,7 +142,7 @@ class ApprovalRemembered(Fact, frozen=True):
 
 
 class ApprovalRevoked(Fact, frozen=True):
-    """A remembered decision was revoked. No run does that, so the event has no run context."""
+    """A remembered decision was revoked. Runs do not revoke decisions, so the event has no run context."""
 
     id: str
     tool: str

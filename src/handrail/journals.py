@@ -192,7 +192,7 @@ class Calls(Protocol):
         ...
 
     async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
-        """Return the newest `undone` and `told` entries for each key in the runs of a session, each with its run's id."""
+        """Return the newest `undone` and the newest `told` entry for each key in the runs of a session, each with its run's id."""
         ...
 
 

@@ -21,7 +21,7 @@ from handrail.threads import forget_closed
 _FEW = 64
 """The heap is cleaned up once it has more than this many invalid entries and they are more than half of it.
 
-Also the number of spans that a `LostTime` remembers.
+Also the maximum number of spans that a `LostTime` remembers.
 """
 _LONGEST_EXCUSE = 60.0
 """Maximum seconds for which a call's clock stands still while a listener runs on a thread, in case it never returns."""
@@ -60,7 +60,7 @@ class LostTime(msgspec.Struct, eq=False):
 
 
 class TimerClock(Protocol):
-    """What a timer measures: a reading in seconds, which may stand still."""
+    """A clock for timers. Its reading, in seconds, may stand still."""
 
     def time(self) -> float: ...
 
@@ -291,7 +291,7 @@ class WorkClock(msgspec.Struct, eq=False):
 
 @contextlib.contextmanager
 def taken_from(clocks: Iterable[WorkClock]) -> Generator[None]:
-    """Let these clocks stand still during the block, while listeners run on this thread. No event loop may run on it."""
+    """Make these clocks stand still during the block, which calls listeners on a thread without an event loop."""
     entered = [(clock, clock.enter()) for clock in clocks]
     try:
         yield

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail import Adapter, Prompt, Session, ToolContext, Workspace, tool
+from handrail import Adapter, MemoryFilesystem, Prompt, Session, ToolContext, Workspace, tool
 from handrail.dispatch.turn import ToolCall
 from handrail.errors import RunBusy, RunError, RunParked, UndoRefused
 from handrail.events import MessageAdded
@@ -342,6 +342,18 @@ async def write_and_note(context: ToolContext) -> None:
     """Change a file and the session."""
     context.filesystem.write("node_modules/a", "new")
     context.session.dispatch(Noted("new"))
+
+
+async def test_a_call_that_changed_files_in_memory_is_not_undone(recorder: Recorder):
+    """Files in memory are not recorded, so undo can't restore them. It refuses, and the session keeps its changes too."""
+    work = Prompt("work", "Do.", tools=[write_and_note])
+    session, files = Session(id="s"), MemoryFilesystem()
+    await recorder.run("one", call("write_and_note"), "end", prompt=work, session=session, filesystem=files)
+    [id] = await recorder.ids("one")
+    with pytest.raises(UndoRefused, match="it changed files that are not recorded"):
+        await undo(recorder.journal, "one", id, session=session)
+    assert session[Noted].all() == (Noted("new"),)
+    assert files.read("node_modules/a") == "new"
 
 
 async def test_a_call_that_changed_ignored_files_is_not_undone(recorder: Recorder):

@@ -196,8 +196,14 @@ def test_a_log_with_reducers_is_kept():
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        (SliceRules("log"), "Plan was saved as log without a key and is state without a key here"),
-        (SliceRules(key=lambda plan: plan.text), "Plan was saved as state with a key and is state without"),
+        (
+            SliceRules("log"),
+            "Plan was saved as a 'log' slice without a key, but is a 'state' slice without a key here",
+        ),
+        (
+            SliceRules(key=lambda plan: plan.text),
+            "Plan was saved as a 'state' slice with a key, but is .* without",
+        ),
     ],
 )
 def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str):
@@ -293,9 +299,9 @@ def test_a_name_in_the_text_never_imports_or_finds_anything_else():
         (save(filled([Record({}, b"", Decimal(1))])).replace(b'"1"', b'"\xff"'), "Record does not match"),
         (b"[]", "not a saved session"),
         (b'"text"', "not a saved session"),
-        (b"{}", "version None, and this is version 1"),
-        (changed(version=2), "'s1'.*version 2, and this is version 1.*version of Handrail that saved it"),
-        (changed(version="1"), "version '1', and"),
+        (b"{}", "format None, but this version of Handrail reads format 1"),
+        (changed(version=2), "'s1'.*format 2, but .* reads format 1.*version of Handrail that saved it"),
+        (changed(version="1"), "format '1', but"),
         (changed(slices=[]), "'s1'.*damaged.*slices"),
         (changed(slices={"a": 3}), "damaged"),
         (changed(slices={"a": {"kind": "table", "keyed": False, "items": []}}), "damaged.*table"),

@@ -93,7 +93,7 @@ async def test_the_calls_of_a_failed_worker_stand_only_with_commit_each(
     assert undone_by(registry) == ["2"]
     first, second = (said["main"].requests[n].messages[-1].text for n in (1, 2))
     assert first.startswith("steps failed")
-    assert "Each of its calls commits for itself, so these stand: write, book." in first
+    assert "Each of its calls commits separately, so these stand: write, book." in first
     assert second.startswith("whole failed")
     assert "stand" not in second
 
@@ -360,7 +360,7 @@ async def test_a_worker_that_has_committed_calls_is_not_retried(tmp_path: Path, 
     await registry.run("main", "go", models=said, filesystem=files)
     assert paths(files) == ["a"]
     assert (
-        "TransientError: busy. Each of its calls commits for itself, so these stand: write."
+        "TransientError: busy. Each of its calls commits separately, so these stand: write."
         in last_result(said["main"])
     )
 

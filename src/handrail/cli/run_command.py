@@ -193,7 +193,7 @@ class Conversation:
         if options.approve == "later":
             if self.journal is None:
                 raise UsageError(
-                    "--approve later needs a journal to record the questions in. Pass --journal FILE."
+                    "--approve later needs a journal to record the questions in. Pass --journal FILE, without --no-journal."
                 )
             self._environment = LaterEnvironment()
         options.start_deadline()  # report an invalid duration before anything runs

@@ -107,7 +107,7 @@ class Failure:
     def told(self, left: Sequence[str], kept: Sequence[str] = ()) -> ToolResult[Any]:
         """Return the result for the model. It names what remains of the call, or gives the advice if nothing remains.
 
-        `left` are the effects that could not be undone, and `kept` the inner calls that have committed for themselves.
+        `left` are the effects that could not be undone, and `kept` the names of inner calls that committed separately.
         """
         message = self.result.message
         remains: list[str] = []
@@ -132,12 +132,12 @@ class Failure:
 
 
 def what_stands(kept: Sequence[str]) -> str:
-    """Return a sentence with the names of inner calls that have committed for themselves.
+    """Return a sentence with the names of inner calls that have committed separately.
 
     Each name is given once, with the number of calls if there are several.
     """
     named = (name if number == 1 else f"{name} ({number} times)" for name, number in Counter(kept).items())
-    return f"Each of its calls commits for itself, so these stand: {', '.join(named)}."
+    return f"Each of its calls commits separately, so these stand: {', '.join(named)}."
 
 
 def _continued(message: str, sentence: str) -> str:
@@ -216,7 +216,9 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
             return _ends_the_run(attempt, "error", error, "budget")
         case Conflict():
             places = ", ".join(error.places)
-            what = f"{name} was not applied: another call or somebody else has changed {places} meanwhile."
+            what = (
+                f"{name} was not applied: another call or somebody else has changed {places} in the meantime."
+            )
             return Failure("conflict", what, advice="Look at the new state and try again.")
         case RunBusy() | WorkspaceBusy() | JournalError() if loss := _loss(attempt, error):
             return Failure("cancelled", f"{name} was not recorded: {loss}.", error, loses_run=True)
@@ -283,8 +285,8 @@ def transient_in(error: BaseException) -> TransientError | None:
 def _deciding(error: BaseException) -> BaseException:
     """Return the error that decides the outcome.
 
-    In a group, it is the first `VisibilityExpansionRequired` or `PromptEvaluationError`, or else the only error. If there are
-    several others, the group itself decides.
+    In a group, this is the first `VisibilityExpansionRequired` or `PromptEvaluationError`. If there is none, it is the
+    group's only error, or the group itself if it has several.
     """
     leaves = list(leaves_of(error))
     for each in leaves:

@@ -169,7 +169,7 @@ async def wait_to_retry(
     """Wait before the next retry.
 
     Raises the error if it is not transient, if the tool's effect does not allow retries, if no retry is left, if the
-    pause would be too long, or if inner calls have committed for themselves, since a retry would repeat them. A group
+    pause would be too long, or if inner calls have committed separately, since a retry would repeat them. A group
     counts as transient if it contains a transient failure. The timeout and the deadline keep running during the pause,
     and the job's lease is renewed.
     """
@@ -235,7 +235,7 @@ def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
     """Check that a handler's result can be shown and, if it is a success, has the declared type.
 
     Raises `SignatureMismatch` if the result is not a `ToolResult`, `Unsuccessful` if it is a failure whose value can't be
-    shown, and `WrongResult` for any other problem. The call is not committed yet, so it fails and is undone.
+    shown, and `WrongResult` for any other problem. In each case the call is not committed yet, so it is undone.
     """
     declared = tool.result_class
     if type(result) is _RESULT:

@@ -146,8 +146,8 @@ async def close_resources(attempt: Attempt) -> None:
                 log_error(log, logging.ERROR, "closing a resource of %s raised", attempt.name, error=error)
 
 
-# `check_policies` and `tell_policies` return None if no policy has to be awaited, as is usual. Otherwise they return a
-# coroutine to await.
+# `check_policies` and `tell_policies` return None if no policy has to be awaited, which is the usual case. Otherwise they
+# return a coroutine that must be awaited.
 
 
 def check_policies(

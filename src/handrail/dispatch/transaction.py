@@ -171,7 +171,7 @@ class Transaction(msgspec.Struct, eq=False):
     def stale(self) -> tuple[str, ...]:
         """Return the names of everything that the call has read and others have changed since.
 
-        Nothing counts as stale if inner calls commit for themselves, because each of them was checked.
+        Nothing counts as stale if inner calls commit separately, because each of them was checked.
         """
         if self.commits_each:
             return ()

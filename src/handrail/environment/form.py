@@ -64,7 +64,7 @@ _MAX_DEPTH = 20
 class Form:
     """Asks for a value that matches a schema, checking each field as it is typed.
 
-    Keywords that the form does not know are not checked, because the tool validates the whole value again.
+    Keywords that the form does not know are not checked here. The tool validates the whole value again.
     """
 
     def __init__(self, schema: JsonSchema, dialog: Dialog) -> None:

@@ -44,7 +44,7 @@ class ProcrastinateDispatcher:
         await self._execute(run_id)
 
     async def submit(self, run: RunRow, /, at: float | None = None) -> None:
-        """Do nothing. Workers look in the journal for due runs, and wake them."""
+        """Do nothing, because workers look in the journal for due runs and wake them."""
 
     async def wake(self, run: RunRow, /) -> None:
         """Add a job for the next leg, unless one is already waiting. Waits until `work` has a connection.
@@ -58,7 +58,7 @@ class ProcrastinateDispatcher:
             await task.defer_async(run_id=run.record.id)
 
     async def cancel(self, run: RunRow, /) -> None:
-        """Do nothing. A leg of a run that is over does nothing."""
+        """Do nothing, because a leg of a run that is over does nothing."""
 
     async def work(self, execute: Execute, queues: Sequence[str], limit: int, /) -> None:
         """Execute the legs that procrastinate starts, until cancelled.

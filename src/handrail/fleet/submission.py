@@ -74,7 +74,7 @@ class Submission:
 
     @property
     def loaded(self) -> Sequence[Attachment]:
-        """The attachments, with the bytes of files that were named by their paths."""
+        """The attachments, including the bytes of files that were given as paths."""
         return attachments_of(self.attachments)
 
     def request(self, run_id: str, due_at: float) -> RunRequest:

@@ -150,7 +150,7 @@ def _in_short(words: str) -> str:
 
 
 def _common(folders: Sequence[str]) -> str:
-    """Return the longest path that is a prefix of all these folders, name by name; "" if they have none in common."""
+    """Return the deepest folder that contains or equals each of these; "" if they have no folder in common."""
     names = [folder.split("/") for folder in folders]
     same: list[str] = []
     for each in zip(*names, strict=False):

@@ -140,7 +140,7 @@ def _fraction(state: RunState, unit: str) -> float:
 
 
 class CompletionChecker(Protocol):
-    """A check of whether a run may end.
+    """Checks whether a run may end.
 
     A checker that raises also keeps the run from ending, because something may be missing. The model sees the error.
     """
@@ -204,9 +204,10 @@ def _field(output: Any, field: str) -> Any:
 
 
 class CommandPassing:
-    """A checker that lets a run end once this command exits with 0. The command runs on a fork of the run's files, which is dropped.
+    """A checker that lets a run end once this command exits with 0.
 
-    A command that can't run at all has not passed, and the model is told why.
+    The command runs on a fork of the run's files, which is dropped afterwards. A command that can't run at all
+    has not passed, and the model is told why.
     """
 
     def __init__(self, shell: Shell, *argv: str, cap: int = CAP, name: str = "command") -> None:
@@ -247,7 +248,7 @@ class _Composed:
         self.name = f"{how} of ({', '.join(checker.name for checker in checkers)})"
 
     async def _each(self, state: RunState) -> list[str | None]:
-        """Return what each checker says is missing; None or "" if nothing is. All are asked, even if one fails."""
+        """Return what each checker says is missing; None or "" if nothing is. All are asked, even if one raises."""
         found: list[str | None] = []
         for checker in self.checkers:
             said = await ask(checker.name, partial(checker.missing, state))
@@ -282,7 +283,7 @@ class Reply(msgspec.Struct, frozen=True):
     text: str | None = None
     """The advice, or what is missing; None or "" for nothing."""
     problem: str = ""
-    """Why it gave no answer; "" if it gave one."""
+    """Why the provider or checker gave no answer; "" if it gave one."""
 
 
 async def ask(name: str, asked: Callable[[], Any]) -> Reply:

@@ -14,9 +14,9 @@ from handrail.tools import Tool, ToolResult
 
 
 class OuterPolicy:
-    """A policy of an outer run, as it applies in a run nested in it: what it denies stays denied.
+    """A policy of an outer run, as it applies in nested runs.
 
-    Where it would ask about a call, it allows the call instead.
+    It denies the calls that the policy denies. It allows those that the policy would ask about.
     """
 
     __slots__ = ("name", "policy")
@@ -43,7 +43,7 @@ class OuterPolicy:
 
 
 class OuterChangePolicy(OuterPolicy):
-    """A `ChangePolicy` of an outer run, in a nested run whose calls commit for themselves.
+    """A `ChangePolicy` of an outer run, in a nested run whose calls commit separately.
 
     The outer call has none of these calls' changes when it ends. So the policy judges the changes of each call, as it would
     judge those of the outer call.
@@ -76,7 +76,7 @@ def outer_policies(
 ) -> tuple[OuterPolicy, ...]:
     """Return the policies of a run as they apply in the runs nested in it.
 
-    If the calls of the nested run commit for themselves, and not with their outer call, `past` is the outer call's tool;
+    If the calls of the nested run commit separately from their outer call, `past` is the outer call's tool;
     otherwise it is None.
     """
     return tuple(_outer_policy(policy, past) for policy in policies)
@@ -106,5 +106,5 @@ def with_outer(own: tuple[ToolPolicy, ...], outer: Iterable[OuterPolicy]) -> tup
 
 
 def own_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
-    """Return the policies that a run has itself, without those of the runs around it."""
+    """Return a run's own policies, without those of the runs around it."""
     return tuple(policy for policy in policies if not isinstance(policy, OuterPolicy))

@@ -115,7 +115,7 @@ class CapabilityPolicy:
 
     Verdicts on capabilities come first, by name or by a pattern such as `fs.*` or `*`. A tool is denied or
     asked about if one of its capabilities is, and allowed if all of them are. Otherwise the verdict on the tool's
-    effect in `effects` decides. By default, it allows `pure`, `read` and `staged`, and asks about the others.
+    effect in `effects` decides. By default, `pure`, `read` and `staged` tools are allowed, and others are asked about.
 
     A worker or an agent that is called as a tool is allowed, unless there is another verdict on its capability, `worker`
     or `agent`. Policies decide on its inner calls.

@@ -184,7 +184,7 @@ class ActRunner:
     """Runs one call's acts, in order.
 
     Each act passes the gate as an inner call to its own tool. So an act is isolated, commits to the call that it
-    is part of, and has its own events and its place in the path. It needs no approval and is not counted as
+    is part of, and has its own events and its own place in the path. It needs no approval and is not counted as
     another call, because the outer call was already judged and counted.
     """
 

@@ -168,7 +168,7 @@ def _whole(tool: Tool[Any, Any], params: Any) -> tuple[Tool[Any, Any], bytes]:
     if "user" in tool.needs:
         raise DefinitionError(
             f"{tool.name!r} needs a person: its handler takes a UserContext. run_as_agent runs tools with a model in "
-            "a person's place. Take a ToolContext, and use `prompt_model` if it is there."
+            "a person's place. Take a ToolContext, and use `prompt_model` if it is not None."
         )
     played = copy.copy(tool)
     fill(played, "run_mode", "agent")

@@ -1,7 +1,7 @@
 """Claims, which ensure that a handoff that `start` parked is finished at most once.
 
 A `finish` claims the handoff, by the id of its parked data, and gives the claim up if it does not succeed. The claim is
-kept in this process and, if the run of the `finish` has a journal, in the journal, where every process finds it.
+kept in this process and, if the run of the `finish` has a journal, in the journal, where other processes find it.
 """
 
 from __future__ import annotations

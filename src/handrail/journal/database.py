@@ -468,7 +468,7 @@ def _prepare(
             raise JournalError(
                 path,
                 "its records were not written with this key",
-                "Set HANDRAIL_KEY and HANDRAIL_KEY_FILE as when the journal was created. If both were unset, restore the key file.",
+                "Set HANDRAIL_KEY and HANDRAIL_KEY_FILE as they were when the journal was created. If both were unset, restore the key file.",
             )
         connection.execute("COMMIT")
     except BaseException:

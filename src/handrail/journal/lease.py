@@ -114,7 +114,7 @@ class Leases(Protocol):
 
 
 class HostLeases:
-    """Leases by this host's clock, each in the row of its run. A process of this host that has ended holds none."""
+    """Leases by this host's clock, each in the row of its run. A process on this host that has ended holds none."""
 
     seconds = LEASE_SECONDS
     free = "1 = 1"  # a query can't tell which processes are alive

@@ -378,7 +378,7 @@ def release(
     now: float,
     due_at: float | None = None,
 ) -> None:
-    """Leave a run without an owner, with this status and outcome. If it is over, its open questions are withdrawn.
+    """Release a run's lease, and set its status and outcome. If the run is over, its open questions are withdrawn.
 
     Otherwise it is due at `due_at`, or earlier if it was due earlier. Without either time, a queued run is due now. A submitted
     run that somebody has asked to stop is due now, or within a second if it has a due time, because a worker has to end it.

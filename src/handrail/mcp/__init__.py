@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 REQUIRED = ("mcp", "mcp_types", "httpx2", "starlette", "uvicorn")
-"""Modules of packages that the `mcp` extra installs. If one of them is missing, `missing_extra` makes the error."""
+"""Modules of packages that the `mcp` extra installs. If one of them is missing, `missing_extra` creates the error."""
 _HOMES = {
     "HttpServer": "http",
     "Login": "login",

@@ -120,7 +120,7 @@ def _as_far_as_allowed() -> Generator[None]:
 
 
 def born_in(at: str, status: os.stat_result) -> Facts | None:
-    """Return facts for a private folder from which new files inherit the same as from the folder `at`, or None if they inherit nothing from it.
+    """Return facts for a private folder that passes on to new files what `at` does, or None if it passes on nothing.
 
     A set-group-ID folder passes on its group. A default access list decides who may access new files.
     """

@@ -42,7 +42,7 @@ class FileFork(Overlay):
     def fork(self, owner: str, /, *, writable: bool = True) -> Self:
         """Return a fork that commits to this one.
 
-        Without `writable`, or if this fork is read-only, the new fork refuses every change.
+        With `writable=False`, or if this fork is read-only, the new fork refuses every change.
         """
         self._enter()
         if self._claimed is None:

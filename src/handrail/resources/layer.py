@@ -23,7 +23,7 @@ from handrail.resources.search import count_replaceable, decode, encode, find, s
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits of a filesystem and its forks. In a `DirectoryFilesystem`, the last two limit what one call adds."""
+    """Limits on a filesystem and its forks. In a `DirectoryFilesystem`, the last two limit what one call adds."""
 
     max_file_size: int = 16 * 1024 * 1024
     """Maximum bytes in one file."""

@@ -1,4 +1,4 @@
-"""Paths of any length: a system call accepts fewer than 4096 bytes, but the paths of deeply nested folders are longer."""
+"""Paths of any length. A system call accepts fewer than 4096 bytes, but deeply nested files can have longer paths."""
 
 from __future__ import annotations
 

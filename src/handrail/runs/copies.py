@@ -231,7 +231,7 @@ async def import_(
         begin = decode_begin(record)
     except ValueError as error:
         raise RunError(Path(path).name, f"it is not an exported run: {error}", _HINT) from None
-    # Permissions in an exported file do not apply in this journal.
+    # The original run's permission to change startup files does not apply in this journal.
     again = detach(
         begin,
         Lineage(begin.base, begin.events, begin.said, begin.shown, begin.denied),

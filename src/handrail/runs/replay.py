@@ -389,7 +389,7 @@ class _Walk:
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 
     def _take(self, outer: Attempt, unit: CommitUnit) -> None:
-        """Apply the recorded events of a call, and of the inner calls that committed for themselves, instead of running it."""
+        """Apply the recorded events of a call, and of the inner calls that committed separately, instead of running it."""
         self._tally.taken += 1
         call = Place.parse(unit.place)
         for place, each in self._units.items():  # in the order of their commits

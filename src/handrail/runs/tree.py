@@ -42,7 +42,7 @@ class CallNode(msgspec.Struct, kw_only=True):
     status: str = "open"
     """The status with which the call ended; `open` if it has not ended."""
     at: float | None = None
-    """When the call began, or the first thing recorded inside it if that was earlier, in seconds since 1970; None if unknown."""
+    """When the call or anything recorded inside it first began, in seconds since 1970; None if unknown."""
     seconds: float | None = None
     message: str = ""
     """The text of the call's result, as a model is shown it; "" if none is recorded."""

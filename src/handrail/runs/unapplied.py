@@ -50,7 +50,7 @@ async def discard(
         raise RunError(
             run_id,
             f"its call {call_id!r} has no changes that wait to be applied",
-            "`handrail runs show` lists the calls that have.",
+            "`handrail runs show` lists the calls that have such changes.",
         )
     unit = found[0]
     places = [place for place in unit.writes if place.startswith("file ")]

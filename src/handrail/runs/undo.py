@@ -49,7 +49,7 @@ async def undo(
 ) -> Undoing:
     """Undo a committed call: restore its files, and drop its changes to the session. External effects are not undone.
 
-    Inner calls that committed for themselves are undone with it, last first, even if the call itself failed.
+    Inner calls that committed separately are undone with it, last first, even if the call itself failed.
     Changes to a workspace are undone on any host, and need no `filesystem`.
     The model is told about the undo in the session's next turn. If this process has the session in memory, pass it as
     `session`, so that it drops the call immediately. Otherwise it drops the call when it is next evaluated.
@@ -154,7 +154,7 @@ async def check_nobody_works(journal: Journal, row: RunRow) -> None:
 def _units_of(
     units: Sequence[CommitUnit], run_id: str, call_id: str, entries: Mapping[tuple[str, str], Entry]
 ) -> list[CommitUnit]:
-    """Return the commits to undo: those of the inner calls that committed for themselves, then the call's own.
+    """Return the commits to undo: those of the inner calls that committed separately, then the call's own.
 
     Raises `RunError` if there is no such call, and `UndoRefused` if it was undone or discarded before, or if it failed and
     has no committed inner call left to undo.
@@ -201,7 +201,8 @@ def _refuse_files(unit: CommitUnit, row: RunRow, filesystem: UndoesFiles | None)
         raise UndoRefused(
             unit.call_id, (), f"it changed files in {unit.root!r}. Pass the filesystem of that folder"
         )
-    if unit.diff and not unit.files and not unit.workspaces:
+    changed = unit.diff or any(place.startswith("file ") for place in unit.writes)
+    if changed and not unit.files and not unit.workspaces:
         origin = row.record.forked_from
         problem = f"its files belong to the run {origin!r}, so undo it there"
         raise UndoRefused(unit.call_id, (), problem if origin else "it changed files that are not recorded")
@@ -211,7 +212,7 @@ def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, journal: str, begun: 
     try:
         return filesystem.undo(unit.call_id, run_id=unit.run_id, place=unit.place, journal=journal)
     except UndoRefused as refused:
-        if begun and not refused.places:  # the process ended between changing the files and recording it
+        if begun and not refused.places:  # an earlier undo restored the files, but was not recorded
             return [place.removeprefix("file ") for place in unit.writes if place.startswith("file ")]
         raise
 

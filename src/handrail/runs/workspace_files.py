@@ -72,10 +72,13 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
     if not at.is_dir() and (
         not at.is_file() or is_reserved(at.name) or is_ignored(at.name, workspace.ignore)
     ):
-        raise FileError(str(source), "a workspace does not record a file with this name or of this kind")
+        raise FileError(
+            str(source),
+            "a workspace does not record a file with this name or of this kind. Choose another file",
+        )
     if has_journal(str(at), str(getattr(journal, "path", ""))):
         raise FileError(
-            str(source), "the journal is there, and its key would be copied. Name a place without it"
+            str(source), "the journal is there, and its key would be copied. Choose a path without it"
         )
     paths: list[str] = []
     shown = spelled(str(at))
@@ -157,8 +160,8 @@ def _fail(error: OSError) -> None:
 def _copy_file(source: str, target: Path, path: str, folder: int | None = None) -> None:
     """Copy a file's bytes and permissions. `source` is relative to the open `folder`, if there is one.
 
-    Raises `FileLimitReached` if the file is too large for a workspace, and `FileError` if it changes meanwhile or is not a
-    regular file. If somebody has put a pipe in its place, opening the pipe does not block.
+    Raises `FileLimitReached` if the file is too large for a workspace, and `FileError` if it changes while it is read, or is
+    not a regular file. If somebody has put a pipe in its place, opening the pipe does not block.
     """
     number = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     with open(number, "rb") as file:
@@ -178,9 +181,9 @@ def _copy_file(source: str, target: Path, path: str, folder: int | None = None) 
 async def get_files(journal: Journal, name: str, folder: str | PathLike[str]) -> Sequence[str]:
     """Copy a workspace's recorded files to a new or empty folder, and return their paths, sorted.
 
-    The path of a folder ends in `/`. A run that has the workspace is not disturbed. Changes that its calls have not committed
-    yet are not copied. Raises `WorkspaceNotFoundError` if there is no such workspace, and `FileError` if the target exists and
-    is not an empty folder, or can't be written.
+    The path of a folder ends in `/`. A run that is using the workspace is not disturbed. Changes that its calls
+    have not committed yet are not copied. Raises `WorkspaceNotFoundError` if there is no such workspace, and
+    `FileError` if the target exists and is not an empty folder, or can't be written.
     """
     row = await journal.workspaces.get(name)
     if row is None:

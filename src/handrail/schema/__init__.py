@@ -168,7 +168,7 @@ class Schema(Generic[T]):
     def dump(self, value: T) -> bytes:
         """Return a value of the type as JSON text with its secrets masked.
 
-        Without secrets and custom serializers, the text can be parsed again.
+        The text can be parsed again if the type has neither secrets nor custom serializers.
         """
         written = self._serializer.to_json(value, by_alias=True, round_trip=True)
         if not self.secret:
@@ -429,7 +429,7 @@ def _parts(schema: Any) -> Iterator[JsonSchema]:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """Yield every value inside nested dicts and lists, including the outermost."""
+    """Yield every value inside nested dicts, lists and tuples, including the outermost."""
     yield value
     if isinstance(value, dict):
         for inner in cast("dict[str, Any]", value).values():

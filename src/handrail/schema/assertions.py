@@ -1,7 +1,8 @@
-"""Assertions: a check of a value against every rule of a JSON Schema 2020-12.
+"""Assertions: check a value against every rule in a JSON Schema, draft 2020-12.
 
-It is for schemas that no other code checks, such as one that a tool declares as its `params`. `check_schema` refuses the
-few keywords that can't be checked. `format` and unknown keywords are annotations, which are not checked.
+This is for values that no other code checks, such as the arguments of a tool whose `params` are a JSON Schema.
+`check_schema` refuses the few keywords that can't be checked. `format` and unknown keywords are annotations, which are
+not checked.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class _Assertions(Comparison):
         return not self.compare(schema, value, at)
 
     def _in_place(self, schema: Mapping[str, Any], value: Any, at: Spot) -> Iterator[Mistake]:
-        """Yield the mistakes found by keywords for the whole value: its choices, and other schemas that it must match."""
+        """Yield the mistakes found by keywords for the whole value: choices, and schemas that it must or must not match."""
         if "enum" in schema:
             self.count(len(schema["enum"]))
             if _key(value) not in map(_key, schema["enum"]):
@@ -262,7 +263,7 @@ _NUMBERS: Mapping[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 
 def _exact(number: float) -> Fraction:
-    """Return a number by its decimal digits: 0.3 is a multiple of 0.1, although the floats are not."""
+    """Return a number as the fraction that its decimal digits spell, so that 0.3 is a multiple of 0.1."""
     return Fraction(number) if isinstance(number, int) else Fraction(str(number))
 
 

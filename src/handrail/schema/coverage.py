@@ -116,7 +116,7 @@ def _alias(field: Any, name: str) -> str:
 
 
 def _is_shown(value: Any, shown: Any) -> bool:
-    """Return whether a single value has its usual JSON. A value without usual JSON, such as a user's own type, passes."""
+    """Return whether a single value is shown as its usual JSON. A value that has no usual JSON passes."""
     if isinstance(value, Enum):
         value = value.value
     try:

@@ -278,7 +278,7 @@ def _shown(value: Any) -> str:
 # --- lookups in a JSON Schema --------------------------------------------------------------------
 
 _ITEMS = ("items", "contains", "unevaluatedItems")
-"""The keywords for the items of a list that `prefixItems` does not list."""
+"""The keywords whose schemas may describe an item of a list that `prefixItems` does not list."""
 _OTHER_FIELDS = ("additionalProperties", "unevaluatedProperties")
 """The keywords for the fields of an object that `properties` does not name."""
 _INNER = (
@@ -335,7 +335,10 @@ def inside(
 
 
 def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the schemas that may apply where this one does: itself and those in its references, unions and conditions."""
+    """Return the schemas that may apply where this one does: those in its references, unions and conditions, and itself.
+
+    A schema that is only a reference is not returned itself.
+    """
     return _forms([part], root)
 
 

@@ -20,7 +20,7 @@ from handrail.schema.secrets import WITHHELD, masked, masks_in
 
 
 class Check(Protocol):
-    """A function that returns the mistakes in a value that a JSON Schema describes."""
+    """A function that checks a value against a JSON Schema and returns the mistakes."""
 
     def __call__(
         self, schema: Mapping[str, Any], value: object, /, *, secret: bool = False

@@ -78,7 +78,7 @@ def walk(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def without_anchors(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema with each reference to an `$anchor` replaced by a reference by path to the same place."""
+    """Return the schema with each reference to an `$anchor` replaced by one that gives the path, such as `#/$defs/Name`."""
     anchors = {f"#{part['$anchor']}": place for place, part in walk(schema) if "$anchor" in part}
     return cast("Mapping[str, Any]", _renamed(schema, anchors)) if anchors else schema
 

@@ -103,7 +103,7 @@ def is_masked(value: Any) -> bool:
 
 
 def masks_in(value: Any, location: Location = ()) -> Iterator[str]:
-    """Yield the location of each mask in plain JSON, or of the object, if a key is masked. The location of the value itself is ""."""
+    """Yield the location of each mask in plain JSON. For a masked key, it is that of the object; for the value itself, ""."""
     if isinstance(value, str):
         if value == MASK:
             yield location_of(location)

@@ -56,7 +56,7 @@ def check_size(data: str | bytes) -> None:
 
 
 def _most_values(data: str | bytes) -> int:
-    """Return the most values that JSON text can contain: each begins the text, or follows a comma or an opening bracket."""
+    """Return the most values that JSON text can contain: each value, or its key, is first or follows `,`, `[` or `{`."""
     if isinstance(data, bytes):
         return 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
     return 1 + data.count(",") + data.count("[") + data.count("{")

@@ -40,8 +40,8 @@ class ServedApp:
 
     Runs are recorded in `journal`. On startup, the app resumes the runs that an earlier process left unfinished, except
     those that wait for an answer. A run that waits for an answer is parked after `park_after` seconds. On shutdown, the
-    app parks its runs. A run that still works after `grace` seconds is cut off. `renderers` is the path of a script with
-    renderers for the page. `hosts` are additional host names that the app answers to, and `origins` are additional
+    app parks its runs. A run that is still working after `grace` seconds is cut off. `renderers` is the path of a script
+    with renderers for the page. `hosts` are additional host names that the app answers to, and `origins` are additional
     origins whose pages may use it. `access_log` is a file that gets a line of JSON for every HTTP request. With `submit`,
     workers execute the new runs, and this process shows them; this needs a journal in PostgreSQL.
 
@@ -98,8 +98,8 @@ class ServedApp:
         self._logs_link = token is None
         if oidc is not None and not principals.has_people:
             raise DefinitionError(
-                "OpenID Connect needs users, and an app without its own `authenticate`. Add a user: "
-                "handrail users add NAME."
+                "OpenID Connect needs users, and can't be used together with `authenticate`. Add a user with "
+                "`handrail users add NAME`, or leave `authenticate` out."
             )
         self.routes = routes = Routes(
             self.threads,

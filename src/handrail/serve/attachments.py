@@ -94,7 +94,7 @@ def check_total(attachments: Iterable[Attachment], limit: int) -> None:
         raise RequestRefused(
             413,
             "AttachmentsTooLarge",
-            f"the attachments have {total} bytes together, and at most {limit} are allowed. Attach fewer or smaller files.",
+            f"the attachments total {total} bytes, and at most {limit} are allowed. Attach fewer or smaller files.",
         )
 
 

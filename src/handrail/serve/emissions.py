@@ -54,7 +54,7 @@ class Emissions:
             task.add_done_callback(self._recording.discard)
 
     async def finish(self) -> None:
-        """Record all events that are not recorded yet, because this process no longer executes the run."""
+        """Record all events that are not recorded yet. Called when this process no longer executes the run."""
         if self._recording:
             await asyncio.wait(tuple(self._recording))
         for call_id in sorted(self._unrecorded):

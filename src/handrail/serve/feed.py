@@ -90,7 +90,7 @@ class Feed:
 
     @property
     def last(self) -> int:
-        """The position after the newest event: the event's number, plus one for each later call of `forget`."""
+        """The position after the newest event: the event's number, plus one for each later call to `forget`."""
         return self._last
 
     @property
@@ -339,7 +339,7 @@ class Streams:
 
 
 class Slot:
-    """One stream's slot in its principal's quota. Giving it back again has no effect."""
+    """One stream's slot in its principal's quota. Giving it back a second time has no effect."""
 
     def __init__(self, quota: Quota, principal: str) -> None:
         self._quota: Quota | None = quota

@@ -1,4 +1,4 @@
-"""The file changes of calls: their paths, and whether they are applied."""
+"""`file_changes`: the files that a thread's calls changed, and which of these changes are undone or unapplied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`Limits`: how much work a server accepts. `Rate` and `Quota` enforce limits of this kind."""
+"""`Limits`: how much work a server accepts.
+
+`Rate` limits how often something may happen, and `Quota` how many of something may be held at once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class Limits:
     body_bytes: int = 2**20
     """Maximum size of a request body, without the attachments of a message."""
     attachment_bytes: int = 8 * 2**20
-    """Maximum size of all attachments of one message."""
+    """Maximum total size of one message's attachments."""
     attachments: int = 50
     """Maximum number of attachments of one message. Each is recorded in a transaction of its own."""
     body_seconds: float = 20.0

@@ -243,7 +243,7 @@ class LiveRun:
         await self.wait()
 
     async def park(self, grace: float) -> None:
-        """Park the run as soon as everything in it waits for an answer. If it still works after `grace` seconds, cut it off.
+        """Park the run as soon as everything in it waits for an answer. After `grace` seconds, cut it off instead.
 
         A run that is cut off is recorded as if the process had died.
         """

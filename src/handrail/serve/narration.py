@@ -1,4 +1,4 @@
-"""`Narrator`: broadcasts the legs that this process executes to watchers in other processes."""
+"""`Narrator`: lets watchers in other processes follow the legs that this process executes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Narration:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, stream: RunStream[Any], leg: str) -> None:
-        """Start to broadcast a run's events. The caller may await the stream's response too."""
+        """Start to execute the run and to broadcast its events. The caller may await the stream's response too."""
         self._task = asyncio.get_running_loop().create_task(self._thread.execute(self.live, stream, leg))
 
     async def finish(self) -> None:
@@ -52,7 +52,7 @@ class Narration:
 
 
 class Narrator:
-    """Broadcasts the legs of threads' runs that this process executes.
+    """Broadcasts the threads' runs that this process executes, leg by leg.
 
     Nothing is written about a thread that nobody watches.
     """

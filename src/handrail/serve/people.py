@@ -29,7 +29,7 @@ MIN_PASSWORD = 12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _ROLE = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 RESERVED = "local"
-"""The principal of everyone who uses a server without users and without a hook, and of programs on this machine.
+"""The principal of everyone who uses a server without users and without `authenticate`, and of programs on this machine.
 
 No user may have this name.
 """
@@ -58,7 +58,7 @@ class Person:
     name: str
     roles: frozenset[str]
     session: str = ""
-    """The id of the session of the person's request, or "" if there is no request or session."""
+    """The id of the session in which the person sent the request, or "" if there is no request or session."""
 
     def may(self, action: Action) -> bool:
         """Return whether one of the person's roles allows the action."""
@@ -67,7 +67,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A signed-in session as it appears in lists. It contains no secret."""
+    """A session of a person who has signed in, for lists. It contains no secret."""
 
     id: str
     name: str
@@ -270,7 +270,7 @@ class People:
         return rows[0][0] if rows else 0.0
 
     def now(self) -> float:
-        """Return the current time, as a timestamp of the clock by which sessions end."""
+        """Return the current time as a timestamp, from the clock that decides when sessions end."""
         return self._clock.now().timestamp()
 
     def revoke(self, *, id: str | None = None, name: str | None = None) -> int:

@@ -37,7 +37,7 @@ def folder_name(principal: str) -> str:
 
 
 class PrincipalFiles:
-    """The folders that match a pattern such as `work/{principal}`. A folder is created when it is first used.
+    """A folder for each principal, named by a pattern such as `work/{principal}`. It is created when it is first used.
 
     Raises `DefinitionError` if the pattern is invalid, or if the folder that contains the others does not exist.
     """

@@ -178,7 +178,9 @@ class Principals:
         """
         if self._authenticate is not None:
             raise RequestRefused(
-                404, "NotFound", "this server has no sign-in, because the app authenticates requests"
+                404,
+                "NotFound",
+                "this server has no sign-in, because the app authenticates requests. Sign in to the app.",
             )
         if not self._is_own_origin(request):
             raise RequestRefused(

@@ -364,7 +364,7 @@ class Routes:
     async def _thread(self, request: Request) -> Thread:
         """Return the thread that has the id in the URL and belongs to the principal who sent the request.
 
-        Raises `RequestRefused` if the id is invalid, and `ThreadElsewhere` if it is a thread of a different app.
+        Raises `RequestRefused` if the id is invalid, and `ThreadElsewhere` if the thread belongs to a different app.
         """
         return await self._threads.open(
             request.scope[PRINCIPAL], requests.check_id(request.path_params["id"])
@@ -437,7 +437,7 @@ class Routes:
         return JSONResponse({"decided": decided})
 
     async def audit(self, request: Request) -> Response:
-        """Return up to 10,000 entries of the audit log as JSON lines, oldest first, starting after number `?after=`.
+        """Return up to 10,000 audit log entries as JSON lines, oldest first: those after the entry numbered `?after=`.
 
         Raises `RequestRefused` if `after` is not a number of at most 15 digits.
         """

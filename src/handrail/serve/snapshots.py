@@ -280,7 +280,7 @@ class _RunSummary(NamedTuple):
 
 
 _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunSummary]] = WeakKeyDictionary()
-"""Summaries of finished runs, by journal. Undone calls are read from the journal each time, because more can follow."""
+"""Summaries of finished runs, by journal. Undone calls are read each time, because a call can be undone after its run."""
 
 
 _nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[RunMessage]]] = WeakKeyDictionary()
@@ -303,7 +303,7 @@ async def _nested_messages(journal: Journal, rows: Sequence[RunRow]) -> Sequence
 
 
 async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage], at_work: bool) -> _RunSummary:
-    """Return a run's summary. `at_work` says that a live run may still add to the record, even if its row is over."""
+    """Return a run's summary. With `at_work`, it is not cached, because the live run may still add to its record."""
     cache = _caches.setdefault(journal, OrderedDict())
     key = (row.record.id, row.changed_at)
     found = cache.get(key)

@@ -98,7 +98,7 @@ def serves(source: Source, record: RunRecord) -> bool:
 
 
 def app_name(record: RunRecord) -> str:
-    """Return the name of a run's app for people: `module:name`, or the path of a worker's file; "" if it has none.
+    """Return a readable name for a run's app: `module:name`, or the path of a worker's file; "" if the run has no app.
 
     The path is relative to the current folder. For a file outside that folder, only the file's name is returned.
     """

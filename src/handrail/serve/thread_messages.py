@@ -75,7 +75,7 @@ def _with_open_results(session: Session, said: list[RunMessage]) -> list[RunMess
 async def read_nested(journal: Journal, rows: Sequence[RunRow]) -> list[RunMessage]:
     """Return the recorded answers and call results of the runs nested in these runs, as messages.
 
-    Missing and repeated call ids are made unique in the same way as in the run.
+    Missing and repeated call ids are replaced in the same way as during the run.
     """
     found: list[RunMessage] = []
     session = Session(id=rows[0].record.session_id) if rows else Session()

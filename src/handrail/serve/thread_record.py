@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ThreadRecord:
-    """A principal's conversation, for reading."""
+    """Reads a principal's conversation: its runs, messages, state, questions and attachments."""
 
     def __init__(self, id: str, principal: str, source: Source, journal: Journal) -> None:
         self.id = id
@@ -52,7 +52,7 @@ class ThreadRecord:
         return None
 
     async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
-        """Return the open questions. Pass `rows`, here and in the methods below, if the thread's runs were just read."""
+        """Return the open questions. Here and elsewhere, `rows` are the thread's runs, if the caller has just read them."""
         row = await self.newest(rows)
         return () if row is None or row.status in OVER else await self._journal.questions.open(row.record.id)
 
@@ -75,7 +75,7 @@ class ThreadRecord:
         return self._shown(await self._session_with(row))
 
     async def messages(self) -> Sequence[Message]:
-        """Return the messages, oldest first, including those of a parked run, but not those of nested runs."""
+        """Return the messages, oldest first, including those of an unfinished run, but not those of nested runs."""
         return [message for _, message in await self.run_messages()]
 
     async def run_messages(self, rows: Sequence[RunRow] | None = None) -> Sequence[RunMessage]:
@@ -106,7 +106,7 @@ class ThreadRecord:
             raise ThreadUnknown(self.id)
 
     async def _session_with(self, row: RunRow) -> Session:
-        """Return a copy of the session that includes what an unfinished run has committed. The copy must only be read."""
+        """Return a copy of the session that includes what an unfinished run has committed. Don't change it."""
         try:
             session = await runs.session(self._journal, self.session_id, principal=self.principal)
         except RunUnknown:

@@ -37,15 +37,15 @@ _MOST_KEPT = 256
 _MOST_RESUMED = 100_000
 """Maximum number of a journal's interrupted and parked runs that are considered at startup. The newest are taken."""
 _MOST_SEARCHED = 500
-"""Number of threads after which a page ends even if it is not full, because each thread must be read to see if it matches.
+"""Once this many threads have been read for a page, it ends even if it is not full.
 
-Clients continue by requesting the next page.
+This bounds the work, since a thread must be read to see if it matches. Clients continue by requesting the next page.
 """
 _SEARCH_BATCH = 200
 """Minimum number of threads that a search reads at a time. It is large because each query sorts all of a principal's threads."""
 _MOST_COSTS_CACHED = 20_000
 _MOST_COUNTED = 1000
-"""Maximum number of a principal's newest runs that are read to count those that are not over."""
+"""Maximum number of a principal's newest runs that are read to count the submitted ones that are not over."""
 
 
 class Threads:
@@ -140,12 +140,12 @@ class Threads:
         return [thread for thread in list(self._known.values()) if thread.live is not None]
 
     def unfinished(self, principal: str) -> int:
-        """Return the number of a principal's runs that are active, waiting in memory, or parked."""
+        """Return the number of a principal's runs that are active in this process, or parked and watched by it."""
         active = {(each.principal, each.id) for each in self.running()}
         return sum(1 for key in active | self._waiting.keys() if key[0] == principal)
 
     async def count_unfinished(self, principal: str) -> int:
-        """Return the number of a principal's unfinished runs. If new runs are submitted to workers, those are included."""
+        """Return the number of a principal's unfinished runs, including those submitted to workers, if any are."""
         if self._setup.submit is None:
             return self.unfinished(principal)
         newest = await self.journal.runs.list(principal=principal, limit=_MOST_COUNTED)
@@ -263,7 +263,7 @@ class Threads:
 
 
 class ThreadList:
-    """Lists a principal's threads with this app page by page, most recently changed first.
+    """Lists the threads that a principal has with this app, in pages, most recently changed first.
 
     A journal may also contain the threads of other apps, which are not listed.
     """

@@ -63,7 +63,7 @@ class Watch:
         self._leg: tuple[str, int] | None = None
         """The run and the leg whose batches are passed on."""
         self._number = 0
-        """The number of the last batch of `_leg`."""
+        """The number of the last batch of `_leg` that was read."""
         self._is_synced = False
         """Whether the feed's readers have everything from before the next batch."""
         self._is_blind = False
@@ -74,7 +74,7 @@ class Watch:
         """Legs that were replaced by later ones. What their workers still broadcast is out of date."""
         self._expected = ""
         self._names: dict[str, str] = {}
-        """The ids under which readers here know legs, by the ids that the workers gave to the legs."""
+        """Maps the ids that workers gave to legs to the ids by which this process's readers know them."""
         self._joining: dict[int, asyncio.Future[Joined | None]] = {}
         self._heard_at = self._read_at = self._loop.time()
 
@@ -184,7 +184,7 @@ class Watch:
             if self._leg is not None:
                 self._left = [*self._left, self._leg][-_MOST_LEFT:]
             if self._open:
-                self._resync()  # its worker was lost
+                self._resync()  # the worker of the previous leg was lost
             self._leg, self._number = leg, 0
             self._is_synced = batch.number == 1
         elif batch.number != self._number + 1:
@@ -217,7 +217,7 @@ class Watch:
             each.set_result(joined)
 
     def _renamed(self, event: Event) -> Event:
-        """Return an event with the id by which readers here know its leg, and note which leg is open."""
+        """Return an event with the id by which this process's readers know its leg, and note which leg is open."""
         kind, leg = event.data["type"], str(event.data.get("runId", ""))
         if kind == "RUN_STARTED":
             self._open, self._names, self._is_blind = leg, {}, False
@@ -233,6 +233,6 @@ class Watch:
         return Event({**event.data, "runId": self._names[leg]}, event.nested, plain)
 
     def _resync(self) -> None:
-        """Make the readers join again, because they have missed something."""
+        """Make the readers join again, because they may have missed something."""
         self._is_synced, self._is_blind, self._open = False, False, ""
         self._feed.forget()

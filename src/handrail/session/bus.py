@@ -37,7 +37,8 @@ class Dispatcher:
     effect with the next event.
 
     An event that a tool emits is published inside an `Emitted`. Subscribers to `Emitted` or a base class of it, such as
-    `object`, receive the `Emitted`. Then subscribers to the event's own type receive the event itself, as the next event.
+    `object`, receive the `Emitted`. Then subscribers to the event's own type receive the event itself, which counts as
+    the next event.
 
     A subscriber that blocks is named in a warning, once for each type of event. The time for which it blocks the event
     loop is charged neither to the timeout nor to the duration of any call.

@@ -21,10 +21,10 @@ T = TypeVar("T")
 class SessionFork(msgspec.Struct, eq=False):
     """A working copy of a session, until it is committed or dropped.
 
-    Reads see the parent's state when the fork was made or last refreshed, plus the fork's own events. Logs are an exception:
-    the whole session shares them. `commit` raises `Conflict` if others have changed a state slice that the fork has read.
-    Otherwise it replays the fork's events onto the newest state. Once the fork is committed or dropped, reads and events raise
-    `ContextExpired`, from any thread. `before` still works.
+    Reads see the parent's state as it was when the fork was made or last refreshed, plus the fork's own events. Logs
+    are an exception: the whole session shares them. `commit` raises `Conflict` if others have changed a state slice
+    that the fork has read. Otherwise it replays the fork's events onto the newest state. Once the fork is committed or
+    dropped, reads and events raise `ContextExpired`, from any thread. `before` still works.
     """
 
     root: Session
@@ -116,7 +116,7 @@ class SessionFork(msgspec.Struct, eq=False):
             self.apply()
         self.publish()
 
-    # The `Fork` protocol of a transaction. The changes of a session's fork are its events.
+    # The `Fork` protocol, for transactions. The changes in a session's fork are its events.
 
     is_durable: ClassVar[bool] = False
 
@@ -173,8 +173,8 @@ class SessionFork(msgspec.Struct, eq=False):
         """Make the prepared state the parent's state.
 
         Raises `ContextExpired` if nothing is prepared or the parent is closed. If the parent's state has changed since
-        `prepare`, events may be reduced again. Then this raises `ReducerError` if a reducer fails. If it raises, nothing
-        has changed.
+        `prepare`, events may be reduced again, and `ReducerError` is raised if a reducer fails. If this method raises,
+        nothing has changed.
         """
         lock = self.root.lock
         lock.acquire()

@@ -32,7 +32,7 @@ class Readable(Generic[T]):
     __slots__ = ()
 
     def all(self) -> tuple[T, ...]:
-        """Return every item in the order of appending; in a keyed slice, in the order in which the keys were first added."""
+        """Return every item in the order appended; in a keyed slice, in the order the keys were first added."""
         return tuple(self)
 
     def where(self, predicate: Callable[[T], bool], /) -> tuple[T, ...]:

@@ -189,7 +189,7 @@ def load_imported(data: bytes, slices: Mapping[type, SliceRules] | None = None) 
 
 
 def under_id(data: bytes, id: str) -> bytes:
-    """Return a saved session under a different id, otherwise unchanged."""
+    """Return a saved session with a different id, otherwise unchanged."""
     return msgspec.json.encode(msgspec.structs.replace(_read(data), id=id))
 
 
@@ -225,7 +225,7 @@ def _read(data: str | bytes) -> _Saved:
     if version.version != VERSION:
         raise SessionError(
             str(version.id),
-            f"it was saved in version {version.version!r}, and this is version {VERSION}",
+            f"it was saved in format {version.version!r}, but this version of Handrail reads format {VERSION}",
             "Load it with the version of Handrail that saved it.",
         )
     try:
@@ -242,13 +242,13 @@ def _check_kept_alike(session: Session, kind: type, contents: _SavedSlice) -> No
         was, now = _manner(contents.kind, contents.keyed), _manner(rules.kind, rules.key is not None)
         raise SessionError(
             session.id,
-            f"{kind.__name__} was saved as {was} and is {now} here",
+            f"{kind.__name__} was saved as {was}, but is {now} here",
             "Pass the rules it was saved with: load(data, slices={...}).",
         )
 
 
 def _manner(kind: str, keyed: bool) -> str:
-    return f"{kind} {'with' if keyed else 'without'} a key"
+    return f"a {kind!r} slice {'with' if keyed else 'without'} a key"
 
 
 def _encoded(item: Any, session: str) -> bytes:
@@ -267,7 +267,7 @@ def _json(value: Any) -> bytes:
 
 
 def _fallback(value: Any) -> Any:
-    """Encode values that msgspec does not support: users' params and values as JSON, and exceptions as text."""
+    """Encode a value that msgspec does not support: an exception as text, anything else as pydantic encodes it."""
     if isinstance(value, SavedError):
         return str(value)
     if isinstance(value, BaseException):
@@ -284,7 +284,7 @@ def _decoded(kind: type, item: bytes, session: str) -> Any:
         ValueError,
         TypeError,
         PydanticUserError,
-    ) as error:  # msgspec's and pydantic's errors are ValueErrors
+    ) as error:  # msgspec's errors and pydantic's validation errors are ValueErrors
         problem = str(error).replace("\n", " ")
         raise SessionError(
             session,

@@ -12,7 +12,7 @@ from handrail.schema.kinds import describe_kind
 from handrail.session.items import Items, Table
 
 SliceKind = Literal["state", "log"]
-"""A change of *state* is undone if the call that made it fails; a *log* keeps what happened, whatever the outcome."""
+"""A change to *state* is undone if the call that made it fails; a *log* keeps what happened, whatever the outcome."""
 
 Contents = Items[Any] | Table[Any]
 Reducer = Callable[[Any, Any], Any]

@@ -65,18 +65,18 @@ class _File(msgspec.Struct):
 
 
 class Cassette:
-    """Records the traffic of models over HTTP to a file, and replays it: `with Cassette("tests/weather.json"): ...`.
+    """Records models' HTTP traffic to a file, and replays it: `with Cassette("tests/weather.json"): ...`.
 
     With the mode "auto", a file that exists is replayed, and otherwise a new one is recorded. If `CI` is set, as on a
     build server, a missing file raises `CassetteError` instead. The environment variable `HANDRAIL_CASSETTES`
     (`record` or `replay`) overrides "auto".
 
-    Keys are not written to the file, nor are the `secrets`, which are replaced wherever they occur. A request is
-    answered by the first recorded one that is equal to it and was not used yet, so concurrent requests may come in any
-    order. A request that was not recorded raises `CassetteError`, which names its first difference from a recorded
-    request, if one is left. If a recorded request is not made, the end of the block raises `CassetteError`, unless the
-    block itself raised an error. If a request contains something that changes, such as the time, pass `normalise`, which
-    gets the request as JSON data and returns what to record and compare.
+    Keys are not written to the file, nor are the `secrets`, which are replaced wherever they occur. A request gets the
+    answer to the first equal recorded request that was not used yet, so concurrent requests may come in any order. A
+    request that was not recorded raises `CassetteError`, which names its first difference from a recorded request, if
+    one is left. If a recorded request is not made, the end of the block raises `CassetteError`, unless the block itself
+    raised an error. If a request contains something that changes, such as the time, pass `normalise`, which gets the
+    request as JSON data and returns what to record and compare.
 
     Bridged models are not recorded, because they use HTTP clients of their own. The constructor raises `CassetteError` if a
     secret has fewer than four characters. The end of a recording raises it, and writes nothing, if an answer contains a secret
@@ -360,7 +360,7 @@ def _put_body(response: Response, data: bytes) -> None:
 
 
 def _joined(data: bytes) -> Iterable[str]:
-    """Return the strings at each place in a stream's events, joined over all events.
+    """Join the strings that a stream's events have at the same place, and return the joined strings.
 
     Events with an index, such as the pieces of several calls, are joined by index too.
     """

@@ -139,8 +139,9 @@ def worker_context(
 ) -> WorkerContext:
     """Create a context for testing a worker's tools.
 
-    `workers` maps the names of the workers that this one may call to their descriptions, and `results` has their answers. With
-    `answers`, there is a person to ask, and the context is a `WorkerUserContext`. With `replies`, there is a model to ask.
+    `workers` has the descriptions, by name, of the workers that this one may call, and `results` has their answers.
+    With `answers`, there is a person to ask, and the context is a `WorkerUserContext`. With `replies`, there is a model
+    to ask.
     """
     listed = RegistryView(dict(workers or {}))
     facts = WorkerFacts(name, listed, creation_defaults or {}, tuple(attachments), message_callback)
@@ -157,7 +158,7 @@ def recorded(context: ToolContext) -> Recorded:
 
 
 def cancel(context: ToolContext) -> None:
-    """Fire a context's signal, as the gate does when a call is cancelled or its time is over. May be called from any thread.
+    """Fire a context's signal, as the gate does when a call is cancelled or times out. May be called from any thread.
 
     Raises `NotSupported` unless this module created the context and its signal.
     """

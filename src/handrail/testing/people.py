@@ -38,12 +38,12 @@ class Person(Environment):
     """An environment with a person who gives prepared answers.
 
     - `approve` decides approvals; by default everything is denied.
-    - `answers` maps the kind that a `wait_for` asks for to its answer: a value, an exception to raise, or a function
+    - `answers` has the answer to each kind of `wait_for` question: a value, an exception to raise, or a function
       of the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` become those outcomes; any other
       exception means that the environment failed. A question without an answer is declined.
     - `after` delays each answer until an event is set, or by a number of seconds.
     - `wrong_first` is the answer to each question the first time it is asked.
-    - `forge` makes every answer a forged one.
+    - `forge` names the part that is forged in every answer.
 
     `questions` lists the questions in the order they were asked, including repetitions.
     """

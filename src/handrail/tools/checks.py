@@ -67,7 +67,7 @@ def is_name(name: object) -> bool:
 
 
 def name_hint(name: object, otherwise: str = "my_tool") -> str:
-    """Return a hint that says which names are allowed. If `name` is a non-empty text, the hint also suggests a replacement."""
+    """Return a hint that says which names are allowed and, if `name` is a non-empty string, suggests another."""
     allowed = "Use 1 to 64 of the characters a-z, 0-9, '_' and '-'"
     if not isinstance(name, str) or not name:
         return f"{allowed}."
@@ -128,7 +128,7 @@ class _Check:
             if getattr(tool, field) not in choices:
                 words = ", ".join(map(repr, choices))
                 raise self.error(f"{field} is {getattr(tool, field)!r}", f"Use one of {words}.")
-        for field, without in (("timeout", "no timeout"), ("heartbeat", "a tool that need not beat")):
+        for field, without in (("timeout", "no timeout"), ("heartbeat", "no heartbeat")):
             seconds: Any = getattr(tool, field)
             is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
             if seconds is not None and not (is_number and 0 < seconds < math.inf):
@@ -320,7 +320,7 @@ def _disagree(given: Any, wanted: Any) -> bool:
 def _class_of(result: Any) -> type | tuple[type, ...] | None:
     """Return the class or classes by which `isinstance` can check a result, or None if it can't.
 
-    For a generic type this is its container's class, for a union the classes of its members.
+    For a generic type such as `list[int]`, this is the class without arguments; for a union, its members' classes.
     """
     origin: Any = get_origin(result) or result
     if origin is Annotated:

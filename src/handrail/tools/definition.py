@@ -64,10 +64,10 @@ class ToolOptions(TypedDict, total=False):
 class Tool(Generic[ParamsT, ResultT]):
     """A typed function that a model may call.
 
-    The types of params and result come from the handler's annotations, `(params: P, *, context: ToolContext)
-    -> ToolResult[R]`; `params` and `result` specify them if there is no handler or it has no annotations. `params` may
-    also be a JSON Schema 2020-12, as a dict. It is then shown to the model as it is, and the handler gets the arguments that match
-    it as a dict. An invalid definition raises `ToolDefinitionError` immediately.
+    The types of params and result come from the handler's annotations, `(params: P, *, context: ToolContext) ->
+    ToolResult[R]`; `params` and `result` specify them if there is no handler or it has no annotations. `params` may
+    also be a JSON Schema 2020-12, as a dict. It is then shown to the model as it is, and the handler gets the validated
+    arguments as a dict. An invalid definition raises `ToolDefinitionError` immediately.
     """
 
     name: str
@@ -96,8 +96,8 @@ class Tool(Generic[ParamsT, ResultT]):
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Whether the handler only makes inner calls and asks questions.
 
-    If so, a resumed run can re-enter it from the top, whatever its effect. A call that would run again because something that
-    it read has changed ends in a conflict instead, since the handler may have asked somebody.
+    If so, a resumed run can re-enter it from the top, whatever its effect. If something that a call read has changed,
+    the call ends in a conflict instead of running again, since the handler may have asked somebody.
     """
     shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
         init=False, repr=False, compare=False, default=None

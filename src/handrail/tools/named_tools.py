@@ -18,7 +18,7 @@ def named_tools_of(policy: ToolPolicy) -> frozenset[str]:
 
 
 def check_named_tools(policies: Iterable[ToolPolicy], tools: Collection[str]) -> None:
-    """Raise `DefinitionError` if a policy names a tool that does not exist while a tool has a very similar name."""
+    """Raise `DefinitionError` if a policy names a tool that does not exist, but one with a very similar name does."""
     for policy in policies:
         named = named_tools_of(policy)
         for name in sorted(named.difference(tools)):

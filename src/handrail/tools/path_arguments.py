@@ -173,7 +173,7 @@ def _variables_of_bases(origin: type[Any]) -> dict[Any, Any]:
 
 
 def _unaliased(annotation: Any) -> Any:
-    """Return the type behind an alias made with the `type` statement."""
+    """Return the type behind an alias made with the `type` statement. Any other annotation is returned unchanged."""
     while True:
         alias = get_origin(annotation) or annotation
         if isinstance(alias, type) or not hasattr(alias, "__value__"):

@@ -29,16 +29,16 @@ PROVIDER_TOOLS: frozenset[str] = frozenset(_KNOWN)
 class ProviderTool(Tool[Any, Any]):
     """A tool that the model's provider runs itself: `tools=[ProviderTool("web_search", max_uses=3)]`.
 
-    The provider runs it before Handrail sees the answer. So its calls do not pass the gate, are not numbered, and can't be
-    approved one by one. Instead, policies decide whether the tool is offered, before each answer is requested. They see a tool
-    with the effect `read` and the capability `provider.NAME`, and also `net` for `web_search` and `web_fetch`. If a policy
-    denies the tool, the request is sent without it. If a policy asks, the run fails, because nobody can be asked before the
-    provider runs the tool.
+    The provider runs it before Handrail sees the answer. So its calls do not pass through the gate, and can't be
+    approved one by one. Instead, policies decide whether the tool is offered, before each answer is requested. They see
+    a tool with the effect `read` and the capability `provider.NAME`, and also `net` for `web_search` and `web_fetch`.
+    If a policy denies the tool, the request is sent without it. If a policy asks, the run fails, because nobody can be
+    asked before the provider runs the tool.
 
     `max_uses` limits how often the provider runs it for one request. `allowed_domains` and `blocked_domains` limit
-    where it looks, and `stores` names the provider's stores that `file_search` searches. `options` are further fields of the
-    tool in the provider's API. If the provider does not have the tool or one of the limits, the request fails before it is
-    sent, with an error that names what is missing.
+    where it looks, and `stores` names the provider's stores that `file_search` searches. `options` are further fields
+    of the tool in the provider's API. If the provider does not support the tool or one of the limits, the request fails
+    before it is sent, with an error that names what is missing.
     """
 
     max_uses: int | None

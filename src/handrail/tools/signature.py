@@ -19,7 +19,7 @@ from handrail.schema.problems import describe
 from handrail.tools.result import ToolResult
 
 Need = Literal["user", "model", "worker"]
-"""What a handler can require through the type of its context: a person, a model, or being in a worker."""
+"""What a handler can require through the type of its context: a person, a model, or a worker in which it runs."""
 
 MISSING: Any = inspect.Parameter.empty
 """Stands for what is missing, such as an annotation or a default."""
@@ -125,7 +125,7 @@ def needs_of(context_type: type[ToolContext]) -> frozenset[Need]:
 
 
 def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolContext]:
-    """Return the context type of a handler's parameter `*, context: ToolContext`.
+    """Return the type of a handler's keyword-only parameter `context`; `ToolContext` if it is not annotated.
 
     A handler that takes `**` arguments needs no such parameter. Raises `ToolDefinitionError` if the parameter is missing or
     invalid.

@@ -127,7 +127,7 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
     unknown = [name for name in tools if name not in own]
     if unknown:
         raise ToolValidationError(
-            f"{', '.join(unknown)}: not among your own tools, the only ones that a worker of yours may have. "
+            f"{', '.join(unknown)}: not among your own tools, and a worker that you create may have no others. "
             f"Your tools are: {', '.join(own) or 'none'}."
         )
     front: dict[str, Any] = {
@@ -151,12 +151,12 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
 
 
 def check_rights(maker: Worker, front: FrontMatter) -> None:
-    """Raise `ToolValidationError` if a worker that `maker` created, with this front matter, is not allowed.
+    """Raise `ToolValidationError` if `maker` may not create a worker with this front matter.
 
-    It may have at most the creator's tools, workers and limits, and must have the same policies. A setting that is given
-    must have the creator's value. A model that is given must be the creator's, or the one in the creation defaults. It may
-    not create workers, be locked, or commit each call. This is checked both for a new worker and for one from a session's
-    state.
+    The worker may have at most the creator's tools, workers and limits, and must have the same policies. A setting that
+    is given must have the creator's value. A model that is given must be the creator's, or the one in the creation
+    defaults. The worker may not create workers, be locked, or commit each call. This is checked both for a new worker
+    and for one from a session's state.
     """
     own = {_called(entry): entry for entry in maker.front.tools}
     more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]

@@ -193,7 +193,7 @@ class FrontMatter(Part):
     commit: Annotated[
         Literal["all", "each"],
         Field(
-            description="`each` if each call commits for itself; by default, all commit together when the worker succeeds."
+            description="`each` if each call commits separately; by default, all commit together when the worker succeeds."
         ),
     ] = "all"
     settings: SettingsRule = SettingsRule()

@@ -261,8 +261,8 @@ class _Check:
             )
         if loops >= _DEEPEST_LOOPS or node.recursive:
             yield line, f"loops are recursive or nested more than {_DEEPEST_LOOPS} deep", "Make it flatter."
-        # A range has a length but creates its items only in a loop, which counts its iterations. So a range may be used
-        # only in a loop.
+        # A range creates its items only while it is iterated over. Only a loop counts them, so a range may be used only
+        # in a loop.
         yield from self._each(node.iter.args, names, loops) if counts else self._walk(node.iter, names, loops)
         targets = [node.target] if type(node.target).__name__ == "Name" else list(node.target.items)
         named = {target.name for target in targets if type(target).__name__ == "Name"}
@@ -317,7 +317,7 @@ def _within(context: Any, value: Any) -> Any:
     Raises `ValueError` if the value is neither text nor a list, or if there is too much work.
     """
     if not isinstance(value, str | list | tuple):
-        raise ValueError("`in` needs a text or a list")
+        raise ValueError("`in` needs text or a list")
     context[_METER].take(len(cast("str | list[Any]", value)))
     return cast("Any", value)
 

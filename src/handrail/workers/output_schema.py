@@ -64,7 +64,7 @@ _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boole
 
 
 class _Answer(BaseModel):
-    """Base class of the types of answers. Validation returns plain data, not an instance."""
+    """Base class of answer types. Validation returns plain data, not an instance."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=False)
 

@@ -300,7 +300,7 @@ class WorkerRegistry:
     def open(self, frame: Frame, /) -> None:
         """Let a run call every worker in the folder, as in `Adapter(model, workers=registry)`.
 
-        Raises `DefinitionError` if the prompt has a tool with a worker's name that does not itself run an agent or a worker.
+        Raises `DefinitionError` if a tool of the prompt has a worker's name, but does not run an agent or a worker.
         """
         prompt: Any = frame.model.prompt
         offered = (
@@ -334,7 +334,7 @@ class WorkerRegistry:
         return None if found is None else self.from_text(maker, name, found.text)
 
     def from_text(self, maker: Worker, name: str, text: str) -> Worker:
-        """Return the worker that is described by text that `maker` wrote.
+        """Return the worker that `text`, which `maker` wrote, describes.
 
         Raises `ToolValidationError` if the text has problems, or if `check_rights` does not allow the worker.
         """

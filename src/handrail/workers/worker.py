@@ -72,7 +72,7 @@ class WorkerFolder(Protocol):
         ...
 
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
-        """Return the worker that is described by text that `maker` wrote.
+        """Return the worker that `text`, which `maker` wrote, describes.
 
         Raises `ToolValidationError` if the text has problems, or if the worker is not allowed.
         """
@@ -103,7 +103,7 @@ class Worker:
     path: Path
     """The worker's file. A created worker has none: its path is only `NAME.md`."""
     model: str | None
-    """The model's name, `provider:name` or `module:name`, or several names with commas; None to use the caller's model."""
+    """The model's name, `provider:name` or `module:name`, or several, separated by commas; None for the caller's."""
     limits: Limits
     attachments: AttachmentRule
     """The rule for the files that the worker may be given."""
@@ -146,7 +146,7 @@ class Worker:
 
     @property
     def commits_each(self) -> bool:
-        """Whether each of the worker's calls commits for itself, even if the worker fails later."""
+        """Whether each of the worker's calls commits separately, and stands even if the worker fails later."""
         return self.front.commit == "each"
 
     def find_model(self) -> Model | None:

@@ -98,7 +98,7 @@ class WorkerRun:
         return self.given.models
 
     def with_attachments(self, attachments: tuple[Attachment, ...]) -> WorkerRun:
-        """Return this run with other attachments. A resumed run gets the recorded ones this way."""
+        """Return a copy of this run with other attachments. A resumed run gets the recorded ones this way."""
         return dataclasses.replace(self, attachments=attachments)
 
     def open(self, frame: Frame, /) -> None:

@@ -115,7 +115,7 @@ class PostgresChains(Chains):
         return record.sent[2]
 
     def end_fenced(self, record: FencedRecord, changed: int) -> bool:
-        """Note that the statement of a record has changed this many rows. Returns whether it has added the record."""
+        """Note that the statement for a record has changed this many rows. Returns whether it has added the record."""
         assert record.sent is not None
         if changed:
             self._known[record.chain] = record.sent[0]

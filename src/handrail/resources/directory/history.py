@@ -4,10 +4,10 @@ Each kept commit is a folder, whose name says when it was made, by which call, a
 of the names is all that several processes need to share one history. A process claims a kept commit by renaming it.
 Only that process may then use or remove it.
 
-The history is limited in calls and in bytes. Files that also exist elsewhere, such as one that a call has moved, don't
-count. If the bytes exceed their limit, a commit that takes more than half of the limit is removed first, or else the
-oldest one. So one large call can't push out all others. An empty file takes the place of a commit removed for its
-bytes, so that undo can say why the commit is not kept.
+The history has a limit on calls and a limit on bytes. Files that also exist elsewhere, such as one that a call has
+moved, don't count towards the bytes. If the bytes exceed their limit, a commit that takes more than half of the limit
+is removed first, or else the oldest one. So one large call can't push out all others. If a commit is removed because of
+the limit on bytes, an empty file takes its place, so that undo can say why the commit is not kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DROPPED = "dropped"
 
 
 class Sizes(msgspec.Struct):
-    """The bytes of a commit's files."""
+    """The total sizes of a commit's files, in bytes."""
 
     own: int = 0
     """Bytes of the files that exist nowhere else."""
@@ -200,11 +200,11 @@ def _parse(name: str) -> Kept | None:
 
 
 _Links = dict[tuple[int, int], tuple[int, int, int]]
-"""For each file in a commit: how many of its names are in the commit, how many names it has in total, and its bytes."""
+"""For each file in a commit: how many of its names are in the commit, how many names it has in total, and its size."""
 
 
 def _held(links: Iterable[_Links]) -> dict[tuple[int, int], int]:
-    """Return the bytes of each file that has no name outside of these commits."""
+    """Return the size of each file that has no name outside these commits, by inode."""
     seen: dict[tuple[int, int], int] = {}
     held: dict[tuple[int, int], int] = {}
     for each in links:
@@ -243,4 +243,4 @@ def _files(folder: Path) -> Iterable[os.stat_result]:
 
 
 def _size(found: os.stat_result) -> int:
-    return min(found.st_size, found.st_blocks * 512)  # a sparse file takes less than its size
+    return min(found.st_size, found.st_blocks * 512)  # a sparse file takes up less space than its size

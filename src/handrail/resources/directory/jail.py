@@ -3,9 +3,10 @@
 When a path is opened, the kernel itself refuses it if it would leave the folder or cross a symbolic link. So there
 is no gap between check and use. `Linked` resolves the links that stay inside, one name at a time, through a jail.
 
-This module uses two Linux system calls that Python does not offer, `openat2` and `renameat2`. Without `openat2`, a
-path is opened one name at a time with `O_NOFOLLOW`, which is slower but has the same result. Where `renameat2` is not
-supported, hard links replace it.
+This module uses two Linux system calls that Python does not offer, `openat2` and `renameat2`. Without `openat2`, a path
+is opened one name at a time with `O_NOFOLLOW`, which is slower but has the same result. Where `renameat2` is not
+supported, `move_into` uses a hard link for a file, and a check and a rename for a folder. `exchange` then raises
+`NotImplementedError`.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class Jail:
     def check_in_place(self) -> os.stat_result:
         """Return the status of the open folder. Raises `FileError` if its path now leads to a different folder or to none.
 
-        Reads and commits use the open folder, and commands use the path, so both must be the same folder.
+        Reads and commits use the open folder, and commands use the path, so both must lead to the same folder.
         """
         try:
             status = os.fstat(self.fd)
@@ -210,7 +211,7 @@ class Jail:
             self.close()
 
     def look(self, path: str) -> Found | None:
-        """Return what is at a path, without following links.
+        """Return the status of a path and, for a link, its target. Links are not followed.
 
         Returns None if nothing is there, or if the path contains a reserved name or crosses a link. Raises `FileError` if
         the disk reports an error.

@@ -34,7 +34,7 @@ from handrail.resources.paths import MAX_PATH, is_reserved, join, on_disk, spell
 
 _WHITEOUT, _ORIGIN = "user.overlay.whiteout", "user.overlay.origin"
 MOST = 16
-"""Maximum number of layers of one fork. More are merged into one, because the kernel limits the layers of a mount."""
+"""Maximum layers of one fork. If there are more, all are merged, because the kernel limits the layers of a mount."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Upper:
         self.is_marked = False
         """Whether deletions use marker files, which an overlay accepts only in lower layers."""
         self._written: dict[str, _Mark] = {}
-        """The state of each path when the fork wrote it or `changed` yielded it. A path that differs has changed since."""
+        """Each path's state when the fork wrote it or `changed` yielded it. If it differs now, a command has changed it."""
 
     def put(
         self,
@@ -101,7 +101,7 @@ class Upper:
                 os.mkdir(at, 0o777)
             if (facts := facts_of(node)) is not None:
                 write_facts(at, facts)
-            if not base.is_folder:  # otherwise the lower layers have some of its content
+            if not base.is_folder:  # otherwise, its content in the lower layers must stay visible
                 os.setxattr(at, OPAQUE, b"y")
         elif isinstance(data, Link):
             os.symlink(data.target, at)
@@ -129,7 +129,7 @@ class Upper:
         try:
             with self._reach(path) as at:
                 return at.is_dir()
-        except (FileNotFoundError, NotADirectoryError):  # a folder above it is missing, and the path is long
+        except (FileNotFoundError, NotADirectoryError):  # a folder above a long path is missing
             return False
 
     def _under_opaque(self, path: str) -> bool:
@@ -274,7 +274,7 @@ class LayerStack:
 
     @property
     def below(self) -> tuple[Path, ...]:
-        """The layers under the topmost one, topmost first."""
+        """The frozen layers, topmost first."""
         return tuple(reversed(self._frozen))
 
     def work(self) -> Path:

@@ -3,7 +3,7 @@
 When a file is read or written, the kernel follows no link. A path that crosses a link is resolved by this module, one name
 at a time, as the fork sees it. A link's target must be inside the root, and following a link counts as reading it.
 
-If ripgrep is installed, a search of many files for a plain text uses it to find the files that contain the text. Its
+If ripgrep is installed, a search of many files for plain text uses it to find the files that contain the text. Its
 output only narrows down the files to read. Handrail's own code always finds the matches, so results do not depend on ripgrep.
 """
 
@@ -75,9 +75,10 @@ class Ground(Shared):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
     def startup_links(self) -> Iterator[tuple[str, str]]:
-        """Yield each path in `PLACES` or in a folder of hooks that is a link or is in a linked folder, with a path under the root that it leads to.
+        """Yield each startup path that is a link or is in a linked folder, with a path under the root that it leads to.
 
-        If a link leads to another link, the path is yielded once for each target.
+        The startup paths are those in `PLACES` and those in the folders of `HOOKS`. If a link leads to another link,
+        the path is yielded once for each target.
         """
         there = self._startup_names()
         if not there:
@@ -126,7 +127,7 @@ class Linked(Layer):
     # --- hooks that forks override; the folder itself records no reads ------------------------------
 
     def _is_pinned(self, folder: str, name: str) -> bool:
-        """Return whether this layer has already read or changed a path, so that its content must stay the same."""
+        """Return whether this layer has already read or changed a path. If so, its content must stay the same."""
         return False
 
     def _forget(self, folder: str, name: str) -> None:
@@ -270,7 +271,7 @@ class Linked(Layer):
                 return None
 
     def _kinds(self, folder: str) -> Mapping[str, bool]:
-        """Return the names in a folder, each with whether it is a folder. Empty if the path can't be used.
+        """Map each name in a folder to whether it is a folder itself. Empty if the path can't be used.
 
         Of the links, only those to files are included, so that a search does not descend through links, which could form a
         cycle. Names that a caller could not pass back are omitted.
@@ -300,7 +301,7 @@ class Linked(Layer):
         return sorted_matches(pattern, self._contents_of(path for path in paths if path not in without))
 
     def _without(self, text: str, paths: Sequence[str]) -> frozenset[str]:
-        """Return the files that need not be searched for a text, because ripgrep does not find it in them.
+        """Return the files that need not be searched for this text, because ripgrep does not find it in them.
 
         They still count as read, at the version that they had before ripgrep ran, because the search's result depends on them.
         """

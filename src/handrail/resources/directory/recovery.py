@@ -97,7 +97,7 @@ async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recove
 
 
 async def _drop(recovery: _Recovery, journal: Journal) -> list[str]:
-    """Discard, revert or keep the other commits of dead processes. Returns the ids of the calls that `_Recovery.drop` dropped."""
+    """Settle the commits of dead processes, except unapplied ones. Returns what `_Recovery.drop` returns."""
     with contextlib.ExitStack() as parts:
         # Ask the journal only after this: until a process is known to be dead, it may record more commits.
         dead = await run_in_thread(lambda: recovery.claim(parts))

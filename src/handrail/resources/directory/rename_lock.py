@@ -1,6 +1,6 @@
 """`RenameLock`: makes the renames of a commit exclusive among all processes that change the same folder.
 
-The lock is a `flock` of the folder itself, so it needs no file, and the kernel releases it if its holder dies. It is
+The lock is a `flock` on the folder itself, so it needs no file, and the kernel releases it if its holder dies. It is
 held for the renames only. People and other programs don't take it, so a commit still checks what it displaces.
 
 A commit is marked while it is being applied. If its process dies, the next process that takes the lock settles the

@@ -134,7 +134,7 @@ def find_staging(root: FolderStatus, wanted: Path) -> Path:
 
 
 def staging_folders(around: Path) -> Iterator[Path]:
-    """Yield the paths in a folder that are named like staging folders."""
+    """Yield the paths in a folder that have reserved names, as staging folders do."""
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(around)):
             if is_reserved(name):
@@ -164,7 +164,7 @@ def case_insensitive(root: Path) -> DefinitionError:
 
 
 def read_identity(staging: Path) -> Identity | None:
-    """Return the identity that a staging folder records, or None if there is none that can be read."""
+    """Return the identity that a staging folder records, or None if it is missing or can't be read."""
     try:
         return msgspec.json.decode((staging / IDENTITY).read_bytes(), type=Identity)
     except (OSError, msgspec.DecodeError):
@@ -213,7 +213,7 @@ def _is_private(staging: os.stat_result, root: FolderStatus) -> bool:
 
 
 def _put(staging: Path, identity: Identity, *, replace: bool) -> None:
-    """Write an identity atomically. Unless `replace` is set, an existing one is kept, if the disk has hard links."""
+    """Write an identity atomically. Unless `replace` is set, keep an existing one if the disk supports hard links."""
     made = staging / f"{IDENTITY}.{random_id()}"
     fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -225,7 +225,7 @@ def _put(staging: Path, identity: Identity, *, replace: bool) -> None:
                 return
             except FileExistsError:
                 return
-            except OSError:  # the disk has no hard links
+            except OSError:  # the disk does not support hard links
                 pass
         os.rename(made, staging / IDENTITY)
     finally:

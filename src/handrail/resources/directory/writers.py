@@ -1,4 +1,4 @@
-"""Writers: whether some program has a file open for writing at this moment.
+"""Writers: checks whether any program has a file open for writing.
 
 If a program kept writing to a file after a commit had displaced it, those writes would be lost. The kernel knows the
 writers of a file: it grants a lease only for a file that nobody has open for writing.

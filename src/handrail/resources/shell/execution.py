@@ -374,7 +374,9 @@ def _check_layers(layers: Layers) -> None:
         raise CommandRefused("", f"commands can't run on {root!r}. Use a project's folder")
     for folder in (*layers.lowers, layers.upper, layers.work):
         if not folder.is_dir():
-            raise FileMissing(str(folder), "this folder of the layers does not exist. Create it first")
+            raise FileMissing(
+                str(folder), "the layers name this folder, but it does not exist. Create it first"
+            )
 
 
 async def run_execution(execution: Execution) -> CommandResult:

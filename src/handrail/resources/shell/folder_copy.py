@@ -326,7 +326,7 @@ def _is_opaque(path: str) -> bool:
     try:
         with reach(path) as at:
             return is_opaque(at)
-    except OSError:  # a folder above it is missing, and the path is long
+    except OSError:  # a folder above a long path is missing
         return False
 
 

@@ -93,7 +93,7 @@ class Reply(NamedTuple):
     mounted: str = ""
     """The type of filesystem mounted at `root` when the sandbox was set up."""
     limit: str = ""
-    """The limit for which the command was ended: memory, cpu, disk or processes. Also memory if the kernel killed a process for lack of it."""
+    """The exceeded limit: memory, cpu, disk, files or processes. Also memory if the kernel killed a process for lack of it."""
     used: str = ""
     """The value of that limit, such as `512 MiB of memory`, or "" if the kernel enforced the limit."""
     near: str = ""

@@ -129,7 +129,7 @@ class WorkspaceFork(DirectoryFork):
         super().__init__(*arguments)
         self._delta: WorkspaceDelta | None = None
         self._places: dict[str, Path] = {}
-        """Where the bytes of each digest are staged."""
+        """Where the bytes with each digest are staged."""
 
     @property
     def _workspace(self) -> WorkspaceFilesystem:

@@ -78,7 +78,7 @@ class RunInput(NamedTuple):
     """The id and the text of each user message. The client chooses the ids. Messages with very long ids are left out."""
     answers: tuple[InterruptAnswer, ...]
     outcomes: Mapping[str, Outcome]
-    """The results in tool messages that contain only text, by call id. Calls that the server itself executed are included."""
+    """The results in tool messages that contain only text, by call id. Results of calls that the server executed are included."""
     tools: tuple[FrontendTool, ...]
     history: tuple[OurMessage, ...]
     """The text messages before the new ones. A thread that has no runs yet starts with them."""
@@ -156,7 +156,7 @@ def _new_files(messages: Sequence[Message]) -> Iterator[Attachment]:
 
 
 def _file(place: str, part: Any) -> Attachment:
-    """Convert a part that is not text to an attachment. Raises `RequestRefused` if that is not possible."""
+    """Convert a message part other than text to an attachment. Raises `RequestRefused` if that is not possible."""
     source, told = part.source, part.metadata
     told = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
     name = str(told.get("name") or told.get("filename") or "")

@@ -1,4 +1,4 @@
-"""`MessageWriter`: converts the text, reasoning and calls that models stream to AG-UI events."""
+"""`MessageWriter`: builds AG-UI events from the text, reasoning and calls that models stream."""
 
 from __future__ import annotations
 
@@ -166,7 +166,8 @@ class MessageWriter:
     def complete(self, run: OpenRun, message: AssistantMessage) -> list[Event]:
         """Return the events that send the rest of a complete answer, and end everything that the answer started.
 
-        Text and arguments are completed only if they begin with what was sent, and reasoning is sent only if none was.
+        If the complete text, or a call's complete arguments, do not begin with what was sent, the rest is not sent.
+        Reasoning is sent only if none was.
         """
         events = self.thought(run, message.thought) if not run.thoughts else []
         events += self._end_thought(run)

@@ -101,7 +101,7 @@ class Translator:
         self._writer = MessageWriter(self._known)
         self._state: Any = None
         self._asked: dict[str, str] = {}
-        """The id of the call that waits for each open question, by the question's id."""
+        """The id of the call that asked each open question, by the question's id."""
         self._usage = usage or Usage()
         self._cost = cost
         self._spent: dict[str, Usage] = {}

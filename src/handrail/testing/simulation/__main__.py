@@ -23,7 +23,7 @@ def scenario_named(name: str) -> Scenario:
     found = getattr(importlib.import_module(module), attribute, None)
     if not isinstance(found, Scenario):
         raise DefinitionError(
-            f"{attribute!r} in {module!r} is not a Scenario. Define one at the top of the module."
+            f"{attribute!r} in {module!r} is not a Scenario. Define one at the top level of the module."
         )
     return found
 

@@ -244,7 +244,7 @@ def what_is_settled_stays(trial: Trial) -> Iterator[str]:
 def what_cant_be_repeated_is_not(trial: Trial) -> Iterator[str]:
     """Check that the handler of a call that must not be repeated is entered at most once in each attempt.
 
-    If an irreversible call is interrupted, the model must be told that the outcome is unknown. Calls of tools that have
+    If an irreversible call is interrupted, the model must be told that the outcome is unknown. Calls to tools that have
     a probe are not checked.
     """
     seen = trial.seen
@@ -281,7 +281,8 @@ def answers_are_taken_once(trial: Trial) -> Iterator[str]:
 def files_are_never_torn(trial: Trial) -> Iterator[str]:
     """Check that the files after each recovery match a state in the uncrashed run.
 
-    The final files must be the same too, unless an interrupted call that must not run again may have lost changes.
+    The final files must match those of the uncrashed run, unless an interrupted call that must not run again may have
+    lost changes.
     """
     uncrashed, seen = trial.uncrashed, trial.seen
     states = [each["files"] for what in ("began", "committed") for each in uncrashed.of(what)]

@@ -1,6 +1,6 @@
 """Scenarios: a run, its tools, who answers, and the laws that must hold whatever happens.
 
-A `World` records events outside the processes, which can't be undone.
+A `World` records events that no rollback can undo, in a file that all processes share.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from handrail.session import Session
 
 
 class Happening(NamedTuple):
-    """An event outside the processes, and the number of the process that caused it."""
+    """An event in a world's record, and the number of the process that recorded it."""
 
     what: str
     process: int
@@ -53,7 +53,7 @@ class World:
         os.write(self._file, json.dumps([what, self.process, details], default=str).encode() + b"\n")
 
     def all(self, what: str | None = None, /, **details: Any) -> list[Happening]:
-        """Return the events of this kind, or of any kind if it is None, with these details, oldest first."""
+        """Return the events with these details, oldest first; only those of kind `what` if it is given."""
         lines = self.path.read_bytes().splitlines()
         found = [Happening(*json.loads(line)) for line in lines]
         return [
@@ -74,7 +74,7 @@ RUN = "run"
 """The id of the simulated run."""
 
 Said = Mapping[str, Sequence[Scripted]]
-"""A model's script: the answers to each prompt, in order. Each key is a text that the prompt's instructions contain."""
+"""A model's script: the answers to each prompt, in order. Each key is a string in the prompt's instructions."""
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class Stage:
     """The objects from which one process of a simulation creates the scenario's adapter and tools."""
 
     world: World
-    """The record of events outside the process. It survives the process."""
+    """The record of what happened. It outlives the process."""
     files: DirectoryFilesystem
     """A real folder with the scenario's initial files. Its content is checked after each crash."""
     folder: Path
@@ -146,9 +146,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     laws: Sequence[Law] = ()
     """The scenario's own laws, in addition to those that always hold."""
     secrets: Sequence[str] = ()
-    """Texts that no person may be shown."""
+    """Strings that must not be shown to a person."""
     unrecorded: Sequence[str] = ()
-    """Texts that neither a person nor a journal may get, such as secrets in a model's arguments or in answers."""
+    """Strings that must be neither shown to a person nor recorded, such as secrets in arguments or answers."""
 
 
 class SimulatedModel:

@@ -35,7 +35,7 @@ class Storage(ABC):
 
     @abstractmethod
     def read(self, folder: Path, query: str, *values: object) -> list[Any]:
-        """Return the rows that a query finds in the database, without the help of a journal."""
+        """Return the rows that a query finds in the database. It is run directly, not through a journal."""
 
     @abstractmethod
     def contents(self, folder: Path) -> bytes:
@@ -51,7 +51,7 @@ class Storage(ABC):
 
 
 def storage_at(url: str | None) -> Storage:
-    """Return the storage in a PostgreSQL database, or the one in the folders if there is no URL."""
+    """Return storage in the PostgreSQL database with this URL, or in the trials' folders if it is None."""
     return FolderStorage() if url is None else PostgresStorage(url)
 
 

@@ -34,7 +34,7 @@ class Broken(NamedTuple):
 
     law: str
     at: str
-    """The point at which to repeat it with `simulate(scenario, at=...)`, or `no crash` if the uncrashed run broke it."""
+    """The point to pass to `simulate(scenario, at=...)` to repeat it, or `no crash` if the uncrashed run broke it."""
     what: str
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Broken(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The results of a simulation: the number of crash points, how many were tried, and the laws that were broken."""
+    """The results of a simulation: the run's writes and steps, how many points were tried, and the broken laws."""
 
     scenario: str
     writes: int
