@@ -111,7 +111,7 @@ def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: 
 
 
 def _left_behind(folder: Path, bills: list[CallNode]) -> str:
-    """Return words that say whether the folder contains exactly the bills that were booked."""
+    """Say whether the bills in the folder are exactly those that were booked, so that a failed call left nothing behind."""
     booked = sorted(call.message for call in bills if call.status == "ok")
     files = [file.read_text() for file in folder.glob("filed/*/*.txt")]
     marked = sorted(

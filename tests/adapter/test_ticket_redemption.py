@@ -421,7 +421,7 @@ async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Pat
         return (await stage.redeem(context.ticket(), booking, filesystem=there_files)).render()
 
     said = await stage.run(acting(here, "compensable", compensate=undo))
-    assert "another call or somebody else has changed a.txt meanwhile" in said
+    assert "another call or somebody else has changed a.txt in the meantime" in said
     assert undone == ["booked", "booked"]  # the call's own booking, and the one under the ticket
     assert (tmp_path / "files" / "a.txt").read_text() == "old"
     here_files.close()

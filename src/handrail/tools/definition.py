@@ -96,8 +96,8 @@ class Tool(Generic[ParamsT, ResultT]):
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Whether the handler only makes inner calls and asks questions.
 
-    If so, a resumed run can re-enter it from the top, whatever its effect. If something that a call read has changed,
-    the call ends in a conflict instead of running again, since the handler may have asked somebody.
+    If so, a resumed run can re-enter it from the top, whatever its effect. If a call would have to run again because
+    its reads are out of date, it ends in a conflict instead, since the handler may have asked somebody.
     """
     shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
         init=False, repr=False, compare=False, default=None
