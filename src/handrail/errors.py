@@ -40,7 +40,7 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │   ├── SessionError (ValueError)              .session
     │   ├── ReducerError (RuntimeError)            .event: a reducer failed; the dispatch was undone
     │   ├── EventRefused (TypeError)               .event: it can't be dispatched or published as an event
-    │   ├── Conflict (RuntimeError)                .places: what somebody else changed meanwhile
+    │   ├── Conflict (RuntimeError)                .places: what somebody else changed in the meantime
     │   ├── UndoRefused (RuntimeError)             .call_id, .places: a call can't be undone
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
     │   ├── JournalError (ValueError)              .journal: not a journal, or one that can't be used
@@ -407,7 +407,7 @@ class Conflict(StateError, RuntimeError):
 
     def __init__(self, places: Sequence[str]) -> None:
         super().__init__(
-            f"another call or somebody else has changed {', '.join(places)} meanwhile. "
+            f"another call or somebody else has changed {', '.join(places)} in the meantime. "
             "Nothing was applied. Look at the new state and try again."
         )
         self.places = tuple(places)

@@ -417,7 +417,7 @@ def test_a_file_made_and_deleted_inside_a_nested_fork_counts_as_written(new_file
     other.write("a", "y")
     other.prepare()
     other.apply()
-    with pytest.raises(Conflict, match="has changed a meanwhile"):
+    with pytest.raises(Conflict, match="has changed a in the meantime"):
         outer.prepare()
     outer.drop()
     assert files.read("a") == "y"

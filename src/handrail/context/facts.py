@@ -30,7 +30,7 @@ class Invocation(msgspec.Struct, frozen=True):
 
 
 class RunContext(msgspec.Struct, frozen=True):
-    """The ids that tie a call's records together, and the number of the run's attempt. All are known when the call starts."""
+    """The ids that tie a call's records together, and the run's attempt. All are known when the call starts."""
 
     run_id: str
     request_id: str

@@ -216,7 +216,9 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
             return _ends_the_run(attempt, "error", error, "budget")
         case Conflict():
             places = ", ".join(error.places)
-            what = f"{name} was not applied: another call or somebody else has changed {places} meanwhile."
+            what = (
+                f"{name} was not applied: another call or somebody else has changed {places} in the meantime."
+            )
             return Failure("conflict", what, advice="Look at the new state and try again.")
         case RunBusy() | WorkspaceBusy() | JournalError() if loss := _loss(attempt, error):
             return Failure("cancelled", f"{name} was not recorded: {loss}.", error, loses_run=True)
@@ -283,8 +285,8 @@ def transient_in(error: BaseException) -> TransientError | None:
 def _deciding(error: BaseException) -> BaseException:
     """Return the error that decides the outcome.
 
-    In a group, it is the first `VisibilityExpansionRequired` or `PromptEvaluationError`, or else the only error. If there are
-    several others, the group itself decides.
+    In a group, this is the first `VisibilityExpansionRequired` or `PromptEvaluationError`. If there is none, it is the
+    group's only error, or the group itself if it has several.
     """
     leaves = list(leaves_of(error))
     for each in leaves:

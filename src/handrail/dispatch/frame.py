@@ -211,7 +211,7 @@ class Frame:
     # What the model may call.
     tools: Mapping[str, Tool[Any, Any]]
     open_tools: Mapping[str, Tool[Any, Any]]
-    """The tools that have a handler and require no person, model or worker. The gate uses them without further checks."""
+    """The tools that have a handler and require no person, model or worker. For these, the gate skips `look_up`."""
     policies: tuple[ToolPolicy, ...]
     secretive: bool
     """Whether any tool, shown or not yet shown, takes secrets, or the run's answer may contain some.

@@ -407,7 +407,7 @@ class Gate:
         self._end(passage, error)
 
     async def _again(self, passage: Passage, scope: CancelScope) -> Attempt:
-        """Undo this attempt and start the next one. Raises `CancelledError` if the call is cancelled meanwhile."""
+        """Undo this attempt and start the next one. Raises `CancelledError` if the call is cancelled in the meantime."""
         frame, attempt = self.frame, passage.attempt
         passage.left = (*passage.left, *await undo(attempt, "it is run again"))
         attempt.transaction, attempt.is_undone = None, True

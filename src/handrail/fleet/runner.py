@@ -387,7 +387,7 @@ class Runner:
         """Interrupt the legs that are still executing, and make their runs due for other workers.
 
         The runs are made due before they are parked, because a run that is parked and not due does not keep its workspace. Other
-        workers continue the runs even if this process is killed meanwhile.
+        workers continue the runs even if this process is killed in the meantime.
         """
         with contextlib.suppress(JournalError):
             for run_id in tuple(self._legs):

@@ -248,7 +248,7 @@ class _Composed:
         self.name = f"{how} of ({', '.join(checker.name for checker in checkers)})"
 
     async def _each(self, state: RunState) -> list[str | None]:
-        """Return what each checker says is missing; None or "" if nothing is. All are asked, even if one fails."""
+        """Return what each checker says is missing; None or "" if nothing is. All are asked, even if one raises."""
         found: list[str | None] = []
         for checker in self.checkers:
             said = await ask(checker.name, partial(checker.missing, state))

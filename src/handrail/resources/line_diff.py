@@ -115,7 +115,7 @@ def _ends(
 def _anchors(
     before: Sequence[str], after: Sequence[str], within: tuple[int, int, int, int]
 ) -> list[tuple[int, int]]:
-    """Return the longest sequence of lines that occur once on each side, in the same order, as their indexes on both sides."""
+    """Return the longest sequence of lines that occur once on each side and in the same order, as pairs of indexes."""
     a, a_end, b, b_end = within
     counts, others = Counter(before[a:a_end]), Counter(after[b:b_end])
     places = {line: at for at, line in enumerate(after[b:b_end], b) if others[line] == 1}

@@ -83,11 +83,11 @@ there are not listed, because they run only on request.
 _STARTS_WITH = ("__editable__", "_virtualenv.")
 """Beginnings of the names of modules that `.pth` files import when Python starts."""
 _GIT = ("hooks", "config", "config.worktree", "commondir", "gitdir")
-"""Names of files and folders of submodules and worktrees that git runs, or reads to find the files to run."""
+"""Names in the git folder of a submodule or worktree that git runs, or reads to find the files to run."""
 _PYTHON = ("sitecustomize", "usercustomize")
 """The modules that Python imports when it starts, without the suffixes of their files."""
 _MANY = 32
-"""Maximum number of names in a path at which a rule may begin. A path with more such names counts as a startup file."""
+"""How many names in a path are checked as the start of a rule. A path with more such names counts as a startup file."""
 _LISTED = 10
 """Maximum number of startup files that a message names. A diff marks all of them."""
 

@@ -78,7 +78,7 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
         )
     if has_journal(str(at), str(getattr(journal, "path", ""))):
         raise FileError(
-            str(source), "the journal is there, and its key would be copied. Name a place without it"
+            str(source), "the journal is there, and its key would be copied. Choose a path without it"
         )
     paths: list[str] = []
     shown = spelled(str(at))
@@ -181,9 +181,9 @@ def _copy_file(source: str, target: Path, path: str, folder: int | None = None) 
 async def get_files(journal: Journal, name: str, folder: str | PathLike[str]) -> Sequence[str]:
     """Copy a workspace's recorded files to a new or empty folder, and return their paths, sorted.
 
-    The path of a folder ends in `/`. A run that has the workspace is not disturbed. Changes that its calls have not committed
-    yet are not copied. Raises `WorkspaceNotFoundError` if there is no such workspace, and `FileError` if the target exists and
-    is not an empty folder, or can't be written.
+    The path of a folder ends in `/`. A run that is using the workspace is not disturbed. Changes that its calls
+    have not committed yet are not copied. Raises `WorkspaceNotFoundError` if there is no such workspace, and
+    `FileError` if the target exists and is not an empty folder, or can't be written.
     """
     row = await journal.workspaces.get(name)
     if row is None:

@@ -278,7 +278,7 @@ def _shown(value: Any) -> str:
 # --- lookups in a JSON Schema --------------------------------------------------------------------
 
 _ITEMS = ("items", "contains", "unevaluatedItems")
-"""The keywords for the items of a list that `prefixItems` does not list."""
+"""The keywords whose schemas may describe an item of a list that `prefixItems` does not list."""
 _OTHER_FIELDS = ("additionalProperties", "unevaluatedProperties")
 """The keywords for the fields of an object that `properties` does not name."""
 _INNER = (

@@ -48,7 +48,7 @@ class ReadOnlyList(list[Any]):
 
 
 def read_only(value: Any) -> Any:
-    """Return a copy of plain data that can't be changed at any depth. Objects of other classes are kept as they are."""
+    """Copy plain data so that nothing in it can be changed, at any depth. Objects of other classes are kept as they are."""
     if isinstance(value, ReadOnlyDict | ReadOnlyList):
         return value
     if isinstance(value, Mapping):

@@ -90,7 +90,7 @@ class Feed:
 
     @property
     def last(self) -> int:
-        """The position after the newest event: the event's number, plus one for each later call of `forget`."""
+        """The position after the newest event: the event's number, plus one for each later call to `forget`."""
         return self._last
 
     @property

@@ -45,7 +45,7 @@ class _Elsewhere:
 class Inbox:
     """The questions that wait for each person's vote.
 
-    People see these questions, and nothing else of other people's threads.
+    People see these questions, and nothing else from other people's threads.
     """
 
     def __init__(self, threads: Threads) -> None:

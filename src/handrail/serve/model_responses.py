@@ -74,7 +74,7 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 class ResponsesAnswer:
-    """One answer of the model, in the form of the responses API."""
+    """One answer from the model, in the format of the responses API."""
 
     def __init__(self, name: str, model: Model, request: ModelRequest) -> None:
         self.request = request

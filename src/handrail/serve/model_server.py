@@ -333,7 +333,7 @@ def _wants_usage(body: dict[str, Any]) -> bool:
 
 
 class _Answer:
-    """One answer of the model, in the form of the chat completions API."""
+    """One answer from the model, in the format of the chat completions API."""
 
     def __init__(self, name: str, model: Model, request: ModelRequest) -> None:
         self.request = request

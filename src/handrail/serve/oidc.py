@@ -52,7 +52,7 @@ class OidcProvider:
     """Signs people in with the authorization code flow, with PKCE, a state bound to the browser, and a nonce.
 
     A user's name is the value of `claim` in the ID token: `email`, which the provider must have verified, or another
-    claim such as `sub`. Pass `address` if browsers use another scheme or host than the requests that reach the server,
+    claim such as `sub`. Pass `address` if browsers see the server at a different scheme or host than its requests show,
     for example behind a proxy. Raises `DefinitionError` if a package is missing, or if the issuer is neither an https
     URL nor local.
     """

@@ -67,7 +67,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A signed-in session as it appears in lists. It contains no secret."""
+    """A session of a person who has signed in, for lists. It contains no secret."""
 
     id: str
     name: str

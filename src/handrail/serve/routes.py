@@ -364,7 +364,7 @@ class Routes:
     async def _thread(self, request: Request) -> Thread:
         """Return the thread that has the id in the URL and belongs to the principal who sent the request.
 
-        Raises `RequestRefused` if the id is invalid, and `ThreadElsewhere` if it is a thread of a different app.
+        Raises `RequestRefused` if the id is invalid, and `ThreadElsewhere` if the thread belongs to a different app.
         """
         return await self._threads.open(
             request.scope[PRINCIPAL], requests.check_id(request.path_params["id"])

@@ -84,7 +84,7 @@ class Thread(ThreadRecord):
         self.named: dict[str, str] = {}
         """The ids that a client gave to its user messages, by the id of the run that each message started."""
         self.problem = ""
-        """Why the newest run that this process executed failed; "" if it did not."""
+        """Why the newest run in this process failed; "" if it did not."""
         self._setup = setup
         self._watch: Watch | None = None
         self._lock = asyncio.Lock()
@@ -199,7 +199,7 @@ class Thread(ThreadRecord):
         """Undo what one of this thread's calls committed.
 
         Raises `UndoRefused` if that is not possible, `RunBusy` while a process has one of the thread's runs in memory,
-        and `WorkspaceBusy` while a run has the workspace.
+        and `WorkspaceBusy` while a run is using the workspace.
         """
         async with self._lock:
             live = await self._settled()
@@ -357,14 +357,14 @@ class Thread(ThreadRecord):
         return found
 
     async def _check_can_resume(self, question: Question) -> None:
-        """Raise `AnswerRefused` if no process has the question's run and this server's prompt can't resume it."""
+        """Raise `AnswerRefused` if no process holds the question's run and this server's prompt can't resume it."""
         row = await self._journal.runs.get(question.run_id)
         if not row.held and not self._source.owns(row.record):
             problem = f"its run used the prompt {row.record.prompt!r}, and the prompt served here has another name or app"
             raise AnswerRefused(question.id, problem, "Serve that prompt, or cancel the run.")
 
     def _is_elsewhere(self, row: RunRow) -> bool:
-        """Return whether another live process has this run, it was submitted to workers, or it belongs to a different app."""
+        """Return whether another live process holds this run, it was submitted to workers, or it belongs to a different app."""
         return bool(row.queue) or not self._source.owns(row.record) or self._is_leased(row)
 
     async def _is_here(self, run_id: str) -> bool:

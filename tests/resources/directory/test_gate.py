@@ -173,7 +173,7 @@ def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bo
         rig = Rig([change], files=files, journal=journal)
         result = await rig.call("change", text="2")
         assert rig.status("change") == "conflict"
-        assert "somebody else has changed a meanwhile." in result.message
+        assert "somebody else has changed a in the meantime." in result.message
         assert tree(files) == {
             "a": "theirs", "d": None, "d/x": "1", ".venv": None, ".venv/lib": None, ".venv/lib/y": "ignored",
         }  # fmt: skip

@@ -212,7 +212,7 @@ def test_what_a_sibling_committed_since_the_mount_is_a_conflict(folders: Folders
     assert mounted(found, "echo mine >> a; echo mine > n", at).returncode == 0
     sibling.write("a", "theirs")
     commit(sibling)
-    with pytest.raises(Conflict, match="has changed a meanwhile"):
+    with pytest.raises(Conflict, match="has changed a in the meantime"):
         fork.absorb(found.mounted_at)
 
 

@@ -286,7 +286,7 @@ def _ignores_case(jail: Jail) -> bool:
 def _inside(root: Path, staging: Path) -> str:
     """Return the staging folder's name if it is directly in the root, or "" if it is outside.
 
-    Raises `DefinitionError` if it is or contains the root, or is deeper inside it.
+    Raises `DefinitionError` if the staging folder is the root, contains the root, or is deeper inside it.
     """
     resolved = staging.parent.resolve() / staging.name
     if resolved == root or resolved in root.parents:

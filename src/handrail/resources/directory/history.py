@@ -200,11 +200,11 @@ def _parse(name: str) -> Kept | None:
 
 
 _Links = dict[tuple[int, int], tuple[int, int, int]]
-"""For each file in a commit: how many of its names are in the commit, how many names it has in total, and its bytes."""
+"""For each file in a commit: how many of its names are in the commit, how many names it has in total, and its size."""
 
 
 def _held(links: Iterable[_Links]) -> dict[tuple[int, int], int]:
-    """Return the bytes of each file that has no name outside of these commits."""
+    """Return the size of each file that has no name outside these commits, by inode."""
     seen: dict[tuple[int, int], int] = {}
     held: dict[tuple[int, int], int] = {}
     for each in links:

@@ -189,7 +189,7 @@ class Jail:
     def check_in_place(self) -> os.stat_result:
         """Return the status of the open folder. Raises `FileError` if its path now leads to a different folder or to none.
 
-        Reads and commits use the open folder, and commands use the path, so both must be the same folder.
+        Reads and commits use the open folder, and commands use the path, so both must lead to the same folder.
         """
         try:
             status = os.fstat(self.fd)
@@ -211,7 +211,7 @@ class Jail:
             self.close()
 
     def look(self, path: str) -> Found | None:
-        """Return what is at a path, without following links.
+        """Return the status of a path and, for a link, its target. Links are not followed.
 
         Returns None if nothing is there, or if the path contains a reserved name or crosses a link. Raises `FileError` if
         the disk reports an error.

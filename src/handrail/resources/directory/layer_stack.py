@@ -34,7 +34,7 @@ from handrail.resources.paths import MAX_PATH, is_reserved, join, on_disk, spell
 
 _WHITEOUT, _ORIGIN = "user.overlay.whiteout", "user.overlay.origin"
 MOST = 16
-"""Maximum number of layers of one fork. More are merged into one, because the kernel limits the layers of a mount."""
+"""Maximum layers of one fork. If there are more, all are merged, because the kernel limits the layers of a mount."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Upper:
         self.is_marked = False
         """Whether deletions use marker files, which an overlay accepts only in lower layers."""
         self._written: dict[str, _Mark] = {}
-        """The state of each path when the fork wrote it or `changed` yielded it. A path that differs has changed since."""
+        """Each path's state when the fork wrote it or `changed` yielded it. If it differs now, a command has changed it."""
 
     def put(
         self,

@@ -127,7 +127,7 @@ class Linked(Layer):
     # --- hooks that forks override; the folder itself records no reads ------------------------------
 
     def _is_pinned(self, folder: str, name: str) -> bool:
-        """Return whether this layer has already read or changed a path, so that its content must stay the same."""
+        """Return whether this layer has already read or changed a path. If so, its content must stay the same."""
         return False
 
     def _forget(self, folder: str, name: str) -> None:
@@ -271,7 +271,7 @@ class Linked(Layer):
                 return None
 
     def _kinds(self, folder: str) -> Mapping[str, bool]:
-        """Return the names in a folder, each with whether it is a folder. Empty if the path can't be used.
+        """Map each name in a folder to whether it is a folder itself. Empty if the path can't be used.
 
         Of the links, only those to files are included, so that a search does not descend through links, which could form a
         cycle. Names that a caller could not pass back are omitted.
@@ -301,7 +301,7 @@ class Linked(Layer):
         return sorted_matches(pattern, self._contents_of(path for path in paths if path not in without))
 
     def _without(self, text: str, paths: Sequence[str]) -> frozenset[str]:
-        """Return the files that need not be searched for a text, because ripgrep does not find it in them.
+        """Return the files that need not be searched for this text, because ripgrep does not find it in them.
 
         They still count as read, at the version that they had before ripgrep ran, because the search's result depends on them.
         """

@@ -79,7 +79,7 @@ def tree_digest(over: Over, path: str) -> str:
 
 
 def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bool) -> Commit | None:
-    """Write everything that a commit of these changes needs to the staging folder. Returns None if there are no changes.
+    """Stage these changes and the manifest of their commit. Returns the commit, or None if there are no changes.
 
     Raises `Conflict` if a file has changed meanwhile, and `FileError` if the folder was moved or replaced, if a path can't be
     committed, or if the disk reports an error.

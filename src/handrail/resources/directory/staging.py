@@ -164,7 +164,7 @@ def case_insensitive(root: Path) -> DefinitionError:
 
 
 def read_identity(staging: Path) -> Identity | None:
-    """Return the identity that a staging folder records, or None if there is none that can be read."""
+    """Return the identity that a staging folder records, or None if it is missing or can't be read."""
     try:
         return msgspec.json.decode((staging / IDENTITY).read_bytes(), type=Identity)
     except (OSError, msgspec.DecodeError):

@@ -30,7 +30,7 @@ def checked_exposed(given: Iterable[str | Path]) -> tuple[str, ...]:
             )
         if os.path.realpath(path) in _NEVER:
             raise DefinitionError(
-                f"a shell exposes {str(each)!r}, but commands have their own. Expose only the file or folder in it that they need."
+                f"a shell exposes {str(each)!r}, but commands have their own folder there. Expose only the file or folder in it that they need."
             )
         if not os.path.exists(path):
             raise DefinitionError(

@@ -192,7 +192,7 @@ def replace_root() -> None:
 
 
 def scope_abstract_sockets() -> bool:
-    """Let this process and its children reach only abstract unix sockets that they created themselves.
+    """Keep this process and its children from reaching abstract unix sockets that others created.
 
     Returns False if the kernel does not support this.
     """

@@ -165,7 +165,7 @@ class Shell:
 
     @property
     def reach(self) -> str:
-        """A sentence for an approval that says what commands can reach besides their folder and the system, or "" if nothing else.
+        """A sentence that says what commands can reach besides their folder and the system; "" if there is nothing else.
 
         What a command does there can't be undone, so the command needs approval before it runs.
         """

@@ -173,7 +173,7 @@ def _system_v() -> int:
 
 
 def _proportional(otherwise: int) -> int:
-    """Return the bytes of memory, dividing shared pages among their users, or `otherwise` if the kernel can't tell.
+    """Return the command's bytes of memory, with shared pages divided among their users, or `otherwise` if unknown.
 
     System V segments, and files in private folders such as `/tmp`, are omitted, because they are counted separately. For a
     process with very many mappings, they are included.
