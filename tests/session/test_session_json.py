@@ -196,8 +196,14 @@ def test_a_log_with_reducers_is_kept():
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        (SliceRules("log"), "Plan was saved as log without a key and is state without a key here"),
-        (SliceRules(key=lambda plan: plan.text), "Plan was saved as state with a key and is state without"),
+        (
+            SliceRules("log"),
+            "Plan was saved as a 'log' slice without a key, but is a 'state' slice without a key here",
+        ),
+        (
+            SliceRules(key=lambda plan: plan.text),
+            "Plan was saved as a 'state' slice with a key, but is .* without",
+        ),
     ],
 )
 def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str):

@@ -309,7 +309,7 @@ def test_templates_say_what_they_are_given() -> None:
         ("{% for a in range(99999999999999) %}{% if loop.length %}{% endif %}{% endfor %}x", "iterations"),
         ("{{ '%9999999999d' is odd }}", "need a whole number"),
         ("{{ '%9999999999d' is even }}", "need a whole number"),
-        ("{{ 1 in 3 }}", "needs a text or a list"),
+        ("{{ 1 in 3 }}", "needs text or a list"),
         (
             f"{{% for a in range(9000) %}}{'{% if worker %}{% endif %}' * 900}{{% endfor %}}x",
             "processes more than",
