@@ -71,7 +71,7 @@ async def test_bad_answer_to_a_call(reply: Reply | None, why: str, monkeypatch: 
 
 
 async def test_restarted_server_gets_the_call_again() -> None:
-    """A server that no longer knows the session has not taken the call, so the call is sent again in a new session."""
+    """A server that no longer knows the session did not accept the call, so the call is sent again in a new session."""
     sessions = ["one", "two"]
     calls: list[str] = []
 

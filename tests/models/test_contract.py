@@ -184,7 +184,7 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def _param(subject: str) -> Any:
-    """Return the test parameter for a subject. The embedded model's server is slow, so only one Python version tests it."""
+    """Return the test parameter for a subject. The embedded model's server is slow, so it is tested on only one Python version."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
