@@ -136,7 +136,7 @@ def _decoded(event: Any) -> dict[str, Any]:
 
 
 async def test_an_async_on_emit_is_awaited_in_order() -> None:
-    """An async `on_emit` is awaited before `run_as_agent` returns, one event after another."""
+    """An async `on_emit` is awaited for one event after another, before `run_as_agent` returns."""
     done = list[str]()
 
     async def on_emit(event: object) -> None:
@@ -158,7 +158,7 @@ async def test_an_async_on_emit_is_awaited_in_order() -> None:
 
 
 async def test_an_async_message_callback_is_awaited(tmp_path: Path) -> None:
-    """An async `message_callback` of a worker is awaited before the run returns."""
+    """An async `message_callback` is awaited before a worker's run returns."""
     (tmp_path / "greeter.md").write_text("---\nname: greeter\ndescription: Greets.\n---\nGreet.\n")
     done = list[str]()
 

@@ -140,7 +140,7 @@ async def test_a_task_may_take_longer_than_the_timeout(monkeypatch: pytest.Monke
 
 
 async def test_a_task_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task's question reaches the person of the call, and the server is told if the person declines."""
+    """A task's question is asked in the call's environment, and the server is told if the person declines."""
     work = Work()
     async with server(work, monkeypatch) as url, jobs(url) as section:
         person = Person(answers={"mcp.form": {"value": 4}})

@@ -59,7 +59,7 @@ def test_every_block_is_sent_back(wire: str, data: st.DataObject) -> None:
     """The next request has every block of the answer, in order, however the answer arrived.
 
     Each block has the same bytes, with two exceptions: the fields of calls and of chat messages may be in another order, and
-    plain text and calls on the responses wire have no `id` and no `status`.
+    on the responses wire, an answer of only plain text and calls is sent without `id` and `status`.
     """
     blocks, chunks, stream = data.draw(answers(wire))
     model, sent = requests_of(wire, [chunks], stream)

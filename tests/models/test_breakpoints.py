@@ -70,7 +70,7 @@ def turn(number: int, calls: int, kept: bool) -> list[Message]:
 def test_each_request_finds_what_the_one_before_cached(
     turns: list[tuple[int, bool]], system: str, tools: int, ttl: Any
 ) -> None:
-    """Each request has a breakpoint where the previous one ended, or near enough after it to find what was cached.
+    """Each request has a breakpoint at the previous request's end, or near enough after it to find the cached prefix.
 
     The prefix of tools and system text stays the same, and no request has more than four breakpoints.
     """

@@ -93,7 +93,7 @@ def prompt_of(parts: list[ModelPart]) -> str:
 
 @on_a_loop
 async def test_the_first_call_is_forced_and_goes_through_the_gate():
-    """`first_call` forces a call with valid arguments through the gate. The answer is text, and costs nothing."""
+    """`first_call` forces a call with valid arguments, which goes through the gate. The answer is text, and costs nothing."""
     session = Session()
     invoked: list[ToolInvoked] = []
     session.dispatcher.subscribe(ToolInvoked, invoked.append)
