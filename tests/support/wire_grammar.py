@@ -8,8 +8,8 @@ meant to accept only requests that the provider accepts, whatever a model said e
 
 Rules for all wires: one JSON object in valid UTF-8, with no repeated key in any object, finite numbers, no lone
 surrogate, and no more than DEEPEST levels (System.Text.Json reads 64, serde_json 128). The names of tools and calls
-match `[a-zA-Z0-9_-]{1,64}`. Each call has exactly one result, directly after the message with the call. Each result has a
-call. The ids of calls are unique; on the Gemini wire, within one content.
+match `[a-zA-Z0-9_-]{1,64}`. Each call has exactly one result, directly after the message with the call. Each result has
+a call. The ids of calls are unique; on the Gemini wire, within one content.
 
 Chat completions, https://platform.openai.com/docs/api-reference/chat/create:
   roles system, developer, user, assistant and tool, with their own fields; `arguments` is the JSON text of an object,
@@ -38,9 +38,9 @@ known yet.
 
 Gemini, https://ai.google.dev/api/generate-content and https://ai.google.dev/gemini-api/docs/function-calling:
   contents of user and model alternate, beginning with user; each part has exactly one kind of data; the responses of a
-  turn begin the next content, as many as there were calls (https://github.com/google-gemini/gemini-cli/issues/5443), with
-  the same ids and names; names begin with a letter or an underscore; `args` and `response` are objects; text is empty only in a
-  thought or beside a signature; a content with calls has a signature
+  turn begin the next content, as many as there were calls (https://github.com/google-gemini/gemini-cli/issues/5443),
+  with the same ids and names; names begin with a letter or an underscore; `args` and `response` are objects; text is
+  empty only in a thought or beside a signature; a content with calls has a signature
   (https://ai.google.dev/gemini-api/docs/thought-signatures); nothing but `$` words beside a `$ref`; 20 MB.
 """
 
