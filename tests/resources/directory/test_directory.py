@@ -171,7 +171,7 @@ def test_a_delete_takes_only_what_was_seen(folders: Folders):
 
 
 class MeddlingDisk(Disk):
-    """A disk that calls `meddle` with a name just before a rename changes it."""
+    """A disk that calls `meddle` with a name just before it renames something to or from that name."""
 
     def __init__(self, meddle: Callable[[str], None]) -> None:
         self._meddle = meddle
