@@ -1,4 +1,4 @@
-"""A question that asks for a secret is never asked in the client's form, but on a page of the server.
+"""A question that asks for a secret is asked on a page of the server, never in a form of the client.
 
 If the server has no page, or the client can't open addresses, the call fails.
 """

@@ -256,7 +256,7 @@ async def test_a_server_that_accepts_no_connection_is_reported(monkeypatch: pyte
     """If no connection is made in time, the error says so. It does not report a server that sends no data."""
     monkeypatch.setattr("handrail.models.http._CONNECT_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as opened:
-        for _ in range(3):  # the system accepts no more connections for the server than its backlog
+        for _ in range(3):  # the system accepts only the connections that fit in the server's backlog
             filler = opened.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(server.getsockname())
@@ -498,7 +498,7 @@ class Table(ModuleType):
 
     @dataclass
     class Usage:
-        """Token counts."""
+        """Counts of tokens and web searches."""
 
         input_tokens: int = 0
         output_tokens: int = 0

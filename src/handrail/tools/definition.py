@@ -173,7 +173,7 @@ class Tool(Generic[ParamsT, ResultT]):
     def _parse_slowly(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
         data = arguments if isinstance(arguments, str | bytes) else None
         if data is not None and data.strip() in _NOTHING[type(data)]:
-            data = "{}"  # models send these for no arguments
+            data = "{}"  # models send these when there are no arguments
         if self._schema is None:
             if (arguments if data is None else _decoded(data)) != {}:
                 raise ToolValidationError(f"{self.name} takes no arguments. Call it with {{}}.")
