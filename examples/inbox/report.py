@@ -22,7 +22,7 @@ A_PERSON = {
     "05-exam": "school", "06-ferry": "travel", "07-invoice": "money", "08-eye-test": "health",
     "09-books": "school", "10-rental-car": "travel", "11-dentist": "health", "12-concert": "school",
 }  # fmt: skip
-"""The folders in which a person would have filed the messages."""
+"""The folder in which a person would have filed each message."""
 
 _out = Console(highlight=False, width=100)
 _began = time.monotonic()

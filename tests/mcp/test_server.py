@@ -121,7 +121,7 @@ async def test_tools_are_described(mode: str) -> None:
 async def test_calls_progress_and_errors(mode: str) -> None:
     """A call reports its progress and returns structured content.
 
-    Invalid arguments and failures are results; an unknown tool is an MCP error.
+    Invalid arguments and failures give error results; an unknown tool gives an MCP error.
     """
     reported: list[tuple[float, float | None]] = []
 
@@ -267,7 +267,7 @@ async def test_an_answer_counts_once() -> None:
 async def test_command_serves_an_app(tmp_path: Path) -> None:
     """`handrail mcp app.py` serves the app over standard input and output, and records its calls.
 
-    Its tools work on the folder of `--files`.
+    Its tools work on the folder that `--files` names.
     """
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("hello")

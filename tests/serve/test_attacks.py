@@ -26,7 +26,7 @@ SAY = {"text": "hello"}
 
 @dataclass(frozen=True)
 class Attack:
-    """One row of the table, with the attack and the server's options that it needs."""
+    """One row of the table: an attack, and the server options that it needs."""
 
     name: str
     do: Callable[[Client], Awaitable[str]]
@@ -359,7 +359,7 @@ async def _(client: Client) -> str:
     async with asyncio.timeout(PATIENCE):
         said = await answer(reader)
         assert dripped < 100, "the server waited for all headers before it answered"
-        with contextlib.suppress(ConnectionError):  # a header after the response resets the connection
+        with contextlib.suppress(ConnectionError):  # a header sent after the response resets the connection
             assert await reader.read() == b""
     dripping.cancel()
     writer.close()

@@ -245,7 +245,7 @@ def test_a_listener_that_never_returns_does_not_hold_the_call(monkeypatch: pytes
 
 
 def test_a_clock_of_ones_own_is_left_alone() -> None:
-    """If the dispatcher has a different clock from the run, the time that listeners take is not subtracted from calls."""
+    """If the dispatcher has a different clock from the run, the time that listeners take is not subtracted from a call's time."""
 
     async def main() -> None:
         now = 1e6

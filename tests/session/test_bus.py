@@ -151,7 +151,7 @@ def test_subscription_changes_take_effect_at_the_next_event():
 
 
 def test_recorded_facts_reach_the_current_subscribers():
-    """A recorded fact reaches the current subscribers through the dispatcher's `publish`, even one that a subclass overrides."""
+    """A recorded fact reaches the current subscribers through the dispatcher's `publish`, even if a subclass overrides it."""
 
     class Louder(Dispatcher):
         def publish(self, event: object, /) -> None:

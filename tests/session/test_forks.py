@@ -284,7 +284,7 @@ def test_state_is_heard_once_at_the_outermost_commit_and_logs_at_once():
 
 
 def test_a_subscriber_may_dispatch():
-    """A listener may dispatch, because events are published after they were applied and without holding a lock."""
+    """A listener may dispatch, because events are published after they are applied, while no lock is held."""
     session = new_session()
     session.dispatcher.subscribe(Note, lambda note: session.dispatch(Put(note.number, len(session[Note]))))
     fork = session.fork()

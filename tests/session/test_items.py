@@ -134,7 +134,7 @@ def test_replacing_takes_other_items():
 
 @given(st.lists(rows, max_size=120))
 def test_a_table_is_a_dict(added: list[Row]):
-    """`get` finds the newest item of each key, and items are in the order of first insertion, whatever their hashes."""
+    """`get` finds the newest item of each key, and items are in the order of first insertion, whatever the keys' hashes."""
     table: Table[Row] = Table(row_key)
     model: dict[Any, Row] = {}
     for row in added:

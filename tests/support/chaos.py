@@ -277,7 +277,7 @@ class Chaos:
         """
         self.supervise()
         await asyncio.sleep(0.1)
-        with contextlib.suppress(HandrailError, psycopg.OperationalError):  # PostgreSQL is being restarted
+        with contextlib.suppress(HandrailError, psycopg.OperationalError):  # raised while PostgreSQL restarts
             await self.answer()
             return await asyncio.to_thread(self._count_over) == self.runs
         return False
@@ -301,7 +301,7 @@ class Chaos:
         ]
 
     async def check(self) -> list[chaos_laws.Broken]:
-        """Check the ledger, the journal and the files after all runs are over. Return the violations of laws."""
+        """After all runs are over, check the laws against the ledger, the journal and the files. Return the violations."""
 
         def count(name: str, number: int) -> None:
             self.happened[name] += number

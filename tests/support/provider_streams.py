@@ -1,9 +1,9 @@
-"""Answers of providers as bytes, and models that receive them without a network.
+"""Providers' answers as bytes, and models that receive them without a network.
 
     await answered("chat", [body, …], stream=True)    run a prompt against these response bodies
     EVENTS["chat"], WHOLE["chat"]                     strategies: the events of a stream, and complete answers
 
-The strategies draw what the provider's documentation describes, with any text as names, ids and arguments, any JSON
+The strategies draw what the providers' documentation describes, with any text as names, ids and arguments, any JSON
 in place of some values, and the events in any order.
 """
 

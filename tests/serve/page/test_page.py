@@ -22,7 +22,7 @@ SIGN_IN: dict[str, str] = {}
 
 
 class Desk:
-    """A server and the windows that show its page. An error in a window fails the test."""
+    """A server and the windows that show its page. An error or warning in a window fails the test."""
 
     def __init__(self, browser: Browser, folder: Path) -> None:
         self._browser = browser
@@ -261,7 +261,7 @@ def test_what_was_rolled_back_is_shown(page: Page, desk: Desk):
 
 
 def test_nested_agents_are_a_tree_that_opens(page: Page):
-    """A nested agent's text and calls are inside its card. If it asks a question, the cards around the question open."""
+    """A call's card shows the text and calls of its agents. A nested question opens the cards around it."""
     begin(page)
     say(page, "research")
     outer = card(page, "research")
@@ -311,8 +311,8 @@ def test_a_later_viewer_sees_the_same(page: Page):
 def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(page: Page, desk: Desk):
     """A person reads a diff and allows the change once. The file changes, and undo in the call's card restores it.
 
-    While the question is open, the title and the list of threads count it. The layout that is chosen for the diff is stored
-    as all diffs of the page read it.
+    While the question is open, the title and the list of threads count it. The layout chosen for its diff is
+    stored, and the diff in the call's card uses it too.
     """
     say(page, "edit")
     asked = question(page, "Approval of edit_file")

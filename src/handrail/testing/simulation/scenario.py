@@ -152,7 +152,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedModel:
-    """A model that takes its answer from the script, by the prompt and the number of answers so far."""
+    """A model whose answer is chosen from the script by the prompt and the number of answers so far."""
 
     name = "scripted:simulation"
     traits = Traits(native_output=True)
