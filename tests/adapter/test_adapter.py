@@ -352,7 +352,7 @@ def test_leaving_a_stream_cancels_its_run() -> None:
     assert executed.stop_reason == "cancelled"
 
 
-def test_a_stream_has_nested_runs_and_no_others() -> None:
+def test_a_stream_includes_nested_runs() -> None:
     """A stream includes the events of nested runs."""
 
     @tool
