@@ -2,9 +2,10 @@
 
     python bench/workspace.py [FILES] [JOURNAL]
 
-Each host has a folder for copies and its own connection to the journal. JOURNAL is a PostgreSQL URL; by default, the
-journal is a SQLite file. The run fills the workspace, is parked, and continues on the second host, where it changes a few files. Then
-a second run opens the workspace on the first host again. After each undo, the second host opens it once more.
+Each host has a folder for copies and its own connection to the journal. JOURNAL is a file or a PostgreSQL URL; the
+default is a new SQLite file. The run fills the workspace, is parked, and continues on the second host, where it changes
+a few files. Then a second run opens the workspace on the first host again. After each undo, the second host opens it
+once more.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
 __all__ = ["folders", "new_files"]
 
 UNCHECKED = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-"""Health checks that are suppressed, because both depend on which examples Hypothesis happens to draw."""
+"""Health checks that are suppressed, because they depend on the machine's speed and on the examples drawn."""
 
 ALL_WIRES = bool(os.environ.get("HANDRAIL_DEEP") or os.environ.get("HANDRAIL_WIRES"))
 """Whether the requests of all tests are checked on all wires, and not only those of the tests in `adapter` and `models`."""

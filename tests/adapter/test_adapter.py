@@ -128,7 +128,7 @@ def test_parallel_calls_run_at_once() -> None:
 
 
 def test_a_run_is_told_in_events() -> None:
-    """A run publishes its events in a fixed order, and all that have a run context have the same run id."""
+    """A run publishes its events in a fixed order, and those with a run context all carry the same run id."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "Rain.")).evaluate(
@@ -352,7 +352,7 @@ def test_leaving_a_stream_cancels_its_run() -> None:
     assert executed.stop_reason == "cancelled"
 
 
-def test_a_stream_has_nested_runs_and_no_others() -> None:
+def test_a_stream_includes_nested_runs() -> None:
     """A stream includes the events of nested runs."""
 
     @tool
@@ -1191,7 +1191,7 @@ def test_a_caller_answers_what_its_child_needs() -> None:
 
 
 def test_a_closed_section_can_not_be_opened_by_a_wrong_path() -> None:
-    """Opening an unknown section is refused with the list of sections, and nothing is opened."""
+    """Opening an unknown section is refused with a list of those that can be opened, and nothing is opened."""
     model = scripted(ToolCall("open_sections", {"sections": ["wether"]}), "Sorry.")
     session = Session()
     Adapter(model).evaluate(_closed_prompt(), "hi", session=session).wait()

@@ -510,7 +510,7 @@ async def test_a_failure_is_recorded_too(stage: Stage):
 
 
 async def test_one_that_was_cancelled_is_spent(stage: Stage):
-    """If a redemption's handler is cancelled, its ticket can't be redeemed again, and none of its changes remain."""
+    """If a redemption's handler is cancelled, none of its changes remain, and a second redemption only reports the cancellation."""
 
     async def there(context: ToolContext) -> str:
         await mark(context)

@@ -90,7 +90,7 @@ def shoot() -> Attachment:
 @pytest.mark.parametrize("protocol", ["kitty", None])
 @pytest.mark.parametrize("held", [False, True], ids=["shown", "held"])
 async def test_a_call_shows_its_picture(monkeypatch: pytest.MonkeyPatch, protocol: str | None, held: bool):
-    """A call's line has the name, size and path of a picture. A terminal that supports pictures draws it below that line.
+    """A call's line shows the name, size and path of a picture. A terminal that supports pictures draws it below that line.
 
     While a question is asked, nothing is written; the line and the picture follow later.
     """

@@ -110,7 +110,7 @@ def test_the_table_of_the_specification_is_all_there():
 
 
 def test_the_call_it_shows_is_the_one_it_was_made_for():
-    """A context's id, tool, invocation, depth and extras are those of its call."""
+    """A context's call id, tool, invocation, depth and extras are those of its call."""
     search = Tool("search", "Searches.")
     context = headless_context(
         call_id="call-3", tool=search, depth=2, extras={"provider_request_id": "req-8"}

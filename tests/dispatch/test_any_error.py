@@ -295,7 +295,7 @@ def test_a_transient_error_inside_a_group_is_retried(depth: int) -> None:
 
 
 def test_closing_a_call_records_what_is_owed() -> None:
-    """A call whose coroutine is closed can't await its compensations. It ends once, and says what is still to be undone."""
+    """A call whose coroutine is closed can't await its compensations. It ends once, and its result says what could not be undone."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -321,7 +321,7 @@ def test_closing_a_call_records_what_is_owed() -> None:
 
 
 def test_closing_a_call_that_is_being_undone_ends_it_once() -> None:
-    """A call that is closed while a compensation waits ends once, and says what is still to be undone."""
+    """A call that is closed while a compensation waits ends once, and its result says what could not be undone."""
 
     async def main() -> None:
         async def wait(params: Any, value: Any, *, context: ToolContext) -> None:

@@ -138,7 +138,7 @@ def test_every_compensation_gets_its_turn(how: str) -> None:
 
 
 def test_once_is_once_although_the_call_was_asked_about_the_first_time() -> None:
-    """A retry finds what the first attempt settled with `once`, even if the call needed approval."""
+    """A retry does not repeat a step that the first attempt settled with `once`, even if the call needed approval."""
 
     async def main() -> None:
         paid: list[int] = []

@@ -59,7 +59,7 @@ def asking() -> Handoff[None, str]:
 
 
 async def test_an_act_emits_under_the_call_and_the_name_of_its_handoff() -> None:
-    """An act's events and progress have the id of the handoff's call and the handoff's own name."""
+    """An act's events and progress carry the id of the handoff's call and the handoff's own name."""
     session = Session()
     heard = RecordingSubscriber(session)
     await open_gate([asking()], session=session).invoke("ask")
@@ -75,7 +75,7 @@ async def test_an_act_emits_under_the_call_and_the_name_of_its_handoff() -> None
 
 
 async def test_a_listener_to_a_tools_own_type_hears_its_events_once() -> None:
-    """Listeners to the event's own type hear it once, even if one of them fails. Listeners to `Emitted` hear the wrapper."""
+    """Listeners to an emitted event's own type hear it once, even if one of them fails. Listeners to `Emitted` hear the wrapper."""
     session, heard = Session(), list[tuple[str, object]]()
 
     def listen(name: str, kind: type[Any]) -> None:

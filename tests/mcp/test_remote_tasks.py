@@ -108,7 +108,7 @@ def on_progress(take: Callable[[Progress], None]) -> Session:
 
 
 async def test_a_task_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status messages of a task are the call's progress, and its result is the call's result."""
+    """A task's status messages become its call's progress, and the task's result becomes the call's result."""
     work = Work()
     messages: list[str] = []
 

@@ -199,7 +199,7 @@ async def test_approvals_show_the_changes(mode: Any) -> None:
 
 @modes
 async def test_an_argument_can_not_look_like_another_one(mode: Any) -> None:
-    """In an approval question, the lines of an argument after the first are indented, so that they do not look like other arguments."""
+    """In an approval question, every line of an argument but the first is indented, so that it can't pass for another argument."""
     asked: list[str] = []
 
     async def answer(context: Any, params: Any) -> ElicitResult:

@@ -64,7 +64,7 @@ def prompt_of(work: Work) -> Prompt[Any]:
 
 @asynccontextmanager
 async def process(work: Work, journal: Any, has_tasks: bool = True) -> AsyncGenerator[Any]:
-    """Serve as a new process would. Calls in progress are parked when the block ends."""
+    """Serve as a new process would, and yield a client's session. Calls in progress are parked when the block ends."""
     server = ToolServer(prompt_of(work), journal=journal)
 
     async def never(context: Any, params: Any) -> Any:

@@ -73,7 +73,7 @@ async def test_an_answer_that_does_not_fit_is_asked_again(tmp_path: Path, mode: 
 
 
 async def test_the_call_that_was_shown_is_made(tmp_path: Path) -> None:
-    """If a client sends an approval with other arguments or for a different tool, only the call that its person saw can be made.
+    """If a client sends an approval with other arguments or for a different tool, only the call that the person saw can be made.
 
     An approval in a first request, before anything was shown, does not count. An approval counts once.
     """

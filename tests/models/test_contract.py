@@ -184,7 +184,7 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def _param(subject: str) -> Any:
-    """Return the test parameter for a subject. The embedded model's server is slow, so only one Python version tests it."""
+    """Return the test parameter for a subject. The embedded model's server is slow, so it is tested on only one Python version."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
@@ -394,7 +394,7 @@ _LONG = "Tell me a very long story about the sea."
 
 @case("cancelled mid-stream")
 async def test_cancelled_mid_stream(stage: Stage) -> None:
-    """Cancelling a run in the middle of an answer leaves a valid conversation. A server that reports its requests sees this one end."""
+    """Cancelling a run in the middle of an answer leaves a valid conversation and, on servers that report it, ends the request."""
     plain = Prompt("plain", "You are a helpful assistant.")
     session = Session()
     most: dict[str, Any] = {"max_tokens": 400} if stage.is_small else {}

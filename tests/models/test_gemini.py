@@ -78,7 +78,7 @@ def call(name: str, id: str | None = "c1", /, **arguments: Any) -> dict[str, Any
 
 
 def contents(model: GeminiModel, *messages: Message) -> list[Any]:
-    """Return the contents of a conversation's request, checked by the grammar."""
+    """Return the `contents` field of a request with these messages, after checking the request against the grammar."""
     body = model._body(ModelRequest("", Sent(messages), Sent()))
     assert problems("gemini", body) == []
     return json.loads(body)["contents"]

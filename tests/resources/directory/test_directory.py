@@ -171,7 +171,7 @@ def test_a_delete_takes_only_what_was_seen(folders: Folders):
 
 
 class MeddlingDisk(Disk):
-    """A disk that calls `meddle` with a name just before a rename changes it."""
+    """A disk that calls `meddle` with a name just before it renames something to or from that name."""
 
     def __init__(self, meddle: Callable[[str], None]) -> None:
         self._meddle = meddle
@@ -522,7 +522,7 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path):
 
 
 def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A case-insensitive folder is refused, either by its flag when it is opened or by a probe at the first write."""
+    """A case-insensitive folder is refused: when it is opened if it has the flag, otherwise by a probe at the first write."""
     fill(tmp_path, {"root/a": "1"})
     os.link(tmp_path / "root" / "a", tmp_path / "root" / "A")
     files = DirectoryFilesystem(tmp_path / "root")
@@ -628,7 +628,7 @@ def test_undo_finds_a_call_only_with_its_run(folders: Folders):
 
 
 def test_a_fork_is_staged_only_when_prepared(folders: Folders):
-    """A fork can be staged only after it was prepared."""
+    """A fork can be staged only after it has been prepared."""
     fork = folders({"a": "1"}).fork("call")
     fork.write("a", "2")
     with pytest.raises(ContextError, match=r"is not prepared, .* can't be staged"):
