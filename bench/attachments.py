@@ -2,9 +2,9 @@
 
     python bench/attachments.py [TURNS [MEGABYTES]]
 
-Each wire does two runs, one with ten pictures and one without. Their turns alternate with a bare POST of as many bytes
-as the pictures have in base64. The POST is the minimum cost of a turn with the pictures, since every request has the
-whole conversation. The server is a separate process.
+Two runs are measured on each wire, one with ten pictures and one without. Their turns alternate with a bare POST of as
+many bytes as the pictures have in base64. The POST is the minimum cost of a turn with the pictures, since every request
+contains the whole conversation. The server is a separate process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ANSWERS = {
     ":generateContent": '{"candidates":[{"content":{"role":"model","parts":[{"functionCall":{"id":"c%d","name":"look",'
     '"args":{}}}]},"finishReason":"STOP"}]}',
 }
-"""The answers, by the end of the path: one call, with a number in its id."""
+"""The response body for each end of a request's path. It makes one call, and `%d` is replaced by the call's number."""
 
 
 async def serve() -> None:
@@ -141,9 +141,9 @@ def size_of(path: Path) -> int:
 async def two_runs(
     wire: str, url: str, folder: Path, turns: int, pictures: Sequence[Attachment]
 ) -> tuple[list[Measured], list[list[float]], list[int]]:
-    """Run with the pictures and without them, turn by turn, with a bare POST in between.
+    """Do one run with the pictures and one without, in alternating turns, and a bare POST after each pair of turns.
 
-    Return the models, the costs of both runs and of the POSTs, and the sizes of the journals.
+    Return the models, the cost of each turn of both runs and of each POST, and the sizes of the journals.
     """
     body = bytes(sum(each.size for each in pictures) * 4 // 3)
     models = [Measured(WIRES[wire](url), turns) for _ in range(2)]

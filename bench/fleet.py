@@ -66,7 +66,7 @@ class Fleet:
         self.workers: list[subprocess.Popen[Any]] = []
 
     async def start(self, count: int, *, limit: int = 20, prefix: Sequence[str] = ()) -> None:
-        """Start workers, and wait until they are announced. `prefix` is the beginning of their command line."""
+        """Start workers, and wait until the journal lists them. `prefix` is the beginning of their command line."""
         command = [*prefix, sys.executable, "-m", "handrail", "worker", str(APP), "-n", str(limit)]
         already = len(await self.journal.queue.workers())
         for _ in range(count):

@@ -74,7 +74,7 @@ def say(what: str, figure: str) -> None:
 
 TURNS = 20
 PROCESS_LIMIT, POWER_LIMIT, POSTGRES_LIMIT = 4.0, 2.0, 2.0
-"""Maximum cost of a record: in bare inserts, for each durability of SQLite, and in fenced statements of PostgreSQL."""
+"""Maximum cost of a record: in bare inserts for each durability of SQLite, and in fenced statements for PostgreSQL."""
 
 
 class Side:
@@ -253,7 +253,7 @@ def chained(path: Path, count: int, make: type[Chains]) -> float:
 
 
 def chains(folder: Path, count: int) -> None:
-    """Print the cost of a record's MAC: the difference between the fastest of seven rounds with it and without it."""
+    """Print the cost of a record's MAC and link: the difference between the fastest of seven rounds with and without them."""
     rounds = [
         (
             chained(folder / f"bare{each}.db", count, Unchained),

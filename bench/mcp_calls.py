@@ -42,7 +42,7 @@ Work = Callable[[], Awaitable[Any]]
 
 
 def bare_server(**options: Any) -> Any:
-    """Return a server of the SDK with one tool."""
+    """Return the SDK's server, with one tool."""
     from mcp.server.mcpserver import MCPServer
 
     server = MCPServer("bench", log_level="ERROR", **options)
@@ -56,7 +56,7 @@ def bare_server(**options: Any) -> Any:
 
 
 def handrail_server() -> Any:
-    """Return a server of Handrail with the same tool."""
+    """Return Handrail's server, with the same tool."""
     from handrail import Prompt, tool
     from handrail.mcp import ToolServer
 
@@ -88,7 +88,7 @@ def bare_app() -> Any:
 
 
 def handrail_app() -> Any:
-    """Return Handrail's server as an ASGI app with a token."""
+    """Return Handrail's server as an ASGI app that checks a bearer token."""
     from handrail.mcp.http import HttpServer
     from handrail.serve.limits import Limits
 
@@ -149,7 +149,10 @@ def command(how: str) -> list[str]:
 
 
 async def open_bare(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Work, int]:
-    """Open a server with the SDK's client. Returns a call, and the server's process id."""
+    """Start a server, and connect the SDK's client to it over standard streams.
+
+    Returns a function that makes a call, and the server's process id.
+    """
     from mcp import Client, StdioServerParameters
 
     before = children()
@@ -167,7 +170,10 @@ async def open_bare(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Work, i
 
 
 async def open_handrail(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Work, int]:
-    """Open a server as a section of a prompt. Returns a call through the gate, and the server's process id."""
+    """Start a server as a section of a prompt.
+
+    Returns a function that makes a call through the gate, and the server's process id.
+    """
     from handrail import Prompt, open_gate
     from handrail.mcp import McpTools, StdioServer
 
@@ -186,7 +192,10 @@ async def open_handrail(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Wor
 
 
 async def open_url(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Work, int]:
-    """Open a server on a port with the SDK's client. Returns a call, and the server's process id."""
+    """Start a server, and connect the SDK's client to it over HTTP.
+
+    Returns a function that makes a call, and the server's process id.
+    """
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 

@@ -2,8 +2,8 @@
 
     python bench/shards.py [SESSIONS [STATEMENTS [CONNECTIONS]]]
 
-STATEMENTS is how many fenced statements a second one database takes, and CONNECTIONS is how many connections it allows. Estimate
-the first from the steps that `bench/fleet.py URL steps` measures. All steps of a session go to the same database, so the busiest sessions decide how
+One database takes STATEMENTS fenced statements per second, and allows CONNECTIONS connections. Estimate STATEMENTS
+from the steps that `bench/fleet.py URL steps` measures. All steps of a session go to the same database, so the busiest sessions decide how
 even the load is. The activity of sessions follows Zipf's law: the n-th session makes 1/n of the steps of the first.
 """
 

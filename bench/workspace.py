@@ -2,9 +2,10 @@
 
     python bench/workspace.py [FILES] [JOURNAL]
 
-Each host has a folder for copies and its own connection to the journal, which is a SQLite file by default, or at the given
-PostgreSQL URL. The run fills the workspace, is parked, and continues on the second host, where it changes a few files. Then
-a second run opens the workspace on the first host again. After each undo, the second host opens it once more.
+Each host has a folder for copies and its own connection to the journal. JOURNAL is a file or a PostgreSQL URL; the
+default is a new SQLite file. The run fills the workspace, is parked, and continues on the second host, where it changes
+a few files. Then a second run opens the workspace on the first host again. After each undo, the second host opens it
+once more.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ PROMPT = Prompt("bench", "Do what is asked.", tools=[fill, choose, change])
 
 
 class Moved:
-    """The bytes and files that a journal stored and fetched, counted at its `put` and `fetch`."""
+    """Counts the files and bytes that pass through `put` and `fetch` of a journal's workspaces."""
 
     def __init__(self, journal: Any) -> None:
         self.up = self.down = self.files_up = self.files_down = 0

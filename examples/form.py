@@ -61,7 +61,7 @@ class Shown(BaseModel):
 
 
 class Limits(BaseModel):
-    """The private part, which is checked after the form was filled in."""
+    """The private part: the account, and the limit that the filled-in form is checked against."""
 
     account: str
     most: float

@@ -99,7 +99,7 @@ QUESTION = "Why did sales fall in May?"
 
 
 def script(request: ModelRequest) -> str | ToolCall:
-    """Answer as a model might, as the editor or as one of the researchers."""
+    """Answer as the model of the editor or of a researcher might."""
     if request.system.startswith("Split"):
         if len(request.messages) == 1:
             parts = ["Which shops were closed?", "Were prices changed?", "What did rivals do?"]

@@ -2,7 +2,7 @@
 
     python scripts/fuzz.py [TARGET ...]      (the targets are in tests/support/fuzz.py; all of them by default)
 
-Each target has its own process and a fixed number of executions, so that a run takes about the same work on every
+Each target has its own process and a fixed number of executions, so that a run does about the same work on every
 machine. A finding is written to build/fuzz. Once it is fixed, move it to tests/fuzz/TARGET, where the ordinary tests run
 it. HANDRAIL_FUZZ multiplies the number of executions.
 """

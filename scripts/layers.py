@@ -67,7 +67,7 @@ def is_private(name: str) -> bool:
 
 @lru_cache(maxsize=1)
 def nodes_of(tree: ast.Module) -> list[ast.AST]:
-    """Return all nodes of a file, which is walked only once although several checks look at them."""
+    """Return all nodes of a file. The result is cached, because several checks use it."""
     return list(ast.walk(tree))
 
 

@@ -2,7 +2,7 @@
 
     python scripts/lengths.py [FOLDER]      (FOLDER is src by default)
 
-Anything over the limit is a finding, and the exit status is 1. Anything over the lower mark is a note.
+Anything over the limit is a finding, which makes the exit status 1. Anything over the lower mark is a note.
 """
 
 import ast

@@ -108,7 +108,7 @@ def look_at_digests(found: dict[str, str]) -> Iterator[str]:
 
 
 def _joined(path: PurePosixPath) -> str:
-    """Return a path with its `..` resolved. It stays inside the wheel, so links do not matter."""
+    """Return a path with its `..` resolved. It is only compared with names in the wheel, so links do not matter."""
     parts: list[str] = []
     for part in path.parts:
         if part == "..":
@@ -322,7 +322,7 @@ def try_out_lean(wheel: Path) -> None:
 
 
 def own_version() -> str:
-    """Return the version of the Python that runs this."""
+    """Return the version of the running Python, such as `3.11`."""
     return "{}.{}".format(*sys.version_info)
 
 
@@ -343,7 +343,7 @@ def tell(problems: list[str], *tasks: Future[list[str]]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Build, inspect and test. Prints the problems and returns 1 if there are any."""
+    """Build, inspect and test the package, or only inspect a wheel. Prints the problems, and returns 1 if there are any."""
     if arguments[:1] == ["--look"]:
         findings = list(look(Path(arguments[1])))
         print("\n".join(findings), end="\n" if findings else "")

@@ -27,17 +27,17 @@ from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
 __all__ = ["folders", "new_files"]
 
 UNCHECKED = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-"""Health checks that are suppressed, because both depend on which examples Hypothesis happens to draw."""
+"""Health checks that are suppressed, because they depend on the machine's speed and on the examples drawn."""
 
 ALL_WIRES = bool(os.environ.get("HANDRAIL_DEEP") or os.environ.get("HANDRAIL_WIRES"))
-"""Whether every test's requests are checked on all wires, and not only those of the tests of models and adapters."""
+"""Whether the requests of all tests are checked on all wires, and not only those of the tests in `adapter` and `models`."""
 
 settings.register_profile(
     "quick", max_examples=25, deadline=None, derandomize=True, suppress_health_check=UNCHECKED
 )
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=UNCHECKED)
 settings.register_profile("brief", settings.get_profile("quick"), max_examples=5)
-"""The profile for all Python versions but the first. Their tests only look for differences between versions."""
+"""The profile for all Python versions but the first, to look only for differences between versions."""
 settings.load_profile(
     os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
 )

@@ -32,7 +32,7 @@ KEYS = {
     "MISTRAL_API_KEY": "mistral:mistral-small-latest",
     "GROQ_API_KEY": "groq:llama-3.3-70b-versatile",
 }
-"""For each provider, the variable that has its key and the model to test by default."""
+"""For each provider, the variable that holds its key and the model to test by default."""
 
 PLAIN = Prompt("plain", "You are a helpful assistant.")
 CAPITAL = "What is the capital of France?"

@@ -1079,5 +1079,5 @@ class Later(BaseModel):
     ids=range(15),
 )
 def test_what_is_at_the_edge_is_accepted(act: Callable[[], object]):
-    """Definitions that are only just valid are accepted, such as a name of 64 characters or a timeout of a millisecond."""
+    """Valid definitions are accepted, even extremes such as a name of 64 characters or a timeout of a millisecond."""
     assert isinstance(act(), Tool)

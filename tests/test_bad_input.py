@@ -641,7 +641,7 @@ def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
 
 
 def test_the_table_is_long_enough():
-    """The tables have at least 75 mistakes, and no row of one table replaces a row of another."""
+    """The tables list at least 75 mistakes, and no row of one table replaces a row of another."""
     assert len(TABLE) == sum(map(len, (SESSIONS, FILES, ANSWERS, LIMITS, POLICIES, GATES)))
     assert len(TABLE) + len(TOLD) >= 75
 

@@ -42,7 +42,7 @@ async def recover_in_body() -> None:
 
 
 async def recover_with_stragglers() -> None:
-    """Recover from a task group in which a second member ends slowly after the first one fails."""
+    """Recover from a task group in which one member fails and another takes two seconds to end."""
 
     async def slow() -> None:
         try:
@@ -251,7 +251,7 @@ def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
 
 
 def test_an_inner_call_recovers_for_itself() -> None:
-    """After an inner call has recovered from a failed task group, the outer call is cancelled even if its handler goes on."""
+    """After an inner call has recovered from a failed task group, a swallowed cancel still ends the outer call."""
 
     async def main() -> None:
         @tool(effect="staged")

@@ -122,7 +122,7 @@ def test_a_child_of_the_cancelled_is_cancelled():
 
 
 def test_watchers_are_told_once_and_can_be_taken_back():
-    """A cancel calls each watcher once, even those of children. A removed watcher is not called."""
+    """A cancel calls each watcher once, including the watchers of children. A removed watcher is not called."""
     root = Cancellation(nothing)
     child = Cancellation(nothing, root)
     told: list[str] = []

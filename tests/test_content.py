@@ -119,7 +119,7 @@ def test_a_path_that_can_not_exist_is_refused() -> None:
 
 
 def test_a_large_attachment_is_refused(tmp_path: Path) -> None:
-    """Bytes and files over the limit are refused. A file is refused by its size, without being read."""
+    """Bytes and files over the limit are refused. A file's size is checked before the file is read."""
     with pytest.raises(DefinitionError, match="at most"):
         Attachment(bytes(MAX_BYTES + 1), "big.bin")
     file = tmp_path / "big.bin"
@@ -158,7 +158,7 @@ def test_a_reference_has_everything_but_the_bytes(content: bytes, name: str) -> 
 
 
 def test_an_address_takes_no_bytes() -> None:
-    """An attachment that is an address has no bytes of its own, and the error says so."""
+    """Bytes can't be loaded into an attachment that is an address, and the error says so."""
     address = "https://a.example/plot.png"
     for content in (b"x", address.encode()):
         with pytest.raises(

@@ -136,7 +136,7 @@ def test_a_pause_does_not_count_where_people_are_waited_for(clock: FakeClock):
 
 
 def test_pauses_nest(clock: FakeClock):
-    """When two pauses overlap, the deadline continues only after both have been resumed."""
+    """When two pauses overlap, the deadline continues only after both have ended."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     deadline.pause()
     clock.pass_time(5)

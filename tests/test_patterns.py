@@ -25,7 +25,7 @@ from handrail.patterns import MAX_LENGTH, MAX_SIZE, MAX_STEPS, Pattern, compile_
     ],
 )
 def test_patterns_that_make_an_engine_backtrack_end(pattern: str) -> None:
-    """A search ends even for a pattern that would keep Python's engine busy for years."""
+    """A search ends even for a pattern that can keep a backtracking engine busy for years."""
     assert not Pattern(pattern).found_in("a" * 20_000 + "!")
 
 
@@ -45,7 +45,7 @@ def test_patterns_that_make_an_engine_backtrack_end(pattern: str) -> None:
     ],
 )
 def test_what_only_backtracking_can_match_is_refused_by_name(pattern: str, name: str) -> None:
-    """A pattern that needs backtracking is refused, and the error names the construct and says what to do."""
+    """A construct that only a backtracking engine supports is refused. The error names it and says what to do."""
     with pytest.raises(ValueError, match=re.escape(f"patterns can't contain {name}")) as refused:
         Pattern(pattern)
     assert "Write a pattern without it" in str(refused.value)

@@ -74,7 +74,7 @@ def kept_by_exact(characters: list[str]) -> set[str]:
 
 
 def test_no_character_of_unicode_is_hidden():
-    """Invisible, blank, unassigned and direction characters are escaped, except `\\n` and the plain space. Letters are not."""
+    """Invisible, blank, unassigned and bidi control characters are escaped, except `\\n` and the plain space."""
     assigned = (*range(0x40000), *range(0xE0000, 0xE1000))  # the other planes are empty or private
     others = range(0x40000, 0x110000, 1 if os.environ.get("HANDRAIL_DEEP") else 41)
     kept = kept_by_exact([chr(each) for each in (*assigned, *others)])

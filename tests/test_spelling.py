@@ -16,7 +16,7 @@ def test_a_misspelt_name_is_recognised() -> None:
 
 
 def test_a_long_name_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that are too long are not compared. If there are very many known names, only the first are compared."""
+    """Names that are too long are not compared. Only the first 500 known names are compared."""
     compared: list[int] = []
 
     def close(name: str, known: Any, **options: Any) -> list[str]:

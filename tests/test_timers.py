@@ -77,7 +77,7 @@ def moment_after(seconds: float, spans: list[Span]) -> float:
 def test_a_timeout_is_postponed_by_exactly_what_listeners_took(drawn: list[Listener], seconds: int) -> None:
     """A timeout cancels work once the given seconds have passed.
 
-    The time that listeners take does not count, however they follow, nest or overlap.
+    The time that listeners take does not count, whether they run one after another, nest or overlap.
     """
 
     async def main() -> tuple[float, list[Span]]:

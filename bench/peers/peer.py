@@ -27,7 +27,7 @@ from typing import Any
 from work import Context, Script
 
 POINTS = (10, 100, 500, 1000)  # numbers of messages in the conversation at which `growth` measures
-AROUND = 7  # turns before and after a point that are measured with it
+AROUND = 7  # number of turns that are measured on each side of a point
 
 
 class Peer(ABC):
@@ -108,7 +108,7 @@ async def timed(peer: Peer, script: Script, agent: Any, marks: list[float] | Non
 
 
 async def tool_loop(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
-    """Measure the CPU time of a call and its turn: the median over several runs, divided by the calls of a run."""
+    """Measure the CPU time of a call and its turn: the median over several runs, divided by the number of calls in a run."""
     script = Script(options.calls, final_tool=peer.final_tool)
     taken: list[float] = []
 
@@ -168,8 +168,8 @@ async def concurrency(peer: Peer, options: argparse.Namespace) -> dict[str, floa
 
 
 Scenario = Callable[[Peer, argparse.Namespace], Awaitable[dict[str, float]]]
-# By name: the function, the number of calls in process, and the number over HTTP, where the whole conversation is sent
-# on each turn.
+# The function of each scenario, and its default number of calls in process and over HTTP. Over HTTP, the whole
+# conversation is sent on each turn, so `growth` makes fewer calls.
 SCENARIOS: dict[str, tuple[Scenario, int, int]] = {
     "tool_loop": (tool_loop, 50, 50),
     "growth": (growth, 520, 270),
@@ -193,7 +193,7 @@ def calibration() -> float:
 
 
 def versions(dists: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
+    """Return the versions of these packages, without those that are not installed."""
     found: dict[str, str] = {}
     for name in dists:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -53,7 +53,7 @@ async def end(nothing: None, done: Completed, *, context: ToolContext) -> ToolRe
 
 
 def model() -> ScriptedModel:
-    """Return a model that does each step."""
+    """Return a model that answers "done" at each step."""
     return ScriptedModel(lambda request: '{"text": "done"}')
 
 

@@ -38,7 +38,7 @@ def alone() -> dict[str, Any]:
 
 
 async def begin(kill_after: int) -> None:
-    """Sort the inbox, and kill this process with SIGKILL when `kill_after` messages are sorted."""
+    """Sort the inbox, and kill this process with SIGKILL as soon as `kill_after` messages are sorted."""
     bus, sorted_ones = Dispatcher(), 0
 
     def count(event: ToolInvoked) -> None:

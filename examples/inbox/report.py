@@ -22,7 +22,7 @@ A_PERSON = {
     "05-exam": "school", "06-ferry": "travel", "07-invoice": "money", "08-eye-test": "health",
     "09-books": "school", "10-rental-car": "travel", "11-dentist": "health", "12-concert": "school",
 }  # fmt: skip
-"""The folders in which a person would have filed the messages."""
+"""The folder in which a person would have filed each message."""
 
 _out = Console(highlight=False, width=100)
 _began = time.monotonic()
@@ -111,7 +111,7 @@ def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: 
 
 
 def _left_behind(folder: Path, bills: list[CallNode]) -> str:
-    """Return words that say whether the folder contains exactly the bills that were booked."""
+    """Say whether the bills in the folder are exactly those that were booked, so that a failed call left nothing behind."""
     booked = sorted(call.message for call in bills if call.status == "ok")
     files = [file.read_text() for file in folder.glob("filed/*/*.txt")]
     marked = sorted(

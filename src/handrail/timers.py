@@ -1,6 +1,6 @@
 """Cheap timers: a heap of due times, served by a single timer of the event loop.
 
-In this module, a listener is a subscriber of an event bus.
+In this module, a listener is a subscriber to an event bus.
 """
 
 from __future__ import annotations

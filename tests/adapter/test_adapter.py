@@ -92,7 +92,7 @@ def scripted(*answers: Any, **options: Any) -> ScriptedModel:
 
 
 def test_hello_world() -> None:
-    """Evaluating a prompt with a tool returns the model's answer, and each request has the conversation so far."""
+    """Evaluating a prompt with a tool returns the model's answer, and each request contains the conversation so far."""
     model = scripted(ToolCall("weather", {"city": "Oslo"}), "Take an umbrella.")
     response = Adapter(model).evaluate(GUIDE, "What is it like in Oslo?").wait()
     assert (response.text, response.output, response.stop_reason) == ("Take an umbrella.", None, "done")
@@ -128,7 +128,7 @@ def test_parallel_calls_run_at_once() -> None:
 
 
 def test_a_run_is_told_in_events() -> None:
-    """A run publishes its events in a fixed order, and all that have a run context have the same run id."""
+    """A run publishes its events in a fixed order, and those with a run context all carry the same run id."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "Rain.")).evaluate(
@@ -153,7 +153,7 @@ def test_a_run_is_told_in_events() -> None:
 
 
 def test_a_bus_of_ones_own_hears_the_run() -> None:
-    """A `bus` passed to a run receives that run's events, with or without a session. It receives none of a later run."""
+    """A `bus` passed to a run receives that run's events, with or without a session. It receives none of a later run's."""
 
     class Listening:
         def __init__(self) -> None:
@@ -209,7 +209,7 @@ def test_a_conversation_outlives_its_session_object() -> None:
 
 
 def test_one_evaluation_at_a_time() -> None:
-    """A second evaluation of a busy conversation is refused. It is allowed once the first has ended."""
+    """A second evaluation in a busy conversation is refused. It is allowed once the first has ended."""
 
     async def scenario() -> None:
         session = Session()
@@ -285,7 +285,7 @@ def test_params_fill_the_prompt() -> None:
     ],
 )
 def test_bad_input_is_refused_by_name(wrong: Any, words: str) -> None:
-    """Common first mistakes are refused with an error that says what is wrong or what to pass."""
+    """Invalid arguments are refused with an error that says what is wrong or what to pass."""
     with pytest.raises(DefinitionError, match=words):
         wrong(Adapter(scripted("x")))
 
@@ -352,7 +352,7 @@ def test_leaving_a_stream_cancels_its_run() -> None:
     assert executed.stop_reason == "cancelled"
 
 
-def test_a_stream_has_nested_runs_and_no_others() -> None:
+def test_a_stream_includes_nested_runs() -> None:
     """A stream includes the events of nested runs."""
 
     @tool
@@ -382,7 +382,7 @@ def test_budget_of_requests() -> None:
 
 
 def test_usage_and_cost_of_request_run_and_subtree() -> None:
-    """Each request has its exact cost. Each run has its exact usage and cost, with those of its nested runs."""
+    """Each answer's cost is exact, and so are each run's usage and cost, which include those of its nested runs."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -419,7 +419,7 @@ def test_an_unknown_price_is_unknown() -> None:
 
 
 def test_little_money_makes_answers_short() -> None:
-    """If a budget can't pay for the longest answer, `max_tokens` is lowered. If it can pay for none, the run fails."""
+    """If a budget can't pay for the longest answer, `max_tokens` is lowered. If it can't pay for even a short one, the run fails."""
     seen: list[int] = []
 
     def answer(request: Any) -> Reply:
@@ -453,7 +453,7 @@ def test_the_table_of_prices() -> None:
 
 
 def test_tokens_are_reserved_before_and_settled_after() -> None:
-    """A request reserves an upper bound of tokens, which is replaced by the actual usage."""
+    """A request reserves as many tokens as it could use at most. Afterwards only its actual usage counts."""
     tracker = BudgetTracker(Budget(tokens=100_000))
     left: list[float] = []
 
@@ -939,7 +939,7 @@ def test_an_async_on_text_is_awaited() -> None:
 
 
 def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
-    """`prompt_model` wraps a type that is not a class in an object, and fails after two failed corrections."""
+    """If the type is not a class, `prompt_model` asks for an object with a `value`. It fails after two failed corrections."""
     from typing import Literal
 
     from pydantic import TypeAdapter
@@ -968,7 +968,7 @@ def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
 
 
 def test_prompt_model_may_call_tools_and_another_model() -> None:
-    """Tools called in `prompt_model` are inner calls, and `model=` selects a different model."""
+    """Tool calls in `prompt_model` are inner calls, and `model=` selects a different model."""
     from handrail.models import names as package
 
     other = scripted(ToolCall("weather", {"city": "Rome"}), '{"selected": "rain"}', name="test:other")
@@ -1023,7 +1023,7 @@ def _closed_prompt() -> Prompt[None]:
 
 
 def test_a_section_opens_in_place() -> None:
-    """Opening a section gives the model the section's text, and its tool from the next turn on and in later runs.
+    """Opening a section shows the model its text, and offers its tool in all later requests, including those of later runs.
 
     The system text does not change.
     """
@@ -1191,7 +1191,7 @@ def test_a_caller_answers_what_its_child_needs() -> None:
 
 
 def test_a_closed_section_can_not_be_opened_by_a_wrong_path() -> None:
-    """Opening an unknown section is refused with the list of sections, and nothing is opened."""
+    """Opening an unknown section is refused with a list of those that can be opened, and nothing is opened."""
     model = scripted(ToolCall("open_sections", {"sections": ["wether"]}), "Sorry.")
     session = Session()
     Adapter(model).evaluate(_closed_prompt(), "hi", session=session).wait()

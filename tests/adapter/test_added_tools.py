@@ -1,4 +1,4 @@
-"""Tools that a single run has in addition to its prompt's."""
+"""Tools that are passed to a single run, in addition to its prompt's."""
 
 from pathlib import Path
 from typing import Any

@@ -74,7 +74,7 @@ PROMPT = Prompt("any", "Answer.", tools=[look, quiet])
 
 
 class Drawn:
-    """A model that checks each request on every wire, gives each of `answers` (lists of parts), and then says "done"."""
+    """A model that checks each request on every wire, and answers with the next of `answers` or, after the last, "done"."""
 
     name = "test:drawn"
     traits = Traits()

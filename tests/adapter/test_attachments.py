@@ -112,7 +112,7 @@ async def test_the_journal_has_the_bytes_once() -> None:
 
 
 async def test_a_resumed_run_has_its_attachments() -> None:
-    """In a resumed run, the message, finished calls and inner calls have their attachments with their bytes."""
+    """In a resumed run, the attachments of the message, of finished calls and of inner calls still have their bytes."""
     journal = MemoryJournal()
     await parked(journal, ToolCall("plot", {}))
     script = ScriptedModel(["ok"])
@@ -121,7 +121,10 @@ async def test_a_resumed_run_has_its_attachments() -> None:
 
 
 async def test_a_later_run_of_a_restored_session_has_them() -> None:
-    """A run of a session restored from a journal loads the attachments' bytes, and its record refers to them too."""
+    """A run of a session restored from a journal gets the earlier runs' attachments with their bytes.
+
+    The journal lists them for that run too.
+    """
     journal = MemoryJournal()
     first = ScriptedModel([ToolCall("plot", {}), "ok"])
     session = Session(id="s")
@@ -137,7 +140,7 @@ async def test_a_later_run_of_a_restored_session_has_them() -> None:
 
 @pytest.mark.parametrize("copied", ["fork", "export"])
 async def test_a_copy_has_its_attachments(tmp_path: Path, copied: str) -> None:
-    """A fork, and a run that was exported and imported elsewhere, have the attachments with their bytes."""
+    """A fork has the run's attachments with their bytes, even if the run was imported into another journal."""
     journal = MemoryJournal()
     first = ScriptedModel([ToolCall("plot", {}), "ok"])
     await Adapter(first, journal=journal).evaluate(PROMPT, "look", attachments=[PHOTO], run_id="run")

@@ -253,7 +253,7 @@ async def test_a_refusal_that_was_seen_stands() -> None:
 
 
 async def test_a_run_stays_with_the_model_that_answered() -> None:
-    """Later requests of a run go to the model that answered, and to the others, in order, if that one fails."""
+    """Later requests of a run go to the model that answered. If it fails, those after it are asked, then those before it."""
     a = one("a:1", down(), down(), said("A again."))
     b = one("b:1", ToolCall("look"), ToolCall("look"), down("b:1"), down("b:1"))
     c = one("c:1", down("c:1"), down("c:1"))
@@ -307,7 +307,7 @@ async def test_a_function_that_chooses_no_model_ends_the_run(choose: Any, words:
 
 
 def test_a_deadline_is_not_spent_on_the_first_model() -> None:
-    """If a retry would be past the deadline, the next model is asked instead."""
+    """If a retry would come after the deadline, the next model is asked instead."""
 
     async def main() -> None:
         retry = Retry(attempts=5, first_wait=1.5, longest_wait=2.0)
@@ -480,7 +480,7 @@ def story_models(session: Session) -> list[str]:
 async def test_a_choice_can_be_streamed_without_a_run() -> None:
     """A choice is a model like any other: its stream is that of the first model that works.
 
-    An error after part of a stream was seen is raised.
+    If a model fails after part of its stream was seen, its error is raised.
     """
     request = ModelRequest("", Sent([UserMessage("go")]), Sent(), stream=True)
 

@@ -1,4 +1,4 @@
-"""When a provider's own tools are offered, depending on policies, sections, and nested and resumed runs."""
+"""When a provider's own tools are offered: policies, sections, nested runs and resumed runs."""
 
 from __future__ import annotations
 
@@ -161,7 +161,10 @@ async def test_a_rate_limit_counts_the_requests_that_offer_it() -> None:
 
 
 async def test_a_policy_that_asks_ends_the_run_before_anything_is_sent() -> None:
-    """If a policy asks about a provider's tool, the run fails before a request is sent, and the error says what to write instead."""
+    """If a policy decides `ask` for a provider's tool, the run fails before a request is sent.
+
+    The error says what to write instead.
+    """
     model = ScriptedModel(["Done."])
     policy = CapabilityPolicy({"provider.*": "ask"})
     with pytest.raises(PromptEvaluationError) as raised:
@@ -216,7 +219,7 @@ async def test_a_model_that_calls_it_is_told_that_it_can_not() -> None:
 
 
 async def nested(policies: Any, effect: Any = "idempotent", inner: Any = ()) -> list[list[str]]:
-    """Run an agent that offers a search inside a call, and return what its requests offered."""
+    """Evaluate a prompt with a search tool in a nested run, and return the provider's tools that each of its requests offered."""
     model = ScriptedModel(["Found."])
     within = Prompt("inner", "x", tools=[SEARCH], policies=inner)
 
@@ -269,7 +272,7 @@ async def test_an_opened_section_offers_its_tools_from_then_on() -> None:
 
 
 class Live(LiveSection):
-    """A section that has the first of `states` as its tools, until `advance` moves it to the next."""
+    """A section whose tools are the first of `states`, until `advance` moves it to the next."""
 
     def __init__(self, *states: tuple[ProviderTool, ...]) -> None:
         super().__init__("Live", "live", "Live.")

@@ -154,7 +154,7 @@ async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: P
 
 
 async def test_a_nested_agent_is_replayed_without_asking_its_model(tmp_path: Path):
-    """A nested agent's recorded answers are replayed, not requested again, and it keeps its ids, calls and cost."""
+    """A nested agent's recorded answers are replayed, not requested again. Its ids stay the same, and its usage counts once."""
     tools = Counted()
     usage = Usage(input=10, output=1, requests=1)
     script = ScriptedModel(

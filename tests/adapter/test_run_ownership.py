@@ -132,7 +132,7 @@ class Noted:
 
 @pytest.mark.parametrize("is_passed", [False, True])
 async def test_the_state_from_before_the_first_run_is_restored(journal: Journal, is_passed: bool):
-    """A resumed run has the state from before its session's first run, even if `resume` gets an empty session."""
+    """The state that a session had before its first run is restored on resume, even if `resume` gets an empty session."""
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel([ToolCall("ask"), "done"])
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
@@ -213,7 +213,7 @@ async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp
 
 
 async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
-    """A resumed run ends at the budget or the deadline that it began with."""
+    """A resumed run fails if it exceeds the budget or the deadline that it began with."""
     clock = Shifted()
     journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
     prompt = Prompt("p", "Do.", tools=[ask])
@@ -277,7 +277,7 @@ async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(jo
 async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(tmp_path: Path):
     """A handler that takes the first of two answers continues with it, and its run is not parked for the other.
 
-    A handler that needs both answers is parked until it has them.
+    If a handler needs both answers, its run stays parked until it has them.
     """
     handed: list[int] = []
 

@@ -249,7 +249,7 @@ async def test_a_deposit_is_applied_as_an_inner_call(tmp_path: Path, memory: boo
 
 
 async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
-    """A nested call's deposit is committed with the inner call, and then with the outer one."""
+    """The deposit under an inner call's ticket is committed with the inner call, and then with the outer one."""
 
     async def inner(context: ToolContext) -> str:
         return (await stage.redeem(context.ticket(), MARK)).render()
@@ -283,7 +283,10 @@ async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
     ],
 )
 async def test_a_ticket_is_for_what_it_says(stage: Stage, work: Any, options: Any, words: str):
-    """A ticket is refused with more capabilities, a stronger effect, or another tool or journal, and it stays valid."""
+    """A ticket is refused for a tool with more capabilities, a stronger effect or another name, and in another journal.
+
+    It stays valid for its own tool.
+    """
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -426,7 +429,7 @@ async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Pat
 
 
 async def test_another_try_has_tickets_of_its_own(stage: Stage):
-    """Each attempt of a call issues its own tickets, and work under a failed attempt's tickets is discarded."""
+    """Each attempt at a call issues its own tickets, and work under a failed attempt's tickets is discarded."""
     tickets: list[str] = []
 
     async def here(context: ToolContext) -> str:
@@ -507,7 +510,7 @@ async def test_a_failure_is_recorded_too(stage: Stage):
 
 
 async def test_one_that_was_cancelled_is_spent(stage: Stage):
-    """If a redemption's handler is cancelled, its ticket can't be redeemed again, and none of its changes remain."""
+    """If a redemption's handler is cancelled, none of its changes remain, and a second redemption only reports the cancellation."""
 
     async def there(context: ToolContext) -> str:
         await mark(context)
@@ -717,7 +720,7 @@ def test_no_share_is_more_than_there_was(requests: int, money: Any, spends: list
         session=session,
         budget=Budget(requests=requests + 1, money=money),
     )
-    with contextlib.suppress(PromptEvaluationError):  # the budget may be spent before the model's answer
+    with contextlib.suppress(PromptEvaluationError):  # the last request may exceed the budget
         running.wait()
     assert left == [{"requests": requests - sum(spent), "money": money}]
 

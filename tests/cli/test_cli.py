@@ -173,7 +173,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
 def test_a_wrong_command_line_is_refused_with_advice(
     folder: Path, arguments: list[str], said: str, here: Here
 ):
-    """A wrong command line gives exit code 2 and advice, with no traceback and nothing on standard output."""
+    """A wrong command line gives exit code 2 and an error message, with no traceback and nothing on standard output."""
     (folder.parent / "broken.py").write_text("import a_module_that_is_not_there\n")
     (folder.parent / "agents.py").write_text(
         "from handrail import Agent\nclerk = Agent('local:smollm2', 'x')\n"
@@ -404,7 +404,7 @@ def test_only_the_answer_goes_to_standard_output(folder: Path):
 
 @pytest.mark.parametrize("worker", ["hello", "writer", "half", "payer", "failing", "caller"])
 def test_nothing_piped_has_an_escape(folder: Path, worker: str):
-    """Piped output has no colours, no spinner and no cursor movement: neither stream contains an escape byte."""
+    """Piped output has no colours, no spinner and no cursor movement: neither stream contains an escape or a carriage return."""
     done = run(folder, worker, "--deadline", "1s")
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
@@ -552,7 +552,7 @@ def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
 
 
 def test_the_starter_is_whole():
-    """The package contains all files of the starter. Its tools are a text file, so they are never imported."""
+    """The package contains all files of the starter. Its tools are in `tools.py.txt`, so they are never imported."""
     assert sorted(path.name for path in STARTER.iterdir() if path.name != "__pycache__") == [
         "README.md",
         "files",
@@ -800,7 +800,7 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
 
 
 def test_the_message_of_a_parked_run_without_open_questions_names_none():
-    """Such a run was parked by force. It is resumed without an answer."""
+    """If a run was parked by force, the message names no question and says how to resume the run."""
     message = Failure.of(RunParked("run", ())).message
     assert (
         message
@@ -843,7 +843,7 @@ def send(context: WorkerContext) -> str:
 
 
 def test_a_resumed_run_has_its_attachments(folder: Path, here: Here):
-    """`runs resume` runs an approved call with the attachments of the run, even if the file is gone."""
+    """`runs resume` runs an approved call with the attachments of the run, even if the attached file is gone."""
     post, attached, journal = folder.parent / "post", folder.parent / "a.txt", ("--journal", "runs.db")
     post.mkdir()
     attached.write_text("hello")

@@ -172,7 +172,7 @@ def free(request: Any) -> Any:
 
 
 async def run_and_say(model: ScriptedModel, *, verbose: bool = False) -> tuple[Activity, list[str]]:
-    """Run a prompt on the model, and return its `Activity` and the lines that it showed, without durations."""
+    """Run a prompt with this model, and return an `Activity` of the run and the lines it gave, without durations."""
     activity = Activity(SYSTEM_CLOCK, verbose)
     said: list[str] = []
     prompt = Prompt("desk", "Answer.", tools=[look, hide, ask_guide])

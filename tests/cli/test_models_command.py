@@ -363,7 +363,7 @@ def test_a_recorded_model_that_is_gone(tmp_path: Path):
 
 
 def test_the_servers_have_different_default_ports() -> None:
-    """`serve`, `model serve` and `mcp --http` can run beside each other without `--port`."""
+    """`serve`, `model serve` and `mcp --http` can run at the same time without `--port`."""
     ports = [
         inspect.signature(each).parameters["port"].default
         for each in (ServeOptions, models_commands.serve, McpOptions)

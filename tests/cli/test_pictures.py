@@ -48,7 +48,7 @@ def test_the_terminal_says_what_it_can_draw(variables: dict[str, str], protocol:
 
 
 def test_kitty_gets_a_picture_in_chunks():
-    """Kitty gets a PNG in chunks of at most 4096 characters of data. The first has the keys, and the last has `m=0`."""
+    """Kitty gets a PNG in chunks of at most 4096 characters of data. The first describes the picture, and the last has `m=0`."""
     (picture,) = pictures_in([NOTES, PHOTO, SHOT, LIE], "kitty")
     chunks = KITTY.findall(picture.sequence)
     assert KITTY.sub("", picture.sequence) == ""
@@ -90,7 +90,7 @@ def shoot() -> Attachment:
 @pytest.mark.parametrize("protocol", ["kitty", None])
 @pytest.mark.parametrize("held", [False, True], ids=["shown", "held"])
 async def test_a_call_shows_its_picture(monkeypatch: pytest.MonkeyPatch, protocol: str | None, held: bool):
-    """A call's line has the name, size and path of a picture. A terminal that supports pictures draws it below that line.
+    """A call's line shows the name, size and path of a picture. A terminal that supports pictures draws it below that line.
 
     While a question is asked, nothing is written; the line and the picture follow later.
     """

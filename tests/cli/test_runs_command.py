@@ -56,7 +56,7 @@ def order() -> str:
 
 
 class Line:
-    """Runs `handrail runs` commands in a folder that has a journal and an app."""
+    """A command line for `handrail runs`, in a folder that has a journal and an app."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -205,7 +205,7 @@ def answer_and_resume(line: Line, run_id: str, *more: str) -> bool:
 
 
 def test_a_resumed_run_keeps_the_startup_files_it_was_allowed(line: Line):
-    """A resumed run may change the startup files allowed at its start, unless it was imported or others are named."""
+    """A resumed run may change the startup files allowed at its start, unless it was imported or `--startup-files` names others."""
     (line.base / "files").mkdir()
     allowed = DirectoryFilesystem(line.base / "files", startup_files=[".envrc"])
     line.record("tea", call("choose"), filesystem=allowed)

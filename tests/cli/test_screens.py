@@ -1,4 +1,4 @@
-"""Tests for the program `handrail` on a pseudo-terminal, whose screen pyte draws.
+"""Tests for the program `handrail` on a pseudo-terminal, whose screen pyte emulates.
 
 The first test follows docs/terminal.md, and compares every screen on that page.
 """

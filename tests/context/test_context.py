@@ -82,7 +82,7 @@ MEMBERS = (
 
 @pytest.mark.parametrize("member", MEMBERS)
 def test_each_member_is_read_from_the_call_behind_it(member: str):
-    """Reading a member of a context returns the object that the call behind it has."""
+    """Reading a member of a context returns the same object as reading it from the call behind the context."""
     thing = object()
     context = headless_context(**{member: thing})
     assert getattr(context, member) is thing
@@ -110,7 +110,7 @@ def test_the_table_of_the_specification_is_all_there():
 
 
 def test_the_call_it_shows_is_the_one_it_was_made_for():
-    """A context's id, tool, invocation, depth and extras are those of its call."""
+    """A context's call id, tool, invocation, depth and extras are those of its call."""
     search = Tool("search", "Searches.")
     context = headless_context(
         call_id="call-3", tool=search, depth=2, extras={"provider_request_id": "req-8"}
@@ -123,7 +123,7 @@ def test_the_call_it_shows_is_the_one_it_was_made_for():
 
 
 def test_the_runs_ids_are_all_there_from_the_start():
-    """Every id in a context's `run_context` is set."""
+    """Every field of a context's `run_context` is set, and its fields are those that this test lists."""
     ids = headless_context().run_context
     assert all(getattr(ids, name) for name in RunContext.__struct_fields__)
     assert set(RunContext.__struct_fields__) == {
@@ -277,7 +277,7 @@ def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in AT_ONCE])
 def test_an_operation_made_before_the_end_is_refused_after(verb: str):
-    """Awaiting an operation after its call has ended raises `ContextExpired`, even if a verb returned it before."""
+    """Awaiting an operation after its call has ended raises `ContextExpired`, even if a verb returned it before the end."""
 
     async def main() -> None:
         context = everything()
@@ -297,7 +297,7 @@ def test_facts_can_be_read_after_the_end():
 
 
 def test_expire_ends_what_a_thread_waits_for():
-    """A thread that waits in `.wait()` is released when another thread ends the call."""
+    """`.wait()` in a thread raises `ContextExpired` when another thread ends the call."""
     context = user_context({"pick": {"selected": "tea"}})
     began = threading.Event()
 
@@ -365,7 +365,7 @@ def test_the_narrower_contexts_say_what_was_missing():
 
 @pytest.mark.parametrize("outcome", ["denied", "timed out", "cancelled", "nobody there"])
 def test_an_approval_is_true_exactly_when_approved(outcome: Any):
-    """An approval is truthy if it was approved, and falsy otherwise."""
+    """An `Approval` is truthy if the request was approved, and falsy otherwise."""
     assert Approval(True, "", "ada", "approved")
     assert not Approval(False, "no", "ada", outcome)
 

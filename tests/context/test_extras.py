@@ -20,7 +20,7 @@ def test_snake_case_names_are_taken(name: str):
     "name", ["", "A", "rateLimit", "rate-limit", "_a", "a_", "a__b", "2a", "ä", "a b", "a\n", "x.y", 3, None]
 )
 def test_other_names_are_refused_with_an_example(name: Any):
-    """`ExtraKey` and `Extras` refuse the same names, with a valid name as an example."""
+    """`ExtraKey` and `Extras` refuse the same names, with an error that gives a valid name as an example."""
     words = f"extra {name!r}: it is not a snake_case ASCII name. Use a name like 'rate_limit'."
     with pytest.raises(ExtraKeyError) as of_key:
         ExtraKey(name, str)

@@ -1,4 +1,4 @@
-"""Whatever a handler or a compensation raises, each call has one end, and every compensation runs."""
+"""Whatever a handler or a compensation raises, each call ends exactly once, and every compensation runs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ EXITS: list[Callable[[], BaseException]] = [
 
 
 def nested(error: BaseException, depth: int) -> BaseException:
-    """Return the error inside this many exception groups."""
+    """Return the error, wrapped in `depth` exception groups, one inside another."""
     for _ in range(depth):
         error = BaseExceptionGroup("a group", [error])
     return error
@@ -188,7 +188,7 @@ def booking(errors: list[BaseException | None], undone: list[str]) -> list[Any]:
 def test_each_call_has_one_end_and_every_compensation_runs(
     recipe: Recipe, others: list[Recipe | None], logged: bool
 ) -> None:
-    """Every call has a start and one end, every compensation runs once, and the result is text that can be encoded."""
+    """Every call starts and ends once, every compensation runs once, and the result is text that can be encoded."""
     log = logging.getLogger("handrail.gate")
     level, records = log.level, _Formats()
     log.addHandler(records)
@@ -295,7 +295,7 @@ def test_a_transient_error_inside_a_group_is_retried(depth: int) -> None:
 
 
 def test_closing_a_call_records_what_is_owed() -> None:
-    """A call whose coroutine is closed can't await its compensations. It ends once, and says what is still to be undone."""
+    """A call whose coroutine is closed can't await its compensations. It ends once, and its result says what could not be undone."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -321,7 +321,7 @@ def test_closing_a_call_records_what_is_owed() -> None:
 
 
 def test_closing_a_call_that_is_being_undone_ends_it_once() -> None:
-    """A call that is closed while a compensation waits ends once, and says what is still to be undone."""
+    """A call that is closed while a compensation waits ends once, and its result says what could not be undone."""
 
     async def main() -> None:
         async def wait(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -349,7 +349,7 @@ def test_closing_a_call_that_is_being_undone_ends_it_once() -> None:
 
 @pytest.mark.parametrize("kind", ["at once", "later", "in a thread"])
 def test_a_handler_that_raises_generator_exit_fails_like_any_other(kind: str) -> None:
-    """A handler's own `GeneratorExit` fails its call like any other error, and its inner call is compensated."""
+    """A handler's own `GeneratorExit` fails its call like any other error, and an inner call is compensated."""
 
     async def main() -> None:
         undone: list[str] = []

@@ -70,7 +70,7 @@ def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
 
 
 def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
-    """A call whose error raises in `__str__` still has a result and an end, and changes nothing."""
+    """A call whose error raises in `__str__` still ends, with a result, and changes nothing."""
 
     class Mute(Exception):
         def __str__(self) -> str:
@@ -138,7 +138,7 @@ def test_every_compensation_gets_its_turn(how: str) -> None:
 
 
 def test_once_is_once_although_the_call_was_asked_about_the_first_time() -> None:
-    """A retry finds what the first attempt settled with `once`, even if the call needed approval."""
+    """A retry does not repeat a step that the first attempt settled with `once`, even if the call needed approval."""
 
     async def main() -> None:
         paid: list[int] = []
@@ -674,7 +674,7 @@ def test_wrong_options_of_a_gate_are_refused_by_name(option: str, value: Any, hi
 
 
 def test_events_of_undone_tries_and_denied_calls() -> None:
-    """A denied call has a start and an end but no rollback event, because it never ran."""
+    """A denied call publishes a start and an end but no rollback, because its handler never ran."""
 
     async def main() -> None:
         rig = Rig([staged(nothing, effect="irreversible")], policies=[CapabilityPolicy()])

@@ -123,7 +123,7 @@ policy_var: ContextVar[str] = ContextVar("policy_var", default="nobody")
     policy=st.none() | st.booleans(),
 )
 def test_what_a_call_sets_stays_in_it(turns: list[list[str]], policy: bool | None) -> None:
-    """No call sees variables that a call before or beside it set, whether the calls wait or not, succeed or fail."""
+    """No call sees variables that an earlier or a concurrent call set, whether the calls wait or not, succeed or fail."""
 
     async def main() -> None:
         rig = Rig(TOOLS.values(), policies=[] if policy is None else [SetsVariables(policy)])

@@ -59,7 +59,7 @@ def asking() -> Handoff[None, str]:
 
 
 async def test_an_act_emits_under_the_call_and_the_name_of_its_handoff() -> None:
-    """An act's events and progress have the id of the handoff's call and the handoff's own name."""
+    """An act's events and progress carry the id of the handoff's call and the handoff's own name."""
     session = Session()
     heard = RecordingSubscriber(session)
     await open_gate([asking()], session=session).invoke("ask")
@@ -75,7 +75,7 @@ async def test_an_act_emits_under_the_call_and_the_name_of_its_handoff() -> None
 
 
 async def test_a_listener_to_a_tools_own_type_hears_its_events_once() -> None:
-    """Listeners to the event's own type hear it once, even if one of them fails. Listeners to `Emitted` hear the wrapper."""
+    """Listeners to an emitted event's own type hear it once, even if one of them fails. Listeners to `Emitted` hear the wrapper."""
     session, heard = Session(), list[tuple[str, object]]()
 
     def listen(name: str, kind: type[Any]) -> None:
@@ -136,7 +136,7 @@ def _decoded(event: Any) -> dict[str, Any]:
 
 
 async def test_an_async_on_emit_is_awaited_in_order() -> None:
-    """An async `on_emit` is awaited before `run_as_agent` returns, one event after another."""
+    """An async `on_emit` is awaited for one event after another, before `run_as_agent` returns."""
     done = list[str]()
 
     async def on_emit(event: object) -> None:
@@ -158,7 +158,7 @@ async def test_an_async_on_emit_is_awaited_in_order() -> None:
 
 
 async def test_an_async_message_callback_is_awaited(tmp_path: Path) -> None:
-    """An async `message_callback` of a worker is awaited before the run returns."""
+    """An async `message_callback` is awaited before a worker's run returns."""
     (tmp_path / "greeter.md").write_text("---\nname: greeter\ndescription: Greets.\n---\nGreet.\n")
     done = list[str]()
 

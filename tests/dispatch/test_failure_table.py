@@ -302,8 +302,8 @@ def test_policy_denies(where: str, words: str) -> None:
     run_virtual(main)
 
 
-def test_conflict_names_the_path_and_the_slice() -> None:
-    """If two calls write the same file, the later commit is a conflict, and the model is told the path."""
+def test_conflict_names_the_path() -> None:
+    """If two calls write the same file, the later commit fails with a conflict, and the model is told the path."""
     both = asyncio.Event
 
     async def main() -> None:

@@ -336,7 +336,7 @@ def test_context_refuses_after_a_success_too() -> None:
 
 @pytest.mark.parametrize("how", ["asyncio", "anyio", "gate", "swallowed"])
 def test_cancellation_rolls_back_and_gives_every_call_its_end(how: str) -> None:
-    """However a run is cancelled, all its calls are rolled back, innermost first, and each call has exactly one end."""
+    """However a run is cancelled, all its calls are rolled back, innermost first, and each call ends exactly once."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -413,7 +413,7 @@ def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
 
 
 def test_a_call_is_timed_from_when_it_begins() -> None:
-    """A call's start and duration are measured from when it is awaited, not from when it is created."""
+    """A call's time starts when the call is awaited, not when it is created."""
 
     async def main() -> None:
         async def takes(text: str, context: ToolContext) -> None:
@@ -593,7 +593,7 @@ def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
 
 
 def test_calls_are_numbered_in_their_run() -> None:
-    """A call's id has its run's id and its number in the run. An inner call's id has its caller's id and a number."""
+    """A call's id contains its run's id and its number in the run. An inner call's id contains its caller's id and a number."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -614,7 +614,7 @@ def test_calls_are_numbered_in_their_run() -> None:
 
 
 def test_handlers_start_only_with_a_token_of_the_gate() -> None:
-    """Every way to make a call goes through the gate, and a handler does not start without the gate's token."""
+    """However a call is made, it goes through the gate, and no handler starts without the gate's token."""
 
     async def main() -> None:
         ran: list[str] = []
@@ -705,7 +705,10 @@ def test_read_only_effects_may_not_write() -> None:
     ],
 )
 async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any, other: Any) -> None:
-    """A result may have the type of any member of a declared union. A result of another type fails the call."""
+    """A result must have the declared type, without its annotations, or that of one member of a declared union.
+
+    Any other result fails the call.
+    """
     given: list[Any] = [*fitting, other]
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[Any]:

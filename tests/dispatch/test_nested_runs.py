@@ -193,7 +193,7 @@ async def test_policies(way: str, tmp_path: Path) -> None:
 @every_way
 @pytest.mark.parametrize("mode", ["interactive", "strict"])
 async def test_approvals(way: str, mode: Any, tmp_path: Path) -> None:
-    """The root run's approval mode applies to requests in a nested run, and questions name the calls that led to them."""
+    """The root run's approval mode applies to approval requests in a nested run, and questions name the calls that led to them."""
     approved: list[bool] = []
 
     async def ask(context: ToolContext) -> None:
@@ -225,7 +225,7 @@ async def test_files(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_resources(way: str, tmp_path: Path) -> None:
-    """A nested run has the outer run's resources: the same objects."""
+    """A nested run uses the same resource objects as the outer run."""
     database = Database()
     seen: list[Any] = []
 

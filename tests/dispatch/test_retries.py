@@ -37,7 +37,7 @@ async def outcome(tool_: Any, **options: Any) -> tuple[ToolInvoked, float]:
     """Call the tool, and return its `ToolInvoked` event and the seconds of virtual time that the call took."""
     rig, loop = Rig([tool_], **options), asyncio.get_running_loop()
     before = loop.time()
-    with contextlib.suppress(PromptEvaluationError):  # the deadline ended the run
+    with contextlib.suppress(PromptEvaluationError):  # the deadline may end the run
         await rig.call("flaky")
     (ended,) = rig.of(ToolInvoked)
     return ended, loop.time() - before

@@ -28,7 +28,7 @@ class Stopped:
 
 
 def gate_of(handler: Any, reason: str, clock: Clock) -> Gate:
-    """Open a gate with one tool. For a timeout or a deadline, the gate stops the tool after five seconds."""
+    """Open a gate with one tool. If the reason is a timeout or a deadline, it stops the tool after five seconds."""
     made = Tool[None, Any](
         "work", "Works.", handler, effect="read", timeout=5 if reason == "timeout" else None
     )
@@ -37,7 +37,7 @@ def gate_of(handler: Any, reason: str, clock: Clock) -> Gate:
 
 
 async def stop(gate: Gate, reason: str, name: str = "work") -> None:
-    """Call a tool and wait until it has ended. If the reason is a cancellation, cancel the call after five seconds."""
+    """Call a tool and wait until it has ended. For a cancellation, cancel the gate or the caller's task after five seconds."""
     calling = asyncio.ensure_future(gate.invoke(name))
     if reason == "cancel":
         await asyncio.sleep(5)

@@ -38,7 +38,7 @@ class Spec:
 
 @dataclass
 class Trace:
-    """The actions of one attempt of a call, each with what it returned: a value, or ids of committed inner calls."""
+    """The actions of one attempt at a call, each with what it returned: a value, or ids of committed inner calls."""
 
     spec: Spec
     acts: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -56,7 +56,7 @@ endings = st.sampled_from(["ok", "ok", "ok", "ok", "raise", "error", "hang", "ca
 
 
 def specs(effects: tuple[str, ...], depth: int) -> st.SearchStrategy[Spec]:
-    """Generate calls with these effects. The calls that they make never have a stronger effect."""
+    """Return a strategy for calls with these effects. The calls that they make never have a stronger effect."""
 
     def build(effect: str) -> st.SearchStrategy[Spec]:
         act: st.SearchStrategy[Any] = simple
@@ -248,7 +248,7 @@ def test_staged_calls_are_serialisable(calls: list[tuple[int, Spec]]) -> None:
 
 
 class Created:
-    """Notes each transaction that an attempt creates on first use, and whether another thread could create one meanwhile."""
+    """Records each transaction that an attempt creates on first use, and whether another thread could create one meanwhile."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
         self.names: list[str] = []

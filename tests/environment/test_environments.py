@@ -406,7 +406,7 @@ async def test_handoffs_run_where_any_tool_does() -> None:
 
 @pytest.mark.parametrize("verdict", ["deny", "ask"])
 def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run(verdict: Any) -> None:
-    """The run's policies also apply to tools that a handler gives to a model. `ask` denies, as nobody can approve."""
+    """The run's policies also apply to tools that a handler gives to a model. `ask` counts as a denial, because nobody can approve."""
     paid: list[int] = []
 
     @tool(effect="staged", capabilities=["money.spend"])

@@ -29,7 +29,7 @@ from support import PATIENCE, fleet_app
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Return a function that returns the lines that the app's tools wrote."""
+    """Let the app's tools write to a log, and return a function that reads its lines."""
     path = tmp_path / "log"
     monkeypatch.setenv("FLEET_LOG", str(path))
     return lambda: path.read_text().splitlines() if path.exists() else []

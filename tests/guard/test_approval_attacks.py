@@ -248,7 +248,7 @@ SCENES: list[tuple[Callable[[Desk], Any], str]] = [
 
 @pytest.mark.parametrize(("attack", "words"), SCENES, ids=[attack.__name__ for attack, _ in SCENES])
 def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
-    """An answer that is for a different question, in the wrong name or too late is refused and runs nothing."""
+    """An answer to a different question, in the wrong name or to a question that is over is refused and runs nothing."""
 
     async def main() -> None:
         desk = Desk()

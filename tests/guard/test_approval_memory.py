@@ -171,7 +171,7 @@ class Unseen(Broker):
 
 
 def picking(scope: str, approved: bool = True) -> Any:
-    """Return a function that answers a question with this scope, if it is offered, and otherwise approves the call once."""
+    """Return a function that answers with this scope if the question offers it, and otherwise approves the call once."""
 
     def says(question: Question) -> Any:
         if scope in question.payload["scopes"]:
@@ -343,7 +343,12 @@ async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about()
     ],
 )
 async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], scopes: list[str]):
-    """The offered scopes name the call's paths and the tool's capabilities, or the tool if it has none. The narrowest comes first."""
+    """The scopes of a call with paths name a folder that holds all of them, the narrowest first, or else the paths.
+
+    They also name the tool's capabilities, or the tool if it has none. A tool that takes no paths has one scope, for any
+    arguments, and a permission has one for its kind and tool. If a path is missing or leads outside, or if a handler
+    requests approval, no scope is offered.
+    """
     desk = Desk(False)
     await desk.call(name, **arguments)
     assert desk.scopes == scopes
@@ -444,7 +449,7 @@ async def test_a_link_leads_out_of_a_scope(tmp_path: Path):
 
 
 async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path):
-    """A path that leads out of a scope through a link is not covered, even if the files are bound as a resource."""
+    """A path that leads out of a scope through a link is not covered, even if the filesystem is bound as a resource."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
     desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # the key is a protocol
@@ -632,7 +637,7 @@ async def test_a_no_without_words_is_not_remembered():
     "asks", [("pay", {"amount": 1}), ("put", {"path": "docs/a.md"}), ("need", {"kind": "net"})]
 )
 async def test_strict_denies_what_was_approved_before(asks: Any):
-    """Under `strict`, a call that needs approval is denied even if a remembered approval covers it."""
+    """Under `strict`, a call or a permission request is denied even if a remembered approval covers it."""
     name, arguments = asks
     desk = Desk(SCOPE)
     await desk.call(name, **arguments)

@@ -466,7 +466,7 @@ def test_two_people_asked_at_once_both_stop_the_clock():
     ],
 )
 def test_a_deadline_pauses_for_people_only_if_it_says_so(where: str, pauses: bool):
-    """A deadline that pauses for people ignores the time they take. Any other deadline ends the run while they decide."""
+    """A deadline that pauses for people ignores the time they take. Any other deadline keeps running, and ends the run while they decide."""
 
     async def main() -> float:
         clock = VirtualClock()
@@ -548,7 +548,7 @@ def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
 
 
 def test_a_cancelled_run_ends_its_approvals():
-    """When a run is cancelled, its open question is closed, and its approval is decided as cancelled."""
+    """When a run is cancelled, its open question is closed, and the approval is recorded as cancelled."""
 
     async def main() -> None:
         scene = Scene(Person(True, after=asyncio.Event()))
@@ -581,7 +581,7 @@ def test_an_approval_is_for_one_call():
 
 
 def test_policies_are_asked_again_once_a_person_has_answered():
-    """Policies are checked again after a person has answered, because they may deny the call by then."""
+    """Policies are checked again after a person has answered, and may then deny the call."""
 
     class Closes:
         name = "closes"

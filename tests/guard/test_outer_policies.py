@@ -248,7 +248,7 @@ def test_what_the_outer_run_asks_about_is_left_to_the_nested_run(way: Any, tmp_p
 
 @pytest.mark.parametrize("way", [by_evaluate, by_two_runs, by_agent, by_worker])
 def test_an_outer_policy_is_told_of_the_results_of_nested_runs(way: Any, tmp_path: Path):
-    """Outer policies see the results of calls in nested runs, so rate limits and required orders apply there too."""
+    """Outer policies see the results of calls in nested runs, so limits on the rate and the order of calls apply there too."""
     policy = Forbids(PolicyDecision.allow())
     assert payments(way, [policy], tmp_path) == 1
     assert policy.told.count("pay") == 1

@@ -66,7 +66,7 @@ def arguments_for(kind: Any) -> dict[str, Any]:
 
 
 def as_seen(params: Any) -> dict[str, Any]:
-    """Return every field of the params, deeply, as plain data that is not shared with them."""
+    """Return the fields of the params as plain data that shares nothing with them."""
     found: dict[str, Any] = {"path": params.path}
     if hasattr(params, "more"):
         found["more"] = list(params.more)

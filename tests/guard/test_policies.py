@@ -200,7 +200,7 @@ def test_on_result_is_for_successes_and_awaited():
 
 
 def test_policy_sees_the_results_of_every_tool_nested_ones_too():
-    """Policies check every call and see its result, even for calls that a tool makes."""
+    """Policies also check the calls that a tool makes, and see their results."""
 
     @tool
     async def outer(context: ToolContext) -> str:
@@ -256,7 +256,7 @@ def test_policy_can_not_change_params():
 
 @pytest.mark.parametrize("by", ["model", "tool"])
 def test_arguments_changed_while_a_person_decides_are_not_used(by: str):
-    """A call uses the arguments that were checked and approved, even if other code changes the object meanwhile."""
+    """A call uses its arguments as they were checked and approved, even if the caller changes them meanwhile."""
     sent: list[list[int]] = []
 
     @tool
@@ -504,7 +504,7 @@ async def over(files: MemoryFilesystem | None) -> tuple[Gate, RecordingSubscribe
 
 
 def test_an_existing_file_must_be_read_before_it_is_written():
-    """Writing a file that was not read is denied with a hint. After one read, it may be written repeatedly."""
+    """Writing an existing file that was not read is denied with a hint. After one read, it may be written repeatedly."""
 
     async def main() -> None:
         files = MemoryFilesystem({"docs/a": "old"})
@@ -842,7 +842,10 @@ def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any
     ],
 )
 def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities: list[str]):
-    """A policy may name a capability that no tool has, if it resembles no tool's capability or the policy also names the one that it resembles."""
+    """A policy may name a pattern, a capability that a tool has, or one that resembles no tool's.
+
+    It may also name one that resembles a tool's capability if it names that capability too.
+    """
     open_gate([doing("staged", *capabilities)], policies=[CapabilityPolicy(verdicts)])
 
 

@@ -20,7 +20,7 @@ from handrail.testing import Person
 
 
 class Account(BaseModel):
-    """A nested model."""
+    """An account, which is nested in the arguments of `pay`."""
 
     name: str
     limit: float = 0.0

@@ -260,7 +260,7 @@ def test_a_sections_policy_judges_only_the_tools_of_its_section(files: Any):
 
 
 async def test_files_that_are_bound_as_a_resource_are_judged(files: Any):
-    """The policy also checks files that are bound as a resource."""
+    """The policy also checks changes to a filesystem that is bound as a resource."""
     binding: Any = Binding(Filesystem, lambda resources: files)  # pyright: ignore[reportArgumentType]  # a protocol as a key
     gate = open_gate([working(WRONG["overwrites"])], policies=[ReadBeforeWritePolicy()], resources=[binding])
     assert not (await gate.invoke("work")).success

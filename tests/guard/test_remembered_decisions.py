@@ -137,7 +137,7 @@ class Office:
         return await self.told(run_id)
 
     async def park(self, *calls: ToolCall) -> list[Question]:
-        """Start a run with these calls, which must park, and return its open questions."""
+        """Start a run that makes these calls and must park, and return its open questions."""
         self.calls, self.number = list(calls), self.number + 1
         with pytest.raises(RunParked):
             await self.adapter(LaterEnvironment()).evaluate(

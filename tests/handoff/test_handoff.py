@@ -210,7 +210,7 @@ async def test_an_act_can_be_called_by_nobody(act: str) -> None:
 
 
 async def test_one_call_is_approved_once_and_counted_once() -> None:
-    """Policies, rate limits, the budget and the depth limit count a handoff as one call."""
+    """A handoff is approved once, and rate limits, the budget and the depth limit count it as one call."""
     person = Person(approve=True, answers={"pick_card": {"index": 0}})
     rig = Rig(
         [card_game(effect="irreversible")],

@@ -70,7 +70,7 @@ def only_client(answer: Any, act: Any) -> Handoff[Visit, Any]:
 @pytest.mark.parametrize(("answer", "value"), ANSWERS, ids=str)
 @pytest.mark.parametrize("how", ["decides", "asks", "plays"])
 async def test_an_answer_of_any_type_is_returned(how: str, answer: Any, value: Any) -> None:
-    """The type of an answer may be `Any`, a TypedDict or a union, whether the client decides, asks a person, or runs in `run_as_agent`."""
+    """A client's answer is returned whatever its type, whether the client decides, asks a person, or runs in `run_as_agent`."""
 
     async def decide(visit: Visit, *, context: ToolContext) -> Any:
         assert visit.street == "Main St"
@@ -134,7 +134,7 @@ async def test_before_and_after_may_each_be_left_out() -> None:
 
 
 def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
-    """Without a `before`, a `client` must take the params, an `after` must take None, and the answer's type must be declared."""
+    """Without `before`, `client` must take the params, `after` must take None as the private part, and the answer's type must be declared."""
 
     async def wrong(offer: Offer, *, context: ToolContext) -> int: ...
 

@@ -92,7 +92,7 @@ def swap(connection: sqlite3.Connection) -> None:
 
 
 def copy_over(columns: str) -> Alter:
-    """Return a function that copies these columns of a record of the run `cake` to the same record of the run `tea`."""
+    """Return a function that copies these columns of a record of the run `cake` over the record at that place in the run `tea`."""
 
     def copy(connection: sqlite3.Connection) -> None:
         connection.execute(
@@ -300,7 +300,7 @@ async def test_answer_and_undo_refuse_it(folder: Path, how: Alter, where: str):
     ids=["removed", "void", "moved", "marked as undone"],
 )
 async def test_undo_refuses_where_a_later_call_was_altered(tmp_path: Path, query: str):
-    """If a later call in the session was altered, undoing an earlier one fails, and the error names the later run."""
+    """If the record of a later call in the session was altered, undoing an earlier call fails, and the error names the later run."""
     recorder = Recorder(tmp_path)
     session = Session(id="table", principal="user")
     await recorder.run("one", call("note", text="a"), "end", session=session)
@@ -331,7 +331,7 @@ async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pyt
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_refused(tmp_path: Path):
-    """If the `stopping` flag in a run's row was set by hand, `keep` gives `JournalAltered` for the run. After a recorded request, it gives True."""
+    """If the `stopping` flag in a run's row was set by hand, `keep` gives `JournalAltered` for the run. After a recorded request to stop, it gives True."""
     recorder = Recorder(tmp_path)
     journal = recorder.journal
     await park(recorder, "tea", call("choose"), "end")

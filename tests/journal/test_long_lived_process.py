@@ -188,7 +188,7 @@ def test_a_process_that_can_not_be_seen_from_here_is_not_said_to_be_dead(monkeyp
 def test_a_name_is_given_without_looking_up_again_when_this_process_started(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Making an owner name does not look up this process's start time again."""
+    """A second owner name is made without looking up this process's start time again."""
     first = lease.new_owner()
     monkeypatch.setattr(lease, "_started", lambda pid: pytest.fail("the start time was read again"))
     assert lease.new_owner().split("/")[:3] == first.split("/")[:3]

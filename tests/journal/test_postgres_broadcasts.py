@@ -39,7 +39,7 @@ def server(url: str) -> Iterator[PostgresJournal]:
 
 
 async def told(journal: PostgresJournal) -> asyncio.Queue[tuple[str, bool]]:
-    """Return a queue with the notices that come from now on."""
+    """Return a queue that receives the notices from now on."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[str, bool]]()
 
     def heard(session_id: str, is_watched: bool) -> None:

@@ -36,7 +36,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_schema() -> None:
-    """Give the test a new schema, which it may alter, instead of one that later tests use too."""
+    """Mark a test that may alter its schema: the fixture `url` gives it a new schema, which no later test uses."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def open_journal(url: str) -> Iterator[Open]:
-    """Provide a function that opens the same journal again, as another process would."""
+    """Provide a function that opens the test's journal, each time as a separate process would."""
     opened: list[PostgresJournal] = []
 
     def open_it(**options: Any) -> PostgresJournal:

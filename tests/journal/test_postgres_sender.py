@@ -41,7 +41,7 @@ def opened(url: str) -> Generator[PostgresJournal]:
 
 @contextlib.asynccontextmanager
 async def begun(url: str) -> AsyncGenerator[PostgresJournal]:
-    """Open a journal with the run `run` and its first call. After it, the statement that adds a record is prepared."""
+    """Open a journal with the run `run` and its first call, after which the statement that adds a record is prepared."""
     with opened(url) as journal:
         await begin(journal)
         yield journal

@@ -366,5 +366,5 @@ class Spending(RuleBasedStateMachine):
 
 
 def test_no_order_of_spending_passes_a_bound():
-    """In any order of spending, exactly what fits is allowed, and every sum in the tree is exact."""
+    """In any order of spending, exactly the reservations that fit are allowed, and every sum in the tree is exact."""
     run_state_machine_as_test(Spending)

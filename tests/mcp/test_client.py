@@ -103,7 +103,7 @@ async def test_policies_approvals_and_events() -> None:
 
 
 async def test_progress_is_published() -> None:
-    """The progress that a server reports becomes the progress of the call. The call itself is published once."""
+    """The progress that a server reports becomes the progress of the call. The end of the call is published once."""
     async with server() as section:
         model = ScriptedModel([ToolCall("echo", {"text": "a"}), "Done."])
         stream = Adapter(model).stream(Prompt("guide", ["Go.", section]), "hi")

@@ -28,7 +28,7 @@ def written(folder: Path, servers: Any, key: str = "mcpServers") -> Path:
 async def test_servers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each server becomes a section, except disabled ones. If there are several, a tool's name begins with its server's name.
 
-    Variables are expanded, and characters that a section's key can't have are replaced.
+    Variables are expanded, and characters that a section's key can't contain are replaced.
     """
     monkeypatch.setenv("TRIAL", str(SERVER))
     entry = {"type": "stdio", "command": sys.executable, "args": ["${env:TRIAL}"], "alwaysAllow": ["echo"]}

@@ -76,7 +76,7 @@ async def output_of(*words: str, journal: Path) -> str:
 async def test_writes_are_approved_denied_audited_and_limited(tmp_path: Path) -> None:
     """An approver sees the path and the content of a write and decides on it. The policies deny a move and a third read.
 
-    The audit log has each vote, and the journal has each call.
+    Each vote is in the audit log, and each call in the journal.
     """
     work, journal = tmp_path / "work", tmp_path / "runs.db"
     work.mkdir()

@@ -172,7 +172,7 @@ async def hold(url: str, name: str) -> int:
 
 
 async def test_one_principal_can_not_take_all_the_room() -> None:
-    """A principal can have a limited number of calls and of requests in progress. Others are not affected."""
+    """A principal can have only a limited number of calls and of requests in progress. Others are not affected."""
 
     def authenticate(request: Any) -> str:
         return request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -211,7 +211,7 @@ async def test_limits_are_enforced() -> None:
 
 
 def test_a_server_without_people_or_a_hook_accepts_login_links() -> None:
-    """A server whose app has its own `authenticate` accepts none."""
+    """A server without people or a hook accepts login links. A server with its own `authenticate` hook does not."""
     assert HttpServer(ToolServer(PROMPT)).principals.has_links
     assert not HttpServer(ToolServer(PROMPT), authenticate=lambda request: "ann").principals.has_links
 
@@ -237,7 +237,7 @@ async def test_a_call_that_is_cancelled_elsewhere() -> None:
 
 
 async def test_calls_that_come_while_the_server_stops_are_refused() -> None:
-    """A request is refused by the guard, and a call of a request that came before the stop is refused when it begins."""
+    """While a server stops, it refuses new requests, and also calls that earlier requests begin."""
     begun, end = asyncio.Event(), asyncio.Event()
 
     @tool(effect="read")
@@ -270,7 +270,10 @@ async def test_calls_that_come_while_the_server_stops_are_refused() -> None:
 
 
 async def test_a_call_that_the_stop_has_parked_is_not_resumed_by_its_request() -> None:
-    """The client is told that the server stops. The next process continues the call with the answer."""
+    """If a stop parks a call while its client answers, the client is told that the server is stopping.
+
+    The answer is recorded, and the next process continues the call with it.
+    """
     journal = MemoryJournal()
     served = ToolServer(PROMPT, journal=journal)
 

@@ -220,7 +220,7 @@ async def test_a_subject_that_can_not_be_a_principal_is_refused(
 async def test_required_scopes(claim: dict[str, Any]) -> None:
     """A token without a required scope is refused with status 403, and the client learns which scopes it needs.
 
-    A token with all scopes is accepted, whichever claim has them.
+    A token with all scopes is accepted, whichever claim lists them.
     """
     provider = Provider()
     async with protected(provider, ["read", "tools"]) as url, httpx2.AsyncClient(timeout=PATIENCE) as http:
@@ -247,7 +247,7 @@ async def test_required_scopes(claim: dict[str, Any]) -> None:
 async def test_keys_are_not_read_without_tls() -> None:
     """Keys are read only over TLS or from a known loopback name, because otherwise they could be replaced in transit.
 
-    If their address is a different one, requests get status 503.
+    If the keys have any other address, requests get status 503.
     """
     provider = Provider()
     async with listening(provider.answer) as elsewhere:

@@ -27,7 +27,7 @@ WRONG: list[Any] = [
 
 
 async def test_over_http(caplog: pytest.LogCaptureFixture) -> None:
-    """Each tool that is described wrongly gives one warning, which says what is wrong, however often the list is read."""
+    """Each tool that is described wrongly causes one warning, which says what is wrong, however often the list is read."""
 
     def answer(request: Request) -> Reply | None:
         if request.message.get("method") == "tools/list":

@@ -1,4 +1,4 @@
-"""OAuth login to a server, which asks the person a question."""
+"""OAuth login to an MCP server by means of a question to the person."""
 
 import asyncio
 import json

@@ -108,7 +108,7 @@ def on_progress(take: Callable[[Progress], None]) -> Session:
 
 
 async def test_a_task_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status messages of a task are the call's progress, and its result is the call's result."""
+    """A task's status messages become its call's progress, and the task's result becomes the call's result."""
     work = Work()
     messages: list[str] = []
 
@@ -140,7 +140,7 @@ async def test_a_task_may_take_longer_than_the_timeout(monkeypatch: pytest.Monke
 
 
 async def test_a_task_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task's question reaches the person of the call, and the server is told if the person declines."""
+    """A task's question is asked in the call's environment, and the server is told if the person declines."""
     work = Work()
     async with server(work, monkeypatch) as url, jobs(url) as section:
         person = Person(answers={"mcp.form": {"value": 4}})

@@ -1,4 +1,4 @@
-"""A question that asks for a secret is never asked in the client's form, but on a page of the server.
+"""A question that asks for a secret is asked on a page of the server, never in a form of the client.
 
 If the server has no page, or the client can't open addresses, the call fails.
 """
@@ -120,7 +120,7 @@ async def test_a_secret_is_asked_for_on_the_servers_page(mode: str, is_recorded:
 
 @modes
 async def test_a_call_waits_until_the_page_was_answered(mode: str) -> None:
-    """The person may agree to open the address first, and answer later."""
+    """If the person agrees to open the address but answers later, the call waits for the answer."""
     person = Person()
     later: list[asyncio.Task[None]] = []
 

@@ -121,7 +121,7 @@ async def test_tools_are_described(mode: str) -> None:
 async def test_calls_progress_and_errors(mode: str) -> None:
     """A call reports its progress and returns structured content.
 
-    Invalid arguments and failures are results; an unknown tool is an MCP error.
+    Invalid arguments and failures give error results; an unknown tool gives an MCP error.
     """
     reported: list[tuple[float, float | None]] = []
 
@@ -199,7 +199,7 @@ async def test_approvals_show_the_changes(mode: Any) -> None:
 
 @modes
 async def test_an_argument_can_not_look_like_another_one(mode: Any) -> None:
-    """In an approval question, the lines of an argument after the first are indented, so that they do not look like other arguments."""
+    """In an approval question, every line of an argument but the first is indented, so that it can't pass for another argument."""
     asked: list[str] = []
 
     async def answer(context: Any, params: Any) -> ElicitResult:
@@ -267,7 +267,7 @@ async def test_an_answer_counts_once() -> None:
 async def test_command_serves_an_app(tmp_path: Path) -> None:
     """`handrail mcp app.py` serves the app over standard input and output, and records its calls.
 
-    Its tools work on the folder of `--files`.
+    Its tools work on the folder that `--files` names.
     """
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("hello")

@@ -64,7 +64,7 @@ def prompt_of(work: Work) -> Prompt[Any]:
 
 @asynccontextmanager
 async def process(work: Work, journal: Any, has_tasks: bool = True) -> AsyncGenerator[Any]:
-    """Serve as a new process would. Calls in progress are parked when the block ends."""
+    """Serve as a new process would, and yield a client's session. Calls in progress are parked when the block ends."""
     server = ToolServer(prompt_of(work), journal=journal)
 
     async def never(context: Any, params: Any) -> Any:
@@ -157,9 +157,9 @@ async def test_a_task_is_cancelled(restarts: bool) -> None:
 
 
 async def test_clients_without_tasks() -> None:
-    """A client without support for tasks gets results, can't call a tool that requires tasks, and can't query tasks.
+    """A client that does not support tasks gets its calls' results. It can't query tasks or call a tool that requires them.
 
-    With support, querying an unknown task is a different error.
+    For a client that supports tasks, querying an unknown task gives a different error.
     """
     journal = MemoryJournal()
     async with process(Work(), journal, has_tasks=False) as session:
@@ -175,7 +175,7 @@ async def test_clients_without_tasks() -> None:
 
 
 async def test_a_call_that_takes_long_becomes_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of any tool becomes a task after a while, unless it has ended before."""
+    """A call of any tool becomes a task if it has not ended after `TASK_AFTER` seconds."""
     work = Work()
     async with process(work, MemoryJournal()) as session:
         monkeypatch.setattr(tasks, "TASK_AFTER", 0.0)

@@ -1,4 +1,4 @@
-"""Approvals of calls through a gateway: the client's person can approve only with `--trust-client`, and only the call that was shown."""
+"""Approvals of calls through a gateway: the person at the client can approve only with `--trust-client`, and only the call that was shown."""
 
 import asyncio
 from pathlib import Path
@@ -48,7 +48,7 @@ async def test_only_an_approval_approves(tmp_path: Path, mode: Any, answer: Any)
         try:
             result = await asyncio.wait_for(client.call_tool("Send_Mail", {"text": "hi"}), PATIENCE)
         except MCPError:
-            result = None  # the SDK's client gives up when its person does not answer
+            result = None  # the SDK's client raises this if its callback returns an error
         assert await reached(made) == []
     assert result is None or result.is_error
 
@@ -73,7 +73,7 @@ async def test_an_answer_that_does_not_fit_is_asked_again(tmp_path: Path, mode: 
 
 
 async def test_the_call_that_was_shown_is_made(tmp_path: Path) -> None:
-    """If a client sends an approval with other arguments or for a different tool, only the call that its person saw can be made.
+    """If a client sends an approval with other arguments or for a different tool, only the call that the person saw can be made.
 
     An approval in a first request, before anything was shown, does not count. An approval counts once.
     """

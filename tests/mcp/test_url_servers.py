@@ -71,7 +71,7 @@ async def test_bad_answer_to_a_call(reply: Reply | None, why: str, monkeypatch: 
 
 
 async def test_restarted_server_gets_the_call_again() -> None:
-    """A server that no longer knows the session has not taken the call, so the call is sent again in a new session."""
+    """A server that no longer knows the session did not accept the call, so the call is sent again in a new session."""
     sessions = ["one", "two"]
     calls: list[str] = []
 
@@ -98,7 +98,7 @@ async def test_server_that_is_not_there() -> None:
 
 
 async def test_headers_are_sent_and_hidden() -> None:
-    """The headers given to `UrlServer` are sent with every request. A token that the server repeats from them is hidden from the model."""
+    """The headers given to `UrlServer` are sent with every request. If the server repeats a token from them, the model does not see it."""
     seen: list[Any] = []
 
     def answer(request: Request) -> Reply:

@@ -59,7 +59,7 @@ def test_every_block_is_sent_back(wire: str, data: st.DataObject) -> None:
     """The next request has every block of the answer, in order, however the answer arrived.
 
     Each block has the same bytes, with two exceptions: the fields of calls and of chat messages may be in another order, and
-    plain text and calls on the responses wire have no `id` and no `status`.
+    on the responses wire, an answer of only plain text and calls is sent without `id` and `status`.
     """
     blocks, chunks, stream = data.draw(answers(wire))
     model, sent = requests_of(wire, [chunks], stream)
@@ -153,7 +153,7 @@ async def test_a_pause_without_end_is_given_up() -> None:
 
 
 async def test_a_call_of_the_provider_that_was_cut_off_is_not_sent_back() -> None:
-    """A call of the provider's own tool that was cut off is not sent back. It has no result, so the API would refuse it."""
+    """A call to a provider's own tool that was cut off is not sent back. It has no result, so the API would refuse it."""
     text = block(0, {"type": "text", "text": ""}, {"type": "text_delta", "text": "So"})
     cut = body_of([text, block(1, SEARCH), stopped("max_tokens")], stream=True)
     outcome = await answered(

@@ -51,7 +51,7 @@ def blocks_in(prefix: str) -> int:
 
 
 def turn(number: int, calls: int, kept: bool) -> list[Message]:
-    """Return an answer of the model with this many calls, and their results."""
+    """Return a model's answer with this many calls, and the message with their results."""
     ids = [f"c{number}_{each}" for each in range(calls)]
     asked = tuple(CallAsked(each, "look", "{}") for each in ids)
     plain: list[dict[str, Any]] = [{"type": "thinking", "thinking": "Hm.", "signature": "s"}]
@@ -70,7 +70,7 @@ def turn(number: int, calls: int, kept: bool) -> list[Message]:
 def test_each_request_finds_what_the_one_before_cached(
     turns: list[tuple[int, bool]], system: str, tools: int, ttl: Any
 ) -> None:
-    """Each request has a breakpoint where the previous one ended, or near enough after it to find what was cached.
+    """Each request has a breakpoint at the previous request's end, or near enough after it to find the cached prefix.
 
     The prefix of tools and system text stays the same, and no request has more than four breakpoints.
     """
@@ -88,7 +88,7 @@ def test_each_request_finds_what_the_one_before_cached(
             assert any(
                 each.startswith(end[:-1]) and blocks_in(each) - blocks_in(end) <= LOOKBACK for each in found
             )
-            # The tools and the system text are the same prefix in every request.
+            # The tools and the system text form the same prefix in every request.
             assert found[: bool(system or tools)] == before[: bool(system or tools)]
         before = found
         for message in turn(number, calls, kept):

@@ -1,4 +1,4 @@
-"""Tests for broken bytes and for nonsensical headers, token counts and inputs in a provider's answers."""
+"""Tests for a provider's answers with broken bytes, or with nonsensical headers, token counts or arguments of calls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The contract of a model: one test suite that every model passes. Models over HTTP pass it against servers written by others.
 
 A subject is a model, together with its server if it is reached over HTTP. CASES are the cases of the contract. `TABLE` says
-which subject runs which case. If a subject skips a case, NOT_APPLICABLE has the reason, the wire does not have the case
-(WHOLE_CALLS), or another server covers it for the same wire. `python tests/models/test_contract.py` prints the table.
+which subject runs which case. A subject skips a case for one of three reasons: NOT_APPLICABLE lists it, the wire does not
+have it (WHOLE_CALLS), or another server covers it for the same wire. `python tests/models/test_contract.py` prints the table.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ NOT_APPLICABLE: dict[tuple[str, str], str] = {
     ("local", "thought in a tool loop"): "it does not think",
 }
 
-# The small model can neither choose tools nor follow a script, so it runs only the cases that test its wire.
+# The small model can neither choose tools nor follow a script, so it runs only these cases.
 EMBEDDED_CASES = (
     "text",
     "stream equals non-stream",
@@ -184,7 +184,7 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def _param(subject: str) -> Any:
-    """Return the test parameter for a subject. The embedded model's server is slow, so only one Python version tests it."""
+    """Return the test parameter for a subject. The embedded model's server is slow, so it is tested on only one Python version."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
@@ -394,7 +394,7 @@ _LONG = "Tell me a very long story about the sea."
 
 @case("cancelled mid-stream")
 async def test_cancelled_mid_stream(stage: Stage) -> None:
-    """Cancelling a run in the middle of an answer leaves a valid conversation. A server that reports its requests sees this one end."""
+    """Cancelling a run in the middle of an answer leaves a valid conversation and, on servers that report it, ends the request."""
     plain = Prompt("plain", "You are a helpful assistant.")
     session = Session()
     most: dict[str, Any] = {"max_tokens": 400} if stage.is_small else {}
@@ -638,7 +638,7 @@ BACK = {
 
 @case("thought in a tool loop")
 async def test_a_thought_is_told_and_goes_back(stage: Stage) -> None:
-    """A thought before a call is published, kept with the answer, and sent back with it."""
+    """A thought before a call is kept with the answer and sent back with it. In a streamed run, it is also published."""
     wire = stage.name.partition("@")[0]
     for streaming in (False, True):
         named: Any = {"name": THINKERS.get(wire, "o3")} if stage.wire else {}

@@ -328,7 +328,7 @@ MALFORMED = {
 async def test_an_answer_that_fails_is_charged_for_what_it_reports(
     wire: Any, stream: bool, answer: bytes
 ) -> None:
-    """A failed run counts the usage that the provider reports with the failure, and its cost."""
+    """A failed run counts the usage that the provider reported in the failed answer, and its cost."""
     async with raw_server(answer) as server:
         url, model = server.url, None
         match wire:

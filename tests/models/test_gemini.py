@@ -78,7 +78,7 @@ def call(name: str, id: str | None = "c1", /, **arguments: Any) -> dict[str, Any
 
 
 def contents(model: GeminiModel, *messages: Message) -> list[Any]:
-    """Return the contents of a conversation's request, checked by the grammar."""
+    """Return the `contents` field of a request with these messages, after checking the request against the grammar."""
     body = model._body(ModelRequest("", Sent(messages), Sent()))
     assert problems("gemini", body) == []
     return json.loads(body)["contents"]
@@ -205,7 +205,7 @@ async def test_a_call_in_pieces_that_is_cut_off() -> None:
     "paths", [["where"], ["$"], ["$.a[1]"], ["$[0]"], ["$.a..b"], ["$.a", "$.a.b"], ["$.a[0]", "$.a.b"]]
 )
 async def test_a_piece_that_fits_nowhere(paths: list[str]) -> None:
-    """A piece whose path is invalid, or leads into a value of a different kind, makes the answer broken."""
+    """A piece whose path is invalid, skips a list item, or leads into a value of a different kind makes the answer broken."""
     values = [at(path, stringValue="x") for path in paths]
     with pytest.raises(ModelAnswerBroken):
         await parts_of(piece(*values, name="look", goes_on=False))
@@ -432,7 +432,7 @@ RETRY_INFO = [
     ],
 )
 async def test_errors_of_the_api(body: Any, kind: type[ModelError], wait: float | None) -> None:
-    """An error quotes the provider's message, and has the delay that its details request."""
+    """An error quotes the provider's message, and has the retry delay if the details give a valid one."""
     status = (body[0] if isinstance(body, list) else body)["error"]["code"]
     async with raw_server(whole(body, status)) as server:
         with pytest.raises(PromptEvaluationError) as raised:

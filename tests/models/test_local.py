@@ -93,7 +93,7 @@ def prompt_of(parts: list[ModelPart]) -> str:
 
 @on_a_loop
 async def test_the_first_call_is_forced_and_goes_through_the_gate():
-    """`first_call` forces a call with valid arguments through the gate. The answer is text, and costs nothing."""
+    """`first_call` forces a call with valid arguments, which goes through the gate. The answer is text, and costs nothing."""
     session = Session()
     invoked: list[ToolInvoked] = []
     session.dispatcher.subscribe(ToolInvoked, invoked.append)
@@ -417,7 +417,7 @@ else:
 
 @pytest.mark.parametrize("way", LEAVES)
 def test_a_process_can_end_and_fork_at_any_time(way: Literal["exit", "fork"]):
-    """A program can end in the middle of an answer. A forked child, which has no engine, gets an error."""
+    """A program can end in the middle of an answer. A forked child can't use the engine, and gets an error."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEAVES[way]], capture_output=True, text=True, timeout=500
     )

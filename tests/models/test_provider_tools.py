@@ -1,4 +1,4 @@
-"""Tests for how each wire asks for its provider's own tools, and what it reads from the answer."""
+"""Tests for how each wire asks for its provider's own tools, and for what it reads from the answer."""
 
 from __future__ import annotations
 

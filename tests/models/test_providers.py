@@ -324,7 +324,7 @@ async def test_prompt_model_takes_a_model_and_its_name(module: str):
     ],
 )
 def test_an_unknown_name(name: str, message: str):
-    """An unknown name is refused as soon as it is given, and the error never says to install the bridge."""
+    """An unknown model name is refused as soon as it is given, and the error never says to install the bridge."""
     for refuse in (model_named, check_name, lambda name: Agent(name, "Be brief.")):
         with pytest.raises(DefinitionError, match=message) as caught:
             refuse(name)
@@ -332,7 +332,7 @@ def test_an_unknown_name(name: str, message: str):
 
 
 def test_a_module_without_that_model(module: str, tmp_path: Path):
-    """A module that has no such model, or that can't be imported, is refused with an error that says so."""
+    """A model's name is refused if its module has no such model or can't be imported, and the error says which."""
     for attribute in ("text", "nothing"):
         with pytest.raises(DefinitionError, match=f"has no model called '{attribute}'"):
             model_named(f"{module}:{attribute}")

@@ -202,7 +202,7 @@ def test_a_tool_that_is_not_offered_cannot_be_chosen(wire: str) -> None:
 
 
 def test_kimi_gets_its_thoughts_back() -> None:
-    """A Kimi model gets back the thinking of its own calls, and a space for another model's calls. It is not forced to call."""
+    """A Kimi model gets back its own thinking with its calls, and a space in place of another model's. No call is forced."""
     quirks, wire = PROVIDERS["moonshotai"].quirks, "chat:moonshotai"
     whole = {
         "choices": [

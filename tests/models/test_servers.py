@@ -163,7 +163,7 @@ def test_a_script_that_is_refused_is_an_error(aimock_server: Aimock, llmock_serv
 
 
 def test_every_case_has_a_server_for_every_wire():
-    """Some third-party server can play each case of the contract on each wire, except for two cases on Gemini's."""
+    """Every case of the contract can be played on every wire by some third-party server, except for two cases on Gemini's."""
     for case, servers in CAN.items():
         whole_calls = {"arguments in pieces", "malformed arguments"}  # no server plays these on Gemini's wire
         wires = set(WIRES) if case in whole_calls else {*WIRES, GEMINI}

@@ -253,10 +253,10 @@ async def test_a_refusal_is_one_streamed_or_not(stream: bool) -> None:
 
 
 async def test_a_server_that_accepts_no_connection_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If no connection is made in time, the error says so. It does not report a server that sends no data."""
+    """If no connection is made in time, the error says so, and not that the server sent no data."""
     monkeypatch.setattr("handrail.models.http._CONNECT_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as opened:
-        for _ in range(3):  # the system accepts no more connections for the server than its backlog
+        for _ in range(3):  # the system accepts only the connections that fit in the server's backlog
             filler = opened.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(server.getsockname())
@@ -498,7 +498,7 @@ class Table(ModuleType):
 
     @dataclass
     class Usage:
-        """Token counts."""
+        """Counts of tokens and web searches."""
 
         input_tokens: int = 0
         output_tokens: int = 0
@@ -555,7 +555,7 @@ async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
 
 
 async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trailing line break in a key is harmless. One in the middle is an error that names the variable."""
+    """A trailing line break in a key is harmless. One in the middle raises an error that names the variable."""
     async with raw_server(said("ok")) as raw:
         adapter = Adapter(chat(raw, key_variable="PLANTED_KEY"), retry=ONCE)
         monkeypatch.setenv("PLANTED_KEY", f"{KEY}\n")

@@ -188,7 +188,7 @@ async def test_a_model_over_http_fills_the_form_in(tmp_path: Path) -> None:
 
 @pytest.mark.once
 def test_somebody_fills_the_form_in_at_a_terminal(tmp_path: Path) -> None:
-    """At a terminal, the form asks again for an invalid value.
+    """At a terminal, the form asks again if a value is invalid.
 
     It refuses an amount over the limit, and does not show the limit.
     """

@@ -67,7 +67,7 @@ def test_the_packages_that_wait_are_named_as_they_are_imported():
 
 
 def test_no_public_name_loads_the_command_line_or_the_terminal():
-    """No public name except `TerminalEnvironment` loads the command line or the terminal."""
+    """Importing public names other than `TerminalEnvironment` loads neither the command line nor the terminal."""
     names = "[getattr(handrail, name) for name in handrail.__all__ if name != 'TerminalEnvironment']"
     avoided = ("handrail.cli", "handrail.environment.terminal")
     assert [name for name in loaded_by(f"import handrail; {names}") if name.startswith(avoided)] == []

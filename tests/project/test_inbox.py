@@ -86,7 +86,7 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
     assert "approved by the example's rule: a bill of at most 500 euros" in said
     assert re.search(r"rolled back +book_bill failed: ValueError: '210 dollars' can't be booked", said)
 
-    # The tree has times and tokens, most of them from the model's cache.
+    # The tree shows times and token counts. Most input tokens are from the model's cache.
     assert re.search(r"├── ✓ sort_message +[\d.]+ s +\d+ in, [34]\d\d cached, \d+ out +0[123]-", said)
     assert re.search(r"✗ book_bill .*book_bill failed", said)
     assert re.search(r"\d of 3 as a person would", said)

@@ -53,7 +53,7 @@ def impatient(call: ast.Call, in_test: bool) -> str:
 
 
 def problems(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the description of each time limit in a file that a busy machine may exceed.
+    """Yield each line of a file with a time limit that a busy machine may exceed, and what is wrong with it.
 
     Waits are checked in coroutine tests only, because any other test may run its coroutines in virtual time.
     """

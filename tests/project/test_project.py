@@ -147,7 +147,7 @@ def test_layers_ask_for_a_place_for_a_new_module(tmp_path: Path):
 
 @pytest.mark.parametrize("line", ["import handrail", "from handrail import Tool", "from . import Tool"])
 def test_layers_find_imports_through_the_front(tmp_path: Path, line: str):
-    """layers.py reports a module that imports names from the package's own `__init__`."""
+    """layers.py reports a module that imports the package itself, or names from the package's `__init__`."""
     [finding] = layers(tmp_path, {"session.py": line})
     assert "through the package itself; import it from the module that defines it" in finding
 

@@ -178,7 +178,7 @@ OPEN = CLOSED.open(["guidance.search.rank"]).rendered
     ids=["unknown", "open", "several", "none", "opened-before", "empty"],
 )
 def test_what_can_not_be_opened_is_said_for_the_model(rendered: Any, paths: list[str], message: str):
-    """The error lists the paths that can't be opened and the sections that can."""
+    """The error says what is wrong with the paths, and which sections can be opened."""
     with pytest.raises(ToolValidationError) as caught:
         rendered.open(paths)
     assert str(caught.value) == message

@@ -343,7 +343,7 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
     ],
 )
 def test_a_wrong_file_is_refused_where_its_prompt_is_defined(text: str, message: str, tmp_path: Path):
-    """A wrong file is refused when its prompt is defined, with the path, the problem and a hint."""
+    """An invalid override file is refused when its prompt is defined. The error has the path, the problem and a hint."""
     file = write(tmp_path, text)
     with pytest.raises(PromptDefinitionError) as caught:
         trip(tmp_path)
@@ -443,7 +443,7 @@ def test_a_text_survives_being_written_as_toml(text: str):
 
 @given(texts, texts)
 def test_a_key_survives_being_written_as_toml(first: str, second: str):
-    """Each part of a path is one key, whatever characters it has."""
+    """Each part of a TOML table's path is written as one key, whatever characters it has."""
     assert tomllib.loads(f"[{toml_key('tools', first, second)}]\n") == {"tools": {first: {second: {}}}}
 
 

@@ -506,7 +506,7 @@ def test_tools_of_one_name_may_exclude_each_other():
 
 
 def test_the_opener_s_name_is_free_where_nothing_is_closed():
-    """The opening tool's name is refused only in a prompt with sections that can be closed."""
+    """A tool may have the opening tool's name, unless the prompt has sections that can be closed."""
     assert Prompt("p", "Text.", tools=[OPENER]).render().tools == (OPENER,)
     with pytest.raises(PromptDefinitionError):
         prompt(section(visibility="summary", summary="S", tools=[OPENER]))
@@ -613,7 +613,7 @@ def test_a_prompt_keeps_what_it_is_given():
 
 
 def test_a_prompt_can_be_subscripted():
-    """`Prompt[Model](...)` can be combined with `output=`."""
+    """A prompt made by `Prompt[Model](...)` equals one made by `Prompt(...)` with the same arguments."""
     assert Prompt[Model]("p", "Text.", output=Model) == Prompt("p", "Text.", output=Model)
 
 

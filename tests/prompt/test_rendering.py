@@ -133,7 +133,7 @@ def test_a_section_can_be_of_another_kind():
 
 
 def test_examples_are_written_as_the_model_would_send_them():
-    """An example's input is written as the model would send it. If there is no input, it is written as {}."""
+    """An example's input is written as the model would send it. A missing input is written as {}."""
 
     @dataclass
     class Query:
@@ -232,7 +232,7 @@ def test_params_can_be_a_pydantic_model():
     ids=["missing", "text", "other-type", "mapping", "none-wanted"],
 )
 def test_wrong_params_are_refused(prompt: Prompt[None], params: Any, message: str):
-    """Wrong params are refused with the prompt's name, the problem and what to pass."""
+    """Wrong params are refused. The error has the prompt's name, the problem and what to do."""
     with pytest.raises(PromptRenderError) as caught:
         prompt.render(params)
     assert str(caught.value) == message

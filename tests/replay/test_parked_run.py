@@ -135,7 +135,7 @@ async def test_it_is_told_again_where_a_handler_asks_again():
 
 
 async def test_it_does_not_rest_while_anything_is_at_work():
-    """A run is not at rest while a concurrent call still works."""
+    """A run is not at rest while a concurrent call is still working."""
     go = asyncio.Event()
     at_work = asyncio.Event()
 
@@ -159,7 +159,7 @@ async def test_it_does_not_rest_while_anything_is_at_work():
 
 
 async def test_a_model_asked_beside_a_question_is_at_work():
-    """A run is not at rest while one nested run waits for a person and another waits for its model."""
+    """A run with a nested run that waits for a person is not at rest while another nested run waits for its model."""
     go, asked = asyncio.Event(), asyncio.Event()
 
     class Slow(ScriptedModel):
@@ -283,7 +283,7 @@ async def test_an_environment_that_raises_at_rest_has_its_run_parked(caplog: pyt
 
 
 async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
-    """A run with calls at work can be parked only by force. No end is published for its interrupted calls, and finished calls stay.
+    """A run with calls at work can be parked only by force. No end is published for its interrupted calls, and finished calls are kept.
 
     When the run is resumed, an interrupted call is rerun if its effect allows that. Otherwise, its outcome is unknown.
     """

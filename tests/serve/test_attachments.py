@@ -1,4 +1,4 @@
-"""Attachments over HTTP come with a message, reach clients as references, and are served so that nothing in them can run."""
+"""Tests for attachments over HTTP: sent with messages, shown to clients as references, and served so that nothing in them runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def file(name: str, content: bytes) -> dict[str, str]:
 async def test_a_message_with_a_picture_and_a_picture_back(tmp_path: Path) -> None:
     """The model gets what a person attached, and clients get references to it and to what the tool returned.
 
-    The server serves the bytes of a reference, to authenticated clients only. An unknown reference, or a reference under another thread, gives 404.
+    Only an authenticated client gets the bytes that a reference names. An unknown reference, or one under another thread, gives 404.
     """
     script = ScriptedModel([ToolCall("plot", {}), "done"])
     async with serving(tmp_path, served(script)) as client:
@@ -147,7 +147,7 @@ async def test_ag_ui_parts_are_attachments(tmp_path: Path, part: dict[str, Any])
     ],
 )
 def test_nothing_that_can_run_is_shown(content: bytes, kind: str) -> None:
-    """Content is shown inline only if its bytes are of a type known to be harmless. Otherwise it is a download.
+    """Content is shown inline only if its bytes show that its type is harmless. Otherwise it is a download.
 
     Every response is sandboxed.
     """

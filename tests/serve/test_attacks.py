@@ -26,7 +26,7 @@ SAY = {"text": "hello"}
 
 @dataclass(frozen=True)
 class Attack:
-    """One row of the table, with the attack and the server's options that it needs."""
+    """One row of the table: an attack, and the server options that it needs."""
 
     name: str
     do: Callable[[Client], Awaitable[str]]
@@ -359,7 +359,7 @@ async def _(client: Client) -> str:
     async with asyncio.timeout(PATIENCE):
         said = await answer(reader)
         assert dripped < 100, "the server waited for all headers before it answered"
-        with contextlib.suppress(ConnectionError):  # a header after the response resets the connection
+        with contextlib.suppress(ConnectionError):  # a header sent after the response resets the connection
             assert await reader.read() == b""
     dripping.cancel()
     writer.close()
@@ -721,7 +721,7 @@ async def _(client: Client) -> str:
 
 @attack("a broken chunk while the answer is being sent", limits=Limits(body_bytes=1000, attachment_bytes=300))
 async def _(client: Client) -> str:
-    """A malformed chunk closes the connection, because uvicorn can't send a 400 in the middle of a response."""
+    """After a malformed chunk, uvicorn closes the connection, because it can't send a 400 in the middle of a response."""
     reader, writer = await client.connect()
     writer.write(
         client.head("POST", "/threads/a/messages", {"Content-Length": "-", "Transfer-Encoding": "chunked"})

@@ -1,4 +1,4 @@
-"""Tests that a snapshot has the events that tools emitted: while a run is live, when it is parked, and after a restart."""
+"""Tests that a snapshot includes the events that tools emitted: while a run is live, when it is parked, and after a restart."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_only_the_newest_events_of_a_call_are_kept(tmp_path: Path) -> None
 
 
 async def test_a_call_that_has_not_ended_shows_its_events(tmp_path: Path) -> None:
-    """A page that is loaded while a call works, waits or is parked shows the events that the run's calls have emitted so far."""
+    """A snapshot taken while a call works, waits or is parked includes the events that the run's calls have emitted so far."""
     held = Held()
     async with served(tmp_path, tools=[search, consult, held.tool]) as app:
         run_id = await app.thread().say(

@@ -382,7 +382,7 @@ async def test_a_revoked_session_ends_its_open_stream_before_anything_more_is_se
 async def test_an_expired_session_ends_its_open_stream_before_anything_more_is_sent(
     tmp_path: Path, kind: str
 ):
-    """The end of the run is not sent. A page that opens the stream again is refused with a 401, and shows the sign-in form."""
+    """Once its session has expired, a stream does not send the end of the run, and opening it again gives a 401."""
     people, clock = People(tmp_path / "people.db"), Clock()
     people.add("ann", secret=SECRET)
     message = {"id": "m", "role": "user", "content": "hold"}

@@ -211,7 +211,7 @@ async def test_a_viewer_sees_the_thread_while_a_tool_floods_it(tmp_path: Path) -
 
 @pytest.mark.parametrize(("leg", "ends"), [("mine", ["RUN_STARTED", "RUN_ERROR"]), ("", ["RUN_STARTED"])])
 async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: list[str]) -> None:
-    """A stream of one leg that falls behind ends with an error. A stream of all legs, as the page uses it, just ends."""
+    """A stream of one leg ends with an error if it falls behind. A stream of all legs, such as the page's, just ends."""
     feed = Feed("boot", most_items=10)
     feed.append([Event({"type": "RUN_STARTED", "runId": "mine"})])
     reading = follow(feed, 0, leg=leg)

@@ -1,4 +1,4 @@
-"""Tests for the list of threads: it has pages, contains each thread once, and can be searched by the first message."""
+"""Tests for the list of threads: it is paged, contains each thread once, and can be searched by the first message."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ async def test_the_same_answer_again_is_harmless_and_another_is_refused(tmp_path
         [second] = await thread.questions()
         await give(thread, second, {"n": 2})
         await over(thread)
-        assert await give(thread, second, {"n": 2}) == ""  # harmless even after the run has ended
+        assert await give(thread, second, {"n": 2}) == ""  # a repeated answer is harmless even after the run
         assert texts(await thread.messages())[2] == "pick_two: 1 and 2"
 
 

@@ -481,7 +481,7 @@ def test_a_person_at_a_terminal_can_not_approve_for_others(approvals: Any):
 
 
 def test_a_rule_that_asks_for_more_people_at_a_second_look_is_not_passed_with_the_first_approval():
-    """Policies are checked again after an approval. If they then require other approvers, it is not enough."""
+    """Policies are checked again after an approval. If they then require other approvers, that approval is not enough."""
 
     class Moody:
         name = "moody"

@@ -1,4 +1,4 @@
-"""For its threads' runs that workers execute, a server shows the same events as if it executed them itself."""
+"""When workers execute a thread's runs, the server shows the same events as if it executed the runs itself."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_no_call_is_charged_for_blocking_listeners(
 
 
 def test_another_sessions_listener_is_not_charged() -> None:
-    """A listener that blocks the event loop makes no session's calls time out."""
+    """If a listener blocks the event loop, no session's calls time out because of it."""
 
     async def main() -> None:
         mine, other = new_rig([work]), new_rig([work])
@@ -245,7 +245,7 @@ def test_a_listener_that_never_returns_does_not_hold_the_call(monkeypatch: pytes
 
 
 def test_a_clock_of_ones_own_is_left_alone() -> None:
-    """If the dispatcher has a different clock from the run, the time that listeners take is not subtracted from calls."""
+    """If the dispatcher has a different clock from the run, the time that listeners take is not subtracted from a call's time."""
 
     async def main() -> None:
         now = 1e6

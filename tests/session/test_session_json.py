@@ -62,7 +62,7 @@ class Model(BaseModel):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A msgspec struct with integer keys and bytes, which JSON does not have."""
+    """A msgspec struct with fields that JSON has no types for, such as bytes and a dict with integer keys."""
 
     by_number: dict[int, datetime]
     raw: bytes
@@ -196,8 +196,14 @@ def test_a_log_with_reducers_is_kept():
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        (SliceRules("log"), "Plan was saved as log without a key and is state without a key here"),
-        (SliceRules(key=lambda plan: plan.text), "Plan was saved as state with a key and is state without"),
+        (
+            SliceRules("log"),
+            "Plan was saved as a 'log' slice without a key, but is a 'state' slice without a key here",
+        ),
+        (
+            SliceRules(key=lambda plan: plan.text),
+            "Plan was saved as a 'state' slice with a key, but is .* without",
+        ),
     ],
 )
 def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str):
@@ -210,7 +216,7 @@ def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str
 
 
 def test_our_own_facts_need_not_be_named():
-    """Handrail's own events load without naming their types. Params, results and emitted events become plain data."""
+    """Handrail's own events can be loaded without `types`. Params, results and emitted events become plain data."""
     session = Session(id="s1")
     facts = [
         ToolStarted("1", "tool", ("outer", "tool"), 0.25, RUN),
@@ -306,7 +312,7 @@ def test_a_name_in_the_text_never_imports_or_finds_anything_else():
     ],
 )
 def test_damaged_text_is_refused(data: bytes, words: str):
-    """Text that is damaged, or saved in another version, raises a `SessionError` that says what is wrong."""
+    """Text that is damaged, or in another version of the format, raises a `SessionError` that says what is wrong."""
     with pytest.raises(SessionError, match=words):
         load(data, types=[Plan, Record])
 
@@ -360,7 +366,7 @@ class Bare:
     ],
 )
 def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: str):
-    """A session with an item or a config that can't be saved is refused, and the error says which."""
+    """`save` refuses an item or a config that can't be saved, and two types with one name. The error names the cause."""
     session = Session(id="s1")
     fill(session)
     with pytest.raises(SessionError, match=words):

@@ -158,7 +158,7 @@ class CutDisk(KillingDisk):
 
     def _lose(self) -> None:
         unsynced = [each for each in self._names if each[2]]
-        # The disk may already have written none, some or all of the changes, in their order.
+        # The disk may already have written none, some or all of the changes, oldest first.
         kept = max(0, random.Random(self._points.passed).randint(-len(unsynced), len(unsynced)))
         for what, how, _ in reversed(unsynced[kept:]):
             if what == "made":

@@ -3,8 +3,8 @@
 In the README each block runs in its own namespace and folder. On a page of `docs/`, all blocks share one namespace and
 one folder. These marks, each on the line directly before a fence, have an effect:
 
-- `<!-- continues -->` before a python fence of the README continues the previous python block.
-- `<!-- anew -->` before a python fence of a page starts again with an empty namespace and folder.
+- `<!-- continues -->` before a python fence in the README continues the previous python block.
+- `<!-- anew -->` before a python fence on a page starts again with an empty namespace and folder.
 - `<!-- runs on NAME -->` before a python fence says that the code needs another library. It runs where that library is
   installed.
 - `<!-- prints -->` before a text fence says that the python block before it prints exactly this text.

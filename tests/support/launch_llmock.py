@@ -2,8 +2,8 @@
 
 .components/llmock/bin/python tests/support/launch_llmock.py
 
-The script runs on the Python of llmock's own venv. Tests script and inspect the server over llmock's control API,
-/_llmock.
+The script runs on the Python of llmock's own venv. The tests set the server's answers and inspect its requests over
+llmock's control API, /_llmock.
 """
 
 import functools

@@ -1,9 +1,9 @@
-"""Answers of providers as bytes, and models that receive them without a network.
+"""Providers' answers as bytes, and models that receive them without a network.
 
     await answered("chat", [body, …], stream=True)    run a prompt against these response bodies
     EVENTS["chat"], WHOLE["chat"]                     strategies: the events of a stream, and complete answers
 
-The strategies draw what the provider's documentation describes, with any text as names, ids and arguments, any JSON
+The strategies draw what the providers' documentation describes, with any text as names, ids and arguments, any JSON
 in place of some values, and the events in any order.
 """
 
@@ -334,7 +334,7 @@ _BLOCK_EVENT = st.one_of(
 def _ending(
     events: st.SearchStrategy[Any], end: st.SearchStrategy[Any], most: int = 7
 ) -> st.SearchStrategy[list[Any]]:
-    """Return a strategy for streams that mostly end as they should."""
+    """Return a strategy for streams, most of which end as they should."""
     whole = st.tuples(st.lists(events, max_size=most), end).map(lambda each: [*each[0], each[1]])
     return whole | whole | whole | st.lists(events | end, max_size=most)
 

@@ -87,7 +87,7 @@ def streamed(*events: Any, end: bytes = b"data: [DONE]\n\n") -> bytes:
 
 
 def said(content: Any = "ok", usage: Any = None, **more: Any) -> bytes:
-    """Return a complete chat completion."""
+    """Return the bytes of a response that contains a complete chat completion."""
     answer: dict[str, Any] = {
         "choices": [{"message": {"role": "assistant", "content": content, **more}, "finish_reason": "stop"}]
     }

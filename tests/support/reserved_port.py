@@ -9,10 +9,10 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def reserved_port(host: str = "127.0.0.1") -> Generator[int]:
-    """Yield a port of this address that the system gives to nobody else until the block ends.
+    """Yield a port on this address that the system assigns to nobody else until the block ends.
 
-    This process keeps a socket on the port, but does not listen there. A server that sets `SO_REUSEADDR`, as almost all
-    do, can therefore listen on it.
+    This process keeps a socket bound to the port, but does not listen on it. A server that sets `SO_REUSEADDR`, as
+    almost all do, can therefore listen on it.
     """
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

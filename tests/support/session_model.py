@@ -10,14 +10,14 @@ from handrail.session import Items, Session, SessionFork, SliceRules
 
 @dataclass(frozen=True)
 class Note:
-    """State of which every value is kept, in order."""
+    """A piece of state. All pieces are kept, in order."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Put:
-    """State of which the newest value for each key is kept."""
+    """A piece of state. Only the newest piece for each key is kept."""
 
     key: int
     number: int
@@ -63,7 +63,7 @@ def new_session() -> Session:
 
 
 def contents(place: Session | SessionFork) -> dict[str, Any]:
-    """Return the contents of each slice in `SLICES`, of a session or a fork. This does not count as a read."""
+    """Return what a session or a fork contains for each class in `SLICES`. This does not count as a read."""
     root = place if isinstance(place, Session) else place.root
     return {kind.__name__: root.slice_in(place.state, kind).all() for kind in SLICES}
 

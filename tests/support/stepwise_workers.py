@@ -79,9 +79,10 @@ FAILS = "limits: {requests: 2}"
 
 
 def team(at: Path, **front: str) -> WorkerRegistry:
-    """Return a registry with the workers main, outer, whole, steps and more. `front` holds more front matter for workers other than main, by name.
+    """Return a registry with the workers `main`, `outer`, `whole`, `steps` and `more`.
 
-    Only `steps` and `more` commit each call.
+    Only `steps` and `more` commit each call. `front` holds more front matter for the workers other
+    than `main`, by name.
     """
     texts = {
         "main": f"---\n{_OWN}\nworkers: [outer, steps, more, whole]\n---\nGo.",

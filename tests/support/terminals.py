@@ -87,7 +87,7 @@ class Window:
         return bool(termios.tcgetattr(self.slave)[3] & termios.ECHO)
 
     def wait_for(self, part: str, times: int = 1) -> None:
-        """Wait until the terminal's text contains this part this many times."""
+        """Wait until this part occurs in the terminal's text at least this many times."""
         until = time.monotonic() + PATIENCE
         while self.text().count(part) < times:
             assert time.monotonic() < until, f"{part!r} was not written {times} times:\n{self.text()}"

@@ -59,7 +59,7 @@ class _UnderPolicy:
 
 @contextlib.contextmanager
 def served() -> Generator[str]:
-    """Serve the components' test page on a free port of loopback, and yield its address."""
+    """Serve the components' test page on a free loopback port, and yield its address."""
     app = Starlette(
         routes=[
             Route("/", lambda _: FileResponse(TEST_PAGE / "widgets.html")),
@@ -124,7 +124,7 @@ class Widgets:
         )
 
     def begin(self) -> None:
-        """Reset the window's size, its storage and the recorded errors."""
+        """Reset the window's size, its storage, and the recorded and the expected errors."""
         self.expected.clear()
         self._wrong.clear()
         self.page.set_viewport_size({"width": 1100, "height": 800})

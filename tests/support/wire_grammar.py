@@ -3,13 +3,13 @@
     problems("chat", body)          what the API would refuse in this request body, or []
     check("/v1/messages", body)     raises `WireRefused` with the problems; other paths are ignored
 
-The checker implements what the providers document or reply with, and shares no code with `handrail.models`. It is meant
-to accept only requests that the provider accepts, whatever a model said earlier in the conversation.
+The checker implements rules that the providers document or enforce, and shares no code with `handrail.models`. It is
+meant to accept only requests that the provider accepts, whatever a model said earlier in the conversation.
 
-Rules for all wires: one JSON object in valid UTF-8, with no field twice at its top level, finite numbers, no lone surrogate,
-and no more than DEEPEST levels (System.Text.Json reads 64, serde_json 128). The names of tools and calls match
-`[a-zA-Z0-9_-]{1,64}`. Each call has exactly one result, directly after the message with the call. Each result has a
-call. The ids of calls are unique; on the Gemini wire, within one content.
+Rules for all wires: one JSON object in valid UTF-8, with no repeated key in any object, finite numbers, no lone
+surrogate, and no more than DEEPEST levels (System.Text.Json reads 64, serde_json 128). The names of tools and calls
+match `[a-zA-Z0-9_-]{1,64}`. Each call has exactly one result, directly after the message with the call. Each result has
+a call. The ids of calls are unique; on the Gemini wire, within one content.
 
 Chat completions, https://platform.openai.com/docs/api-reference/chat/create:
   roles system, developer, user, assistant and tool, with their own fields; `arguments` is the JSON text of an object,
@@ -37,10 +37,10 @@ blocks of a provider's own tools, are accepted with any content. A name that beg
 known yet.
 
 Gemini, https://ai.google.dev/api/generate-content and https://ai.google.dev/gemini-api/docs/function-calling:
-  contents of user and model alternate, beginning with user; each part has one content; the responses of a turn begin
-  the next content, as many as there were calls (https://github.com/google-gemini/gemini-cli/issues/5443), with the same
-  ids and names; names begin with a letter or an underscore; `args` and `response` are objects; text is empty only in a
-  thought or beside a signature; a content with calls has a signature
+  contents of user and model alternate, beginning with user; each part has exactly one kind of data; the responses of a
+  turn begin the next content, as many as there were calls (https://github.com/google-gemini/gemini-cli/issues/5443),
+  with the same ids and names; names begin with a letter or an underscore; `args` and `response` are objects; text is
+  empty only in a thought or beside a signature; a content with calls has a signature
   (https://ai.google.dev/gemini-api/docs/thought-signatures); nothing but `$` words beside a `$ref`; 20 MB.
 """
 

@@ -30,7 +30,7 @@ def sound(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
 
 
 class Watched:
-    """A session that records all its events."""
+    """A session, and a list of all events that it publishes."""
 
     def __init__(self) -> None:
         self.session = Session(id="session")

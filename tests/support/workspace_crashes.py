@@ -37,7 +37,10 @@ _CHANGES = {
 
 
 def _watch(base: Path, points: Points) -> None:
-    """Reach a point before each file below `base` is opened for writing, and before each change of a name or mode anywhere."""
+    """Install an audit hook that reaches a point before each change to the files on this host.
+
+    These are the operations in `_CHANGES`, and the opening of a file below `base` for writing.
+    """
 
     def heard(event: str, arguments: tuple[Any, ...]) -> None:
         is_written = (

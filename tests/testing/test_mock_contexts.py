@@ -273,7 +273,7 @@ def test_only_contexts_made_here_have_a_record():
 
 @dataclass(frozen=True)
 class Kept:
-    """A state item."""
+    """A piece of state that a test adds to a session."""
 
     number: int
 

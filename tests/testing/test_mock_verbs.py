@@ -23,7 +23,7 @@ from handrail.testing.contexts import MockApprovals
 
 @dataclass(frozen=True)
 class Name:
-    """An answer."""
+    """The type of the reply that a test asks a model for."""
 
     name: str
 

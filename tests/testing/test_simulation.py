@@ -248,7 +248,8 @@ def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
 def test_a_run_recorded_in_postgresql_survives_the_same_crashes(scenario: Scenario):
     """A run that is recorded in PostgreSQL keeps the laws of its scenario.
 
-    In a deep run, each of six scenarios is crashed at all points. Its restarted process is crashed too, unless it has secret answers.
+    In a deep run, each of six scenarios is crashed at all points. The restarted process is crashed too, except in the
+    scenario with secret answers.
     """
     url, is_secret = postgres.new_url(), scenario is VAULT
     sampled: dict[str, Any] = {"write_every": 20, "step_every": 150, "overtaken_every": 50}

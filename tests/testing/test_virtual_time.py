@@ -54,7 +54,7 @@ def test_time_stands_still_while_something_runs():
 
 
 def test_timers_fire_in_their_order():
-    """Timers fire by time and, if they are due at the same time, in the order in which they were set."""
+    """Timers fire when they are due. Those that are due at the same time fire in the order in which they were set."""
     order: list[tuple[str, float]] = []
 
     async def main() -> None:

@@ -185,7 +185,7 @@ def test_a_tool_without_params_has_no_paths():
 
 
 def test_declared_says_what_occurs_anywhere():
-    """`declared` has each access, read or write, that occurs anywhere in the type."""
+    """`declared` contains each kind of access, read or write, that occurs anywhere in the type."""
     assert PathFinder(Copy).declared == {"read", "write"}
     assert PathFinder(Tree).declared == {"read"}
     assert PathFinder(Box[dict[str, Folder | None]]).declared == {"write"}

@@ -42,7 +42,7 @@ def test_its_limits_are_part_of_its_value() -> None:
     ],
 )
 def test_a_wrong_definition_says_what_to_pass(name: Any, limits: dict[str, Any], problem: str) -> None:
-    """An unknown name or an invalid limit is refused when the tool is defined."""
+    """An unknown name, an invalid limit, or a missing or invalid store is refused when the tool is defined."""
     with pytest.raises(ToolDefinitionError) as raised:
         ProviderTool(name, **limits)
     assert problem in str(raised.value)

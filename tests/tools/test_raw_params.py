@@ -78,7 +78,7 @@ def test_secrets_are_masked() -> None:
 
 
 def test_a_secret_beside_a_reference_is_masked() -> None:
-    """A secret is masked if it is described beside a reference, or by an anchor that a reference names."""
+    """A secret is masked even if `writeOnly` is beside a reference, or in a schema whose anchor a reference names."""
     schema = {
         "type": "object",
         "$defs": {"login": {"$anchor": "login", "properties": {"user": {"type": "string"}}}},

@@ -49,7 +49,7 @@ def call(made: Tool[Any, Any], arguments: Any = "", context: ToolContext | None 
 
 
 def test_ok_is_a_success_with_its_value():
-    """`ToolResult.ok` has a value and an optional message."""
+    """`ToolResult.ok` makes a success from a value and an optional message."""
     assert ToolResult.ok(3) == ToolResult("", 3, True, False)
     assert ToolResult.ok(3, "three") == ToolResult("three", 3)
     assert ToolResult.ok(3, exclude_value_from_context=True).exclude_value_from_context is True
@@ -65,7 +65,7 @@ def test_ok_takes_a_message_without_a_value():
 
 
 def test_error_is_a_failure_with_its_message():
-    """`ToolResult.error` has a message and an optional value."""
+    """`ToolResult.error` makes a failure from a message and an optional value."""
     assert ToolResult.error("no") == ToolResult("no", None, False, False)
     assert ToolResult.error("no", 3) == ToolResult("no", 3, False)
 
@@ -114,7 +114,7 @@ class Guest(BaseModel):
     ],
 )
 def test_render_is_what_the_model_sees(result: ToolResult[Any], shown: str):
-    """A result renders as its message and then its value, if it has them, and never as empty text."""
+    """A result renders as its message and then its value, unless the value is excluded, and never as empty text."""
     assert result.render() == shown
 
 
@@ -449,7 +449,7 @@ def test_tool_with_empty_parentheses():
 
 
 def test_tools_of_methods_partials_and_objects():
-    """A tool can be made from a method, a partial or a callable object. The function's docstring is its description."""
+    """A tool can be made from a method, a partial or a callable object, and is described by its docstring."""
 
     class Station:
         factor = 3
@@ -921,7 +921,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("outer", "inner"), list(itertools.product(EFFECT_TABLE, EFFECT_TABLE)))
 def test_effects_compose(outer: Effect, inner: Effect):
-    """A pure, read or staged call may not use a stronger effect, and the error names both effects."""
+    """A pure, read or staged call may not use a tool with a stronger effect, and the error names both effects."""
     refused = inner in REFUSED.get(outer, [])
     words = f"a {outer!r} call may not use a tool whose effect is {inner!r}"
     assert refusal(outer, inner) == (words if refused else None)

@@ -90,7 +90,7 @@ async def test_a_nested_worker_has_the_bytes_that_it_was_given(tmp_path: Path) -
 
 
 async def test_a_nested_worker_gets_its_attachments_without_a_journal(tmp_path: Path) -> None:
-    """A worker that is called with the path of a file gets the file as an attachment, also if nothing is recorded."""
+    """A worker that is called with the path of a file gets the file as an attachment, even if nothing is recorded."""
     registry = sound(tmp_path, TOOLS, sender=MAIN, main="---\nworkers: [sender]\n---\nGo.")
     call = ToolCall("sender", {"input": "go", "attachments": ["a.txt"]})
     sender = ScriptedModel([ToolCall("send", {}), "sent"])
@@ -101,7 +101,7 @@ async def test_a_nested_worker_gets_its_attachments_without_a_journal(tmp_path: 
 
 
 class Blobs:
-    """A stand-in for a journal that only has blobs, in memory."""
+    """A stand-in for a journal. It keeps only blobs, in memory."""
 
     def __init__(self) -> None:
         self.blobs = self

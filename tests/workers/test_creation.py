@@ -273,7 +273,7 @@ async def test_a_second_of_one_name_takes_the_place_of_the_first(registry: Worke
     ],
 )
 async def test_a_session_that_was_tampered_with_gives_no_rights(registry: WorkerRegistry, text: str) -> None:
-    """A created worker is checked again when it is called, and is refused if the session was changed to give it more rights."""
+    """A created worker is checked again at each call, and refused if the session's copy is invalid or adds rights."""
     session = Session()
     policies = "policies: [capability: {allow: [own, fs.read]}]\n" if "policies" not in text else ""
     session.dispatch(WorkerCreated("main", "adder", text.replace("---\nname", f"---\n{policies}name", 1)))

@@ -179,7 +179,10 @@ async def confirm(context: WorkerUserContext) -> str:
 
 
 async def test_a_workers_tool_can_require_a_person(tmp_path: Path) -> None:
-    """A `WorkerUserContext` gives a tool the worker's registry and a person to ask. Without either, it is not offered."""
+    """A `WorkerUserContext` gives a tool the worker's registry and a person to ask.
+
+    Without a worker or a person, the tool is not offered.
+    """
     registry = sound(
         tmp_path, ASKS, main="---\ntools: [confirm]\nworkers: [helper]\n---\nGo.", helper="---\n---\nHelp."
     )

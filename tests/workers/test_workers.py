@@ -473,7 +473,7 @@ async def test_attachments_reach_the_worker(tmp_path: Path) -> None:
     ],
 )
 async def test_attachments_are_held_to_the_callees_rule(tmp_path: Path, given: list[Any], said: str) -> None:
-    """The path of an attachment and the callee's rules on count, size and suffix are checked before the callee runs."""
+    """The paths, encoding, count, size and suffixes of attachments are checked before the callee runs."""
     registry = sound(tmp_path, main="---\nworkers: [reader]\n---\nGo.", reader=TAKES)
     files = MemoryFilesystem()
     files.write("a.txt", "hello")

@@ -341,9 +341,9 @@ def _shown(event: object) -> str:
 def paths_of(attempt: Attempt, params: Any, ran: bool) -> tuple[str, ...] | None:
     """Return the paths that a call names.
 
-    Before the call runs, the targets of their links are included; after it has run in its fork, the paths that it
-    changed there. Returns None if the paths can't be known, because one is invalid or something other than files may
-    have changed.
+    Before the call runs, the paths that these resolve to are included. After it has run in its fork, the paths that it
+    changed there are included. Returns None if the paths can't be known, because one is invalid or something other than
+    files may have changed.
     """
     found: list[str] = []
     try:

@@ -285,8 +285,8 @@ def transient_in(error: BaseException) -> TransientError | None:
 def _deciding(error: BaseException) -> BaseException:
     """Return the error that decides the outcome.
 
-    In a group, it is the first `VisibilityExpansionRequired` or `PromptEvaluationError`, or else the only error. If there are
-    several others, the group itself decides.
+    In a group, this is the first `VisibilityExpansionRequired` or `PromptEvaluationError`. If there is none, it is the
+    group's only error, or the group itself if it has several.
     """
     leaves = list(leaves_of(error))
     for each in leaves:

@@ -235,7 +235,7 @@ def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
     """Check that a handler's result can be shown and, if it is a success, has the declared type.
 
     Raises `SignatureMismatch` if the result is not a `ToolResult`, `Unsuccessful` if it is a failure whose value can't be
-    shown, and `WrongResult` for any other problem. The call is not committed yet, so it fails and is undone.
+    shown, and `WrongResult` for any other problem. In each case the call is not committed yet, so it is undone.
     """
     declared = tool.result_class
     if type(result) is _RESULT:

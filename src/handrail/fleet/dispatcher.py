@@ -42,7 +42,7 @@ class Engine(Dispatcher, Protocol):
     async def work(self, execute: Execute, queues: Sequence[str], limit: int, /) -> None:
         """Execute legs of runs in these queues, at most `limit` at once, until cancelled.
 
-        When it is cancelled, no further leg starts. The worker finishes those that have started.
+        When this is cancelled, no further leg starts. The worker finishes those that have started.
         """
         ...
 

@@ -150,7 +150,8 @@ class People:
         for role in sorted(given):
             if not _ROLE.fullmatch(role):
                 raise DefinitionError(
-                    f"{role!r} can't be a role. Use {', '.join(ROLES)}, or another name of up to 32 lowercase letters."
+                    f"{role!r} can't be a role. Use {', '.join(ROLES)}, or a name that begins with a lowercase letter and "
+                    "has at most 32 lowercase letters, digits, '.', '_' and '-'."
                 )
         if given.isdisjoint(ROLES):
             given.add("approver" if given else "user")

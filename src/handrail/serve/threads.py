@@ -140,12 +140,12 @@ class Threads:
         return [thread for thread in list(self._known.values()) if thread.live is not None]
 
     def unfinished(self, principal: str) -> int:
-        """Return the number of a principal's runs that are active in this process, or parked and watched by it."""
+        """Return the number of a principal's runs that are in progress in this process, or parked and watched by it."""
         active = {(each.principal, each.id) for each in self.running()}
         return sum(1 for key in active | self._waiting.keys() if key[0] == principal)
 
     async def count_unfinished(self, principal: str) -> int:
-        """Return the number of a principal's unfinished runs, including those submitted to workers, if any are."""
+        """Return the number of a principal's unfinished runs, including submitted ones if this app submits its runs."""
         if self._setup.submit is None:
             return self.unfinished(principal)
         newest = await self.journal.runs.list(principal=principal, limit=_MOST_COUNTED)

@@ -242,13 +242,13 @@ def _check_kept_alike(session: Session, kind: type, contents: _SavedSlice) -> No
         was, now = _manner(contents.kind, contents.keyed), _manner(rules.kind, rules.key is not None)
         raise SessionError(
             session.id,
-            f"{kind.__name__} was saved as {was} and is {now} here",
+            f"{kind.__name__} was saved as {was}, but is {now} here",
             "Pass the rules it was saved with: load(data, slices={...}).",
         )
 
 
 def _manner(kind: str, keyed: bool) -> str:
-    return f"{kind} {'with' if keyed else 'without'} a key"
+    return f"a {kind!r} slice {'with' if keyed else 'without'} a key"
 
 
 def _encoded(item: Any, session: str) -> bytes:

@@ -360,7 +360,7 @@ def _put_body(response: Response, data: bytes) -> None:
 
 
 def _joined(data: bytes) -> Iterable[str]:
-    """Join the strings that a stream's events have at the same place, and return the joined texts.
+    """Join the strings that a stream's events have at the same place, and return the joined strings.
 
     Events with an index, such as the pieces of several calls, are joined by index too.
     """

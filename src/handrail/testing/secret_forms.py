@@ -1,4 +1,4 @@
-"""`Secret`: a text that must not be written to a recording, in any of the forms in which HTTP traffic contains it."""
+"""`Secret`: a string that must not be written to a recording, in any of the forms it can have in HTTP traffic."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ESCAPE = re.compile(r"%[0-9A-F]{2}")
 
 @dataclass(frozen=True)
 class Secret:
-    """A secret text. It is found as plain text, escaped in JSON, percent-encoded, and inside base64."""
+    """A secret string. It is found as plain text, escaped in JSON, percent-encoded, and inside base64."""
 
     text: str
 
     def replaced_in(self, text: str) -> str:
-        """Return a text with `[secret]` in place of every occurrence of the secret, in any of its forms."""
+        """Return `text` with `[secret]` in place of every occurrence of the secret, in any of its forms."""
         for form in self._forms:
             text = text.replace(form, SCRUBBED)
         return _BASE64.sub(lambda found: self._replaced_in_base64(found[0]), text)
@@ -51,7 +51,7 @@ class Secret:
 
 
 def _json_forms(text: str) -> list[str]:
-    """Return the forms of a text in a JSON string. Some servers also escape slashes."""
+    """Return the forms that `text` can have in a JSON string. Some servers also escape slashes."""
     forms = [json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)]
     return [*forms, *(form.replace("/", "\\/") for form in forms)]
 

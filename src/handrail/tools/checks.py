@@ -67,7 +67,7 @@ def is_name(name: object) -> bool:
 
 
 def name_hint(name: object, otherwise: str = "my_tool") -> str:
-    """Return a hint that says which names are allowed. If `name` is a non-empty text, the hint also suggests a replacement."""
+    """Return a hint that says which names are allowed and, if `name` is a non-empty string, suggests another."""
     allowed = "Use 1 to 64 of the characters a-z, 0-9, '_' and '-'"
     if not isinstance(name, str) or not name:
         return f"{allowed}."

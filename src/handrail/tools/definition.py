@@ -96,8 +96,8 @@ class Tool(Generic[ParamsT, ResultT]):
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Whether the handler only makes inner calls and asks questions.
 
-    If so, a resumed run can re-enter it from the top, whatever its effect. If something that a call read has changed,
-    the call ends in a conflict instead of running again, since the handler may have asked somebody.
+    If so, a resumed run can re-enter it from the top, whatever its effect. If a call would have to run again because
+    its reads are out of date, it ends in a conflict instead, since the handler may have asked somebody.
     """
     shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
         init=False, repr=False, compare=False, default=None
@@ -173,7 +173,7 @@ class Tool(Generic[ParamsT, ResultT]):
     def _parse_slowly(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
         data = arguments if isinstance(arguments, str | bytes) else None
         if data is not None and data.strip() in _NOTHING[type(data)]:
-            data = "{}"  # models send these for no arguments
+            data = "{}"  # models send these when there are no arguments
         if self._schema is None:
             if (arguments if data is None else _decoded(data)) != {}:
                 raise ToolValidationError(f"{self.name} takes no arguments. Call it with {{}}.")

@@ -23,7 +23,7 @@ from handrail.workers.front_matter import AttachmentRule
 
 NO_ATTACHMENTS = AttachmentRule(count=0)
 _SHOWN = 16 * 1024
-"""Maximum total size, in bytes, of the texts included in the message. The model reads other texts with a tool."""
+"""Maximum total bytes of the text attachments that the message includes. The model reads the others with a tool."""
 _PAGE = 400
 
 
@@ -166,8 +166,8 @@ def visible_to(model: Model, attachments: Sequence[Attachment]) -> tuple[Attachm
 def message_with(input: str, attachments: Sequence[Attachment], shown: Sequence[Attachment] = ()) -> str:
     """Build the message to the worker's model: the input, then the attachments.
 
-    Texts are included in full, up to a total of `_SHOWN` bytes. For any other attachment, the message has its name and
-    size, and says whether it is attached (if it is in `shown`), can be read with a tool, or is not text.
+    Text attachments are included in full, up to a total of `_SHOWN` bytes. For any other attachment, the message has
+    its name and size, and says whether it is attached (if it is in `shown`), can be read with a tool, or is not text.
     """
     if not attachments:
         return input

@@ -127,7 +127,7 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
     unknown = [name for name in tools if name not in own]
     if unknown:
         raise ToolValidationError(
-            f"{', '.join(unknown)}: not among your own tools, the only ones that a worker of yours may have. "
+            f"{', '.join(unknown)}: not among your own tools, and a worker that you create may have no others. "
             f"Your tools are: {', '.join(own) or 'none'}."
         )
     front: dict[str, Any] = {

@@ -317,7 +317,7 @@ def _within(context: Any, value: Any) -> Any:
     Raises `ValueError` if the value is neither text nor a list, or if there is too much work.
     """
     if not isinstance(value, str | list | tuple):
-        raise ValueError("`in` needs a text or a list")
+        raise ValueError("`in` needs text or a list")
     context[_METER].take(len(cast("str | list[Any]", value)))
     return cast("Any", value)
 

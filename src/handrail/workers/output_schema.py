@@ -15,33 +15,6 @@ from handrail.errors import DefinitionError
 from handrail.schema import Schema
 from handrail.workers.problems import Refuse
 
-_WORDS = frozenset(
-    [
-        "type",
-        "title",
-        "description",
-        "default",
-        "examples",
-        "properties",
-        "required",
-        "additionalProperties",
-        "items",
-        "enum",
-        "const",
-        "anyOf",
-        "oneOf",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "minItems",
-        "maxItems",
-    ]
-)
 _BOUNDS = {
     "minimum": "ge",
     "maximum": "le",
@@ -54,12 +27,20 @@ _BOUNDS = {
     "minItems": "min_length",
     "maxItems": "max_length",
 }
+_NUMERIC = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"])
 _FOR = {
-    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
-    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
-    "string": {"minLength", "maxLength", "pattern"},
-    "array": {"minItems", "maxItems"},
+    "number": _NUMERIC,
+    "integer": _NUMERIC,
+    "string": frozenset(["minLength", "maxLength", "pattern"]),
+    "array": frozenset(["items", "minItems", "maxItems"]),
+    "object": frozenset(["properties", "required", "additionalProperties"]),
 }
+"""The keywords that are checked for each type. Other types have none."""
+_NOTES = frozenset(["title", "description", "default", "examples"])
+"""Keywords that restrict nothing."""
+_CHOICES = ("const", "enum", "anyOf", "oneOf")
+"""Keywords that define a schema by themselves. The first of them that a schema has is used."""
+_WORDS = frozenset(["type", *_NOTES, *_CHOICES]).union(*_FOR.values())
 _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
 
 
@@ -84,7 +65,8 @@ def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | 
     """Create the type of the answers that match a schema. If the schema can't be used, reports why and returns None."""
     builder = _Builder(refuse)
     if schema.get("type") == "object" and schema.get("properties"):
-        made = builder.model(schema, "output", _Answer)
+        is_checked = builder.has_only_checked_words(schema, "output")
+        made: Any = builder.model(schema, "output", _Answer) if is_checked else None
     else:
         made = create_model("Answer", __base__=_Wrapped, value=(builder.type_of(schema, "output"), ...))
     if builder.refused:
@@ -113,13 +95,8 @@ class _Builder:
         if not isinstance(given, Mapping):
             return self.refuse(where, "it is not a schema", "Write `type: string`, or another schema.")
         schema = cast("Mapping[str, Any]", given)
-        unknown = [word for word in schema if word not in _WORDS]
-        if unknown:
-            return self.refuse(
-                f"{where}.{unknown[0]}",
-                f"`{unknown[0]}` is not supported here and would not be checked",
-                f"Leave it out. Supported are {', '.join(sorted(_WORDS))}.",
-            )
+        if not self.has_only_checked_words(schema, where):
+            return Any
         if "const" in schema or "enum" in schema:
             return self._choice(schema, where)
         several = schema.get("anyOf", schema.get("oneOf"))
@@ -137,6 +114,27 @@ class _Builder:
             return self.refuse(where, "it has no type", "Write `type: string`, for example.")
         return self._of_kind(kind, schema, where)
 
+    def has_only_checked_words(self, schema: Mapping[str, Any], where: str) -> bool:
+        """Return whether every keyword of a schema is checked or restricts nothing. If one is not, reports it."""
+        choice = next((word for word in _CHOICES if word in schema), None)
+        kind: Any = schema.get("type")
+        kinds = cast("list[Any]", kind) if isinstance(kind, list) else [kind]
+        if choice is None:
+            checked = _NOTES.union(["type"], *(_FOR.get(each, ()) for each in kinds if isinstance(each, str)))
+        else:
+            checked = _NOTES | {choice} | ({"type"} if choice in ("const", "enum") else set[str]())
+        word = next((word for word in schema if word not in checked), None)
+        if word is None:
+            return True
+        if word not in _WORDS:
+            problem = f"`{word}` is not supported here and would not be checked"
+            hint = f"Leave it out. Supported are {', '.join(sorted(_WORDS))}."
+        else:
+            beside = f"beside `{choice}`" if choice else "with this type" if kind else "without a type"
+            problem, hint = f"`{word}` would not be checked {beside}", "Leave it out, or change the schema."
+        self.refuse(f"{where}.{word}", problem, hint)
+        return False
+
     def _of_kind(self, kind: Any, schema: Mapping[str, Any], where: str) -> Any:
         if kind == "object":
             return self._object(schema, where)
@@ -147,7 +145,9 @@ class _Builder:
         else:
             near = ", ".join([*_PLAIN, "object", "array"])
             return self.refuse(f"{where}.type", f"there is no type {kind!r}", f"The types are {near}.")
-        bounds = {_BOUNDS[word]: schema[word] for word in _FOR.get(kind, ()) if word in schema}
+        bounds = {
+            _BOUNDS[word]: schema[word] for word in _FOR.get(kind, ()) if word in schema and word in _BOUNDS
+        }
         return Annotated[made, Field(**bounds)] if bounds else made
 
     def _choice(self, schema: Mapping[str, Any], where: str) -> Any:
@@ -165,6 +165,8 @@ class _Builder:
         more = schema.get("additionalProperties")
         if schema.get("properties"):
             return self.model(schema, where, BaseModel)
+        if schema.get("required") or more is False:
+            return self.refuse(where, "its fields are not named", "Write them as `properties`.")
         if isinstance(more, Mapping):
             return dict[str, self.type_of(more, f"{where}.additionalProperties")]
         return dict[str, Any]

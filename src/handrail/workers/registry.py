@@ -198,7 +198,7 @@ class WorkerRegistry:
         )
 
     def _effect_of(self, draft: Draft) -> Effect:
-        """Return the strongest effect among a worker's tools and those of all workers that it can reach."""
+        """Return a worker's effect, which depends on its tools and on those of all workers that it can reach."""
         reached, ahead = {draft.path}, [draft]
         effects: list[Effect] = []
         while ahead:

@@ -125,7 +125,7 @@ class Worker:
     Its params are a `Rendered`, which `render` returns.
     """
     effect: Effect
-    """The strongest effect that a call to this worker can have."""
+    """The effect of a call to this worker: `idempotent` or `irreversible`."""
     registry: WorkerRegistry = dataclasses.field(repr=False)
     _template: Instructions = dataclasses.field(repr=False)
 

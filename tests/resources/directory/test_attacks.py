@@ -175,7 +175,7 @@ def test_a_path_out_is_refused(world: World, path: str):
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("link", LINKS)
 def test_a_link_out_is_not_followed(world: World, link: str, verb: str):
-    """A link that leads outside is never followed, whether used directly or through other links."""
+    """No operation reads or changes anything outside through a link, whether the link is used directly or through others."""
     (world.root.parent / f"{world.root.name}-other").mkdir()
     (world.root.parent / f"{world.root.name}-other" / "secret.txt").write_text(SECRET)
     world.link("link", LINKS[link].format(outside=world.outside, root=world.root))

@@ -21,7 +21,7 @@ def killed() -> Iterator[Killed]:
 
 @pytest.fixture
 def crashes(tmp_path: Path, killed: Killed) -> Crashes:
-    """Provide an empty folder in which commits can be killed."""
+    """Provide a folder, and child processes that commit to it and can be killed."""
     return Crashes(tmp_path, killed)
 
 

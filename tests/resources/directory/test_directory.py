@@ -171,7 +171,7 @@ def test_a_delete_takes_only_what_was_seen(folders: Folders):
 
 
 class MeddlingDisk(Disk):
-    """A disk that calls `meddle` with a name just before a rename changes it."""
+    """A disk that calls `meddle` with a name just before it renames something to or from that name."""
 
     def __init__(self, meddle: Callable[[str], None]) -> None:
         self._meddle = meddle
@@ -200,7 +200,7 @@ MEDDLING: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 @pytest.mark.parametrize("case", MEDDLING)
 def test_what_somebody_changes_in_the_last_moment_stays(folders: Folders, case: str):
-    """If another program changes a file just before the renames, the commit conflicts and reverts only its own changes."""
+    """If another program changes a path just before the commit does, the commit conflicts and reverts only its own changes."""
     name, change = MEDDLING[case]
     meddled: list[str] = []
 
@@ -473,7 +473,7 @@ def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
     ],
 )
 def test_a_folder_that_can_not_be_used_is_said_so(tmp_path: Path, root: str, staging: str | None, words: str):
-    """A folder that can't be used is refused when it is opened, and the error says why."""
+    """A root or staging folder that can't be used is refused when the filesystem is created, and the error says why."""
     fill(tmp_path, {"file": "", "root/a/x": ""})
     with pytest.raises(DefinitionError, match=words):
         DirectoryFilesystem(tmp_path / root, staging=None if staging is None else tmp_path / staging)
@@ -522,7 +522,7 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path):
 
 
 def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A case-insensitive folder is refused, either by its flag when it is opened or by a probe at the first write."""
+    """A case-insensitive folder is refused: when it is opened if it has the flag, otherwise by a probe at the first write."""
     fill(tmp_path, {"root/a": "1"})
     os.link(tmp_path / "root" / "a", tmp_path / "root" / "A")
     files = DirectoryFilesystem(tmp_path / "root")
@@ -628,7 +628,7 @@ def test_undo_finds_a_call_only_with_its_run(folders: Folders):
 
 
 def test_a_fork_is_staged_only_when_prepared(folders: Folders):
-    """A fork can be staged only after it was prepared."""
+    """A fork can be staged only after it has been prepared."""
     fork = folders({"a": "1"}).fork("call")
     fork.write("a", "2")
     with pytest.raises(ContextError, match=r"is not prepared, .* can't be staged"):

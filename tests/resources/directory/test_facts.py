@@ -33,7 +33,7 @@ def acl(*entries: tuple[int, int, int]) -> bytes:
 KNOWN = 1234 if os.geteuid() == 0 else os.geteuid()
 """A user id that exists in a command's namespace. The namespace of an ordinary user has only that user's id."""
 SHARED = acl((1, 7, ANYBODY), (2, 6, KNOWN), (4, 4, ANYBODY), (16, 6, ANYBODY), (32, 0, ANYBODY))
-"""An access list that gives the owner all permissions, which are needed to enter folders, and fewer to one user, the group and others."""
+"""An access list with all permissions for the owner, who must be able to enter folders, and fewer for one user, the group and others."""
 
 
 @pytest.fixture(params=["overlay", "copy"])
@@ -60,7 +60,7 @@ def run(fork: DirectoryFork, backend: str, code: str) -> None:
 
 
 def kept(fork: DirectoryFork, call_id: str = "call") -> None:
-    """Commit a fork as a call that can be undone."""
+    """Commit a fork's changes in such a way that they can be undone."""
     fork.prepare()
     fork.stage(CallKey(call_id))
     fork.apply()

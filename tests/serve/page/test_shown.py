@@ -182,7 +182,7 @@ def interrupt_of(page: Page) -> dict[str, Any]:
 
 
 def test_the_page_the_terminal_and_ag_ui_show_the_same(page: Page, server: Served, tmp_path: Path):
-    """Large numbers, direction marks, long texts and defaults look alike on the page, at a terminal and in AG-UI."""
+    """The page, the terminal and AG-UI show large numbers, direction marks, long texts and defaults in the same way."""
     say(page, "transfer")
     asked = page.get_by_role("group", name="Approval of transfer")
     expect(asked).to_contain_text("9007199254740993")
@@ -250,7 +250,7 @@ def test_a_held_key_answers_one_question(page: Page, tmp_path: Path):
 
 
 def test_a_question_that_just_got_the_focus_takes_no_key(page: Page, tmp_path: Path):
-    """A question ignores a key that is pressed just when it gets the focus, since that key was not meant for it."""
+    """A question ignores a key that is pressed just as it gets the focus, since that key was not meant for it."""
     say(page, "transfer")
     asked = page.get_by_role("group", name="Approval of transfer")
     expect(asked.get_by_role("button", name="Allow once")).to_be_enabled()

@@ -45,7 +45,7 @@ async def fill(folder: Path) -> None:
 
 @pytest.fixture
 def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
-    with ThreadPoolExecutor(1) as apart:  # the browser's event loop runs in this thread
+    with ThreadPoolExecutor(1) as apart:  # playwright's event loop runs in the test's thread
         apart.submit(lambda: asyncio.run(fill(tmp_path))).result()
     with serving(tmp_path) as server:
         context = browser.new_context(viewport={"width": 1100, "height": 760}, reduced_motion="reduce")

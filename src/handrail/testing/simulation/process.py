@@ -245,7 +245,7 @@ def _say_the_contrary(world: World, journal: AnyJournal, answer: Answer) -> None
 
 
 class Attempts:
-    """Counts how often this process has begun or resumed the run."""
+    """The current attempt of this process to finish the run, and the world that records it."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -74,7 +74,7 @@ RUN = "run"
 """The id of the simulated run."""
 
 Said = Mapping[str, Sequence[Scripted]]
-"""A model's script: the answers to each prompt, in order. Each key is a text that the prompt's instructions contain."""
+"""A model's script: the answers to each prompt, in order. Each key is a string in the prompt's instructions."""
 
 
 @dataclass(eq=False)
@@ -146,13 +146,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     laws: Sequence[Law] = ()
     """The scenario's own laws, in addition to those that always hold."""
     secrets: Sequence[str] = ()
-    """Texts that no person may be shown."""
+    """Strings that must not be shown to a person."""
     unrecorded: Sequence[str] = ()
-    """Texts that may be neither shown to a person nor recorded, such as secrets in arguments or answers."""
+    """Strings that must be neither shown to a person nor recorded, such as secrets in arguments or answers."""
 
 
 class SimulatedModel:
-    """A model that takes its answer from the script, by the prompt and the number of answers so far."""
+    """A model whose answer is chosen from the script by the prompt and the number of answers so far."""
 
     name = "scripted:simulation"
     traits = Traits(native_output=True)

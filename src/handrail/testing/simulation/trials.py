@@ -34,7 +34,7 @@ class Broken(NamedTuple):
 
     law: str
     at: str
-    """The point at which to repeat it with `simulate(scenario, at=...)`, or `no crash` if the uncrashed run broke it."""
+    """The point to pass to `simulate(scenario, at=...)` to repeat it, or `no crash` if the uncrashed run broke it."""
     what: str
 
     def __str__(self) -> str:
