@@ -147,7 +147,7 @@ async def test_ag_ui_parts_are_attachments(tmp_path: Path, part: dict[str, Any])
     ],
 )
 def test_nothing_that_can_run_is_shown(content: bytes, kind: str) -> None:
-    """Content is shown inline only if its bytes are of a type known to be harmless. Otherwise it is a download.
+    """Content is shown inline only if its bytes show that its type is harmless. Otherwise it is a download.
 
     Every response is sandboxed.
     """

@@ -721,7 +721,7 @@ async def _(client: Client) -> str:
 
 @attack("a broken chunk while the answer is being sent", limits=Limits(body_bytes=1000, attachment_bytes=300))
 async def _(client: Client) -> str:
-    """A malformed chunk closes the connection, because uvicorn can't send a 400 in the middle of a response."""
+    """After a malformed chunk, uvicorn closes the connection, because it can't send a 400 in the middle of a response."""
     reader, writer = await client.connect()
     writer.write(
         client.head("POST", "/threads/a/messages", {"Content-Length": "-", "Transfer-Encoding": "chunked"})

@@ -370,7 +370,7 @@ async def test_a_reader_that_leaves_is_noticed_at_once_and_cancels_nothing(tmp_p
 
 
 def test_a_client_is_not_refused_for_the_time_in_which_the_server_was_busy():
-    """A client with late headers is refused, but time in which the server's event loop was blocked does not count."""
+    """A client whose headers are late is refused, but time in which the server's event loop was blocked does not count."""
 
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()

@@ -127,7 +127,7 @@ def test_an_app_is_named_as_people_serve_it(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_an_answer_that_the_served_prompt_cant_use_is_refused(tmp_path: Path) -> None:
-    """A renamed prompt can't resume its old runs, so an answer is not accepted, and the question stays open."""
+    """A renamed prompt can't resume its old runs, so an answer to one of them is refused, and the question stays open."""
     async with served(tmp_path, app_name=DESK) as app:
         await app.thread().say(plan([["choose", {}]], "ok"))
         await settle(app.thread())

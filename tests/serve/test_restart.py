@@ -387,7 +387,7 @@ async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -
 async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted: bool) -> None:
     """A call that waited for an answer is shown as one call, from before the question until after the answer.
 
-    The run's tree has the time of the answer, even if the server was restarted meanwhile.
+    The run's tree shows the time of the answer, even if the server was restarted in between.
     """
     async with served(tmp_path) as app:
         run_id = await app.thread().say(plan([["choose", {}]], "ok"))

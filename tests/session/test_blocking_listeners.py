@@ -146,7 +146,7 @@ def test_no_call_is_charged_for_blocking_listeners(
 
 
 def test_another_sessions_listener_is_not_charged() -> None:
-    """A listener that blocks the event loop makes no session's calls time out."""
+    """If a listener blocks the event loop, no session's calls time out because of it."""
 
     async def main() -> None:
         mine, other = new_rig([work]), new_rig([work])

@@ -226,7 +226,7 @@ def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words
 
 
 def test_events_from_many_threads_each_reach_everyone_once():
-    """Each event from many threads reaches a subscriber exactly once, while other subscriptions begin and end."""
+    """Many threads publish while other subscriptions begin and end, and each event reaches a subscriber exactly once."""
     bus, heard = Dispatcher(), list[One]()
     bus.subscribe(One, heard.append)
 
@@ -268,7 +268,7 @@ def test_an_event_reaches_everyone_subscribed_before_it():
 
 @given(st.lists(st.tuples(st.sampled_from([object, Base, One, Two, Other]), st.booleans()), max_size=12))
 def test_any_mixture_of_subscriptions_is_told_what_it_asked_for(wishes: list[tuple[type, bool]]):
-    """In any mix, each subscription receives exactly the events of its type that are published while it is active."""
+    """In any mix of subscriptions, each receives exactly the events of its type that are published while it is active."""
     bus = Dispatcher()
     heard: list[list[object]] = [[] for _ in wishes]
     ends = [bus.subscribe(kind, heard[n].append) for n, (kind, _) in enumerate(wishes)]

@@ -63,7 +63,7 @@ def spoil(item: Any) -> None:
 @pytest.mark.parametrize("how", ["latest", "all", "where", "iterate"])
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
 async def test_what_a_call_changes_in_place_is_not_in_the_session(item: Any, how: str, fails: bool):
-    """An item that a call changes in place stays unchanged in the session, whether or not the call fails."""
+    """If a call changes an item in place, the session's own item stays as it was, whether or not the call fails."""
     session, kind = Session(), type(item)
     session.dispatch(item)
     before = repr(item)

@@ -49,7 +49,7 @@ def test_an_unchanged_base_takes_the_fork_as_it_is():
 
 
 def test_a_slice_nobody_else_touched_is_taken_as_it_is():
-    """Only slices that others have changed are reduced again, and others' changes to other slices are kept."""
+    """A slice that only the fork changed is not reduced again. Others' changes to other slices are kept."""
     session = new_session()
     ran: list[int] = []
     session.register(Note, on=Fold, reducer=lambda slice_, event: (ran.append(1), slice_.append(event))[1])
@@ -130,7 +130,7 @@ def test_reads_of_an_inner_fork_count_for_the_outer(end: str):
 
 
 def test_a_child_session_lives_long_and_commits_into_its_parent():
-    """A child session reads its parent's state as it was at the fork, takes many commits, and is committed as a whole."""
+    """A child session reads its parent's state as it was at the fork, accepts many commits, and is committed as a whole."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     session.dispatch(Note(0))
@@ -262,7 +262,7 @@ def test_a_thread_that_outlived_its_fork_is_refused():
 
 
 def test_state_is_heard_once_at_the_outermost_commit_and_logs_at_once():
-    """State events are published once, at the outermost commit. Log entries are published at once and survive a drop."""
+    """State events are published once, at the outermost commit. Log entries are published immediately and survive a drop."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     outer = session.fork()

@@ -27,7 +27,7 @@ def appended(items: Items[int], more: Iterable[int]) -> Items[int]:
 
 
 class Key:
-    """A key with a chosen hash, so that keys collide partly or completely."""
+    """A key with a chosen hash, with which tests make keys collide partly or completely."""
 
     def __init__(self, name: int, code: int) -> None:
         self.name = name
@@ -126,7 +126,7 @@ def test_items_have_no_keys():
 
 
 def test_replacing_takes_other_items():
-    """`replace` takes the given items in order, even if they are computed from the old ones."""
+    """`replace` returns the given items in order, even if they are computed from the old ones."""
     items = Items(range(100))
     assert items.replace(item for item in items if item > 97) == Items([98, 99])
     assert len(items) == 100

@@ -366,7 +366,7 @@ class Bare:
     ],
 )
 def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: str):
-    """`save` refuses an item or a config that can't be saved, and two types with one name. The error names the culprit."""
+    """`save` refuses an item or a config that can't be saved, and two types with one name. The error names the cause."""
     session = Session(id="s1")
     fill(session)
     with pytest.raises(SessionError, match=words):

@@ -6,7 +6,7 @@ The program starts a PostgreSQL server and worker processes. If it can create ho
 For at most `--seconds`, it disturbs a worker every second: it kills or freezes the worker. If there are hosts, it may
 instead cut a host's network or, with `faketime`, set its clock 30 seconds ahead or behind. A freeze, a cut and a wrong
 clock last for three leases. Once, it kills and restarts PostgreSQL instead. Meanwhile it answers the questions of the
-runs. Then it lets all runs finish, and checks the laws of `support.chaos_laws`. It prints one line of JSON and, after
+runs. Then it lets all runs finish, and checks the laws in `support.chaos_laws`. It prints one line of JSON and, after
 that, at most 50 violations. It ends only processes that it started.
 """
 
@@ -256,7 +256,7 @@ class Chaos:
             await self._look()
 
     async def finish(self, patience: float) -> None:
-        """Wait until all runs are over. Raises `AssertionError` if they are not after `patience` seconds."""
+        """Wait until all runs are over. Raises `AssertionError` if some are not over after `patience` seconds."""
         until = time.monotonic() + patience
         while not await self._look():
             if time.monotonic() > until:

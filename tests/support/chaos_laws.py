@@ -86,7 +86,7 @@ async def check(
 ) -> AsyncGenerator[Broken]:
     """Check all runs, and yield each violation.
 
-    `settled` has one name for each record of a settled step. `count` is called with figures about what happened.
+    `settled` contains one name for each record of a settled step. `count` is called with figures about what happened.
     """
     count("steps settled", len(settled))
     for step, times in collections.Counter(settled).items():
@@ -160,7 +160,7 @@ def _effects(run: _Run) -> Iterator[tuple[str, str]]:
 
 
 def _budget(run: _Run) -> Iterator[tuple[str, str]]:
-    """Yield each sign of a wrong budget: a failure with another cause, a wrong count of requests, a call wrongly stopped or allowed."""
+    """Yield each sign that a budget was applied wrongly: a failure with another cause, a wrong count of requests, a call wrongly stopped or allowed."""
     outcome = run.outcome
     if run.is_short and outcome.phase != "budget":
         yield "budgets exact", f"it failed, but not because of its budget: {outcome.error}"

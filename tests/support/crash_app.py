@@ -248,7 +248,7 @@ async def main() -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Fork a child for every line of standard input, and print its exit code and, unless it crashed, what `main` returned, as JSON.
+    """Fork a child for every line of standard input. Print its exit code as JSON, with what `main` returned unless it crashed.
 
     The modules are imported only once, before the first fork.
     """

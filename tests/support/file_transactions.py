@@ -46,7 +46,7 @@ def below(files: Plain, path: str) -> list[str]:
 
 
 def make_way(files: Plain, folders: list[str]) -> None:
-    """Create the folders of this list that are missing. Raises `FileInTheWay` if one of the paths is a file."""
+    """Create the folders in this list that are missing. Raises `FileInTheWay` if one of the paths is a file."""
     if any(files.get(folder) is not None for folder in folders):
         raise FileInTheWay("", "")
     files.update({folder: None for folder in folders if folder not in files})

@@ -257,7 +257,7 @@ def answer_value(value: Any) -> None:
 
 
 def answer(data: bytes) -> None:
-    """Answer a question with the JSON value of these bytes, or with their text if they are not JSON."""
+    """Answer a question with the JSON value that these bytes encode, or with their text if they are not JSON."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

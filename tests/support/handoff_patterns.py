@@ -53,7 +53,7 @@ class Pattern:
     The second line after the same text waits until that text has been shown twice, and so on.
     """
     replies: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The model's answers, by a part of the prompt."""
+    """The model's answers, by a piece of the message that each one answers."""
     tools: tuple[str, ...] = ()
     results: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Results of inner calls in the unit tests, by the name of the tool."""
@@ -204,7 +204,7 @@ def example(name: str) -> ModuleType:
 
 
 def replying(pattern: Pattern) -> ScriptedModel:
-    """Return a model that chooses its reply by a part of the prompt, whatever the order of requests."""
+    """Return a model that gives the reply whose key occurs in the last message, whatever the order of the requests."""
 
     def reply(request: ModelRequest) -> str:
         asked = request.messages[-1]

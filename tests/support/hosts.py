@@ -16,7 +16,7 @@ from pathlib import Path
 
 _LIBRARY = "faketime/libfaketimeMT.so.1"
 _CLOCK = "FAKETIME_TIMESTAMP_FILE"
-"""The variable that names the file that holds the error of the host's clock."""
+"""The environment variable with the path of the file that holds the error of the host's clock."""
 
 
 def can_make() -> bool:
@@ -71,7 +71,7 @@ class Host:
         ]
 
     def _clocked(self) -> list[str]:
-        """Return the words to put before a command so that it has the host's clock, or [] without `faketime`."""
+        """Return the words to put before a command so that it uses the host's clock, or [] without `faketime`."""
         if faketime() is None:
             return []
         variables = {

@@ -1,4 +1,4 @@
-"""An MCP client with the tasks extension, which the SDK's own client does not support."""
+"""The client's side of MCP's tasks extension, which the SDK's own client does not support."""
 
 import asyncio
 from typing import Any

@@ -138,13 +138,13 @@ class Nesting:
 
     @property
     def called(self) -> tuple[str, dict[str, str]]:
-        """The name and the arguments of the model's call that nests."""
+        """The name and the arguments of the model's call that leads to the nested run or call."""
         if self.way == "worker as tool":
             return "inner", {"input": "go"}
         return "outer", {"message": "go"} if self.way == "agent as tool" else {}
 
     def outer(self, resources: Iterable[Any] = ()) -> Tool[Any, Any]:
-        """Return the tool whose call nests. The nested run binds `resources`, if this way to nest takes any."""
+        """Return the tool that `called` names. The nested run binds `resources`, if this way to nest takes any."""
         probe, own = self.probe, self.model("own")
         inner = Prompt("inner", "Inner.", tools=[probe], resources=resources)
         if self.way == "worker as tool":

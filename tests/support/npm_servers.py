@@ -15,7 +15,7 @@ FOLDER = ROOT / ".components/mcp-servers"
 
 
 def command(name: str, *arguments: object) -> list[str]:
-    """Return the command of a server, such as "filesystem".
+    """Return the command that starts a server, such as "filesystem".
 
     Fails the test if the servers are not installed.
     """

@@ -334,7 +334,7 @@ _BLOCK_EVENT = st.one_of(
 def _ending(
     events: st.SearchStrategy[Any], end: st.SearchStrategy[Any], most: int = 7
 ) -> st.SearchStrategy[list[Any]]:
-    """Return a strategy for streams that mostly end as they should."""
+    """Return a strategy for streams, most of which end as they should."""
     whole = st.tuples(st.lists(events, max_size=most), end).map(lambda each: [*each[0], each[1]])
     return whole | whole | whole | st.lists(events | end, max_size=most)
 

@@ -201,7 +201,7 @@ ada@example.org; https://example.org; mailto:ada@example.org;  2026-05-31; ;  ""
 
 
 def test_every_way_to_write_it_that_the_type_takes():
-    """The form accepts each of these texts wherever pydantic accepts it, for example as a date or a duration."""
+    """The form accepts every text in `AWKWARD` that pydantic accepts, for example as a date or a duration."""
     kinds = [date, datetime, time, timedelta, UUID, Decimal, AnyUrl]
     schemas = [Schema[Any](kind) for kind in kinds]
     asked = [(schema, text) for schema in schemas for text in AWKWARD]

@@ -1,4 +1,4 @@
-"""Tests that the page shows nested calls where they happened: their events, their failures, and people's answers."""
+"""Tests that the page shows events, failures and people's answers with the nested calls that they belong to."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_closed_agent_shows_its_newest_event(page: Page) -> None:
 
 
 def test_an_answer_stays_visible_after_a_reload(page: Page) -> None:
-    """A question shows its title and its message, and the card shows the answer even after a reload."""
+    """A question shows its title and its message, and the call's card shows the answer even after a reload."""
     say(page, "book")
     asked = page.locator(".question")
     expect(asked.get_by_role("heading")).to_have_text("Your visit")

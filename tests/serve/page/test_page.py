@@ -338,7 +338,7 @@ def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(p
 def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
     """Alt+Q focuses the question, R asks for a reason, and Enter sends the denial. The call's card shows the reason.
 
-    Keys typed into the message field do not answer the question, and the message can't be sent meanwhile.
+    Keys typed into the message field do not answer the question. Until it is answered, the message can't be sent.
     """
     say(page, "edit")
     expect(question(page, "Approval of edit_file")).to_be_visible()
@@ -409,7 +409,7 @@ def test_a_scope_is_allowed(page: Page):
 
 
 def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
-    """Values that violate the schema or a rule of the server are reported beside their fields."""
+    """Values that violate the schema or one of the server's own rules are reported beside their fields."""
     say(page, "book")
     asked = page.locator("[data-question]")
     asked.get_by_label("Seats").fill("40")
@@ -525,7 +525,7 @@ def test_threads_are_listed_opened_and_forgotten(page: Page):
 
 
 def test_a_change_that_is_not_applied_is_shown(page: Page, desk: Desk):
-    """If a recorded change is not in the files, because the folder is gone, its card and the Files tab say so."""
+    """If a recorded change is not in the files, because the folder is gone, the call's card and the Files tab say so."""
     say(page, "edit")
     question(page, "Approval of edit_file").get_by_role("button", name="Allow once").click()
     expect(log(page)).to_contain_text("It says Monday now.")
@@ -587,7 +587,7 @@ def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stand
 
 
 def test_a_link_opens_the_page_once_and_a_token_opens_it_too(desk: Desk):
-    """A link works once and is removed from the URL. The right token opens the page, and a wrong one is refused.
+    """A sign-in link works once and is removed from the URL. The right token opens the page, and a wrong one is refused.
 
     Signing out or losing the cookie ends the session.
     """

@@ -1,4 +1,4 @@
-"""A test with three people in three browsers: an approval by two, a folder for each person, and a revoked session."""
+"""A test with three people in three browsers: an approval by two of them, a folder for each person, and a revoked session."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_errors_wait_until_a_field_is_left(shown: Widgets):
 
 
 def test_what_the_server_says_stands_there_too(shown: Widgets):
-    """An error from the server is shown beside its field until the field is edited. Without a field, it is shown on top."""
+    """An error from the server is shown beside its field until the field is edited, or on top if it has no field."""
     form(shown, Address, value={"street": "Main", "number": 7})
     page = shown.page
     errors = [
@@ -282,7 +282,7 @@ def test_what_has_no_fields_is_asked_for_as_json(shown: Widgets):
 
 
 def test_a_draft_begins_where_it_was_left(shown: Widgets):
-    """The last value passed to `onChange` restores the form, including a number field's text that is not a number."""
+    """The last value passed to `onChange` restores the form, even a number field with text that is not a number."""
     form(shown, Order)
     shown.page.get_by_label("Item").fill("tea")
     shown.page.get_by_label("Price").fill("2.")
