@@ -73,7 +73,7 @@ async def test_runs_are_listed_as_they_stand(recorder: Recorder):
 
 
 async def test_a_tree_has_turns_calls_diffs_and_questions(recorder: Recorder):
-    """A run's tree has its turns, calls, diffs and questions, with inner calls and nested runs in their places.
+    """A run's tree contains its turns, calls, diffs and questions, with inner calls and nested runs in their places.
 
     It sums up the usage, and an unknown run is refused.
     """
@@ -133,7 +133,7 @@ def well_formed(messages: list[Any]) -> bool:
 
 
 async def test_a_run_without_an_owner_is_cancelled_and_its_session_continues(recorder: Recorder):
-    """When a run without an owner is cancelled, each open call gets a result, and its finished calls are kept.
+    """When a run without an owner is cancelled, its open calls get results, and its finished calls are kept.
 
     The run can be cancelled again, but not resumed, and its session can continue.
     """
@@ -226,9 +226,9 @@ async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, mon
 async def test_a_run_that_is_cancelled_while_it_is_parked_ends_as_cancelled(
     recorder: Recorder, when: str, resumed: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """A request to cancel that comes too late for the run's lease to be renewed is not lost.
+    """A cancel request is not lost if the run's lease is not renewed after it.
 
-    It may be recorded just before the run is parked, or just after that by somebody who found the run busy before.
+    It may be recorded just before the run is parked, or just after that by somebody who had found the run busy.
     """
     other = SqliteJournal(recorder.journal.path, watch=None)
     asked, may_ask = asyncio.Event(), asyncio.Event()

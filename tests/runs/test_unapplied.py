@@ -102,7 +102,7 @@ async def test_runs_show_what_is_not_applied(recorder: Recorder):
 
 
 async def test_a_run_with_changes_that_are_not_applied_is_not_forgotten(recorder: Recorder):
-    """A finished run is kept as long as its changes are not applied."""
+    """A finished run is not forgotten until its changes are applied or discarded."""
     await recorder.run("done", call("write", path="a", text="1"), "end")
     unapply(recorder.base / "runs.db")
     now = datetime.max.replace(tzinfo=UTC)

@@ -42,7 +42,7 @@ TOGETHER = ("tests/serve/page",)
 """Folders whose tests all run on one worker, since they share a browser."""
 
 APART = ("tests/testing/test_simulation.py",)
-"""Files whose tests are scheduled one by one, since a single test takes as long as most whole files."""
+"""Files whose tests are scheduled one by one, since some of these tests take as long as most whole files."""
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
     refused = (
         "Read-only file system",
         "Permission denied",
-    )  # the second one if the tests themselves may not write there
+    )  # "Permission denied" if the user who runs the tests may not write there
     assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
@@ -304,7 +304,7 @@ def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
 
 
 def test_the_network_can_be_switched_on(folder: Folder, backend: str, listener: Listener):
-    """With the network on, a command has the machine's network.
+    """With the network on, a command can use the machine's network.
 
     It still reaches no abstract socket and no socket file of the host.
     """
@@ -437,7 +437,7 @@ def test_what_is_exposed_is_seen_and_not_written(folder: Folder, backend: str, o
 def test_a_hidden_program_says_what_to_expose(
     folder: Folder, backend: str, outside: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Running a program from a hidden folder fails, and the message names the `expose=` that it needs.
+    """Running a program from a hidden folder fails, and the error or a note in the result says what to expose.
 
     This holds whether the program is run by name, by path, from a shell or as a script's interpreter.
     """

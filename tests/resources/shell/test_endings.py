@@ -392,7 +392,10 @@ def test_descriptors_are_given_back(folder: Folder):
 
 
 def test_a_fake_shell_says_what_it_was_told(tmp_path: Path):
-    """A fake shell applies its rules and answers by the longest matching prefix. Other allowed commands are not found."""
+    """A fake shell applies its rules, and gives the answer for the longest matching prefix.
+
+    Other allowed commands are not found.
+    """
     folder = Folder(tmp_path)
 
     def write(argv: tuple[str, ...], layers: Layers) -> str:
