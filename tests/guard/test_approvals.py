@@ -623,7 +623,7 @@ def test_a_broker_of_ones_own_decides():
 
 
 def test_a_broker_that_raises_approves_nothing():
-    """If the broker raises an error, the call fails and does not run."""
+    """If the broker raises an error, the call fails, and its handler does not run."""
 
     class Broken:
         async def decide(self, request: Any, /) -> Approval:
