@@ -346,8 +346,8 @@ async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], sco
     """The scopes of a call with paths name a folder that holds all of them, the narrowest first, or else the paths.
 
     They also name the tool's capabilities, or the tool if it has none. A tool that takes no paths has one scope, for any
-    arguments, and a permission has one for its kind and tool. If a path is missing or leads outside, or if a handler
-    requests approval, no scope is offered.
+    arguments, and a permission has one for its kind and tool. If a path is missing or lies outside the run's
+    files, or if a handler requests approval, no scope is offered.
     """
     desk = Desk(False)
     await desk.call(name, **arguments)
