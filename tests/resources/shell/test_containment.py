@@ -368,7 +368,10 @@ def outside() -> Iterator[Path]:
 
 @pytest.mark.usefixtures("walls")
 def test_nothing_of_the_host_is_seen(folder: Folder, backend: str, outside: Path):
-    """A command sees no home, logs or data of the host. Its root contains only system folders, its own folder and the interpreter's."""
+    """A command sees no home, logs or data of the host.
+
+    Its root contains only system folders, its own folder and the interpreter's.
+    """
     places = [
         place
         for place in ("/home", "/srv", "/mnt", "/media", "/opt", "/var/lib", "/var/log", "/sys")
