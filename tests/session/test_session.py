@@ -39,7 +39,7 @@ class Todo:
 @kept(kind="log")
 @dataclass(frozen=True)
 class Denied:
-    """A log item."""
+    """An item that is kept in a log."""
 
     tool: str
 
@@ -358,7 +358,7 @@ def test_what_cannot_be_saved_is_refused_at_its_first_dispatch():
 
 
 def test_ten_thousand_dispatches_from_eight_threads_lose_nothing():
-    """Ten thousand dispatches from eight threads lose no event and publish each one once."""
+    """Ten thousand dispatches from eight threads lose no event, and publish each `Add` once."""
     session, heard = Session(), list[object]()
     session.dispatcher.subscribe(Add, heard.append)
     session.register(Denied, on=Add, reducer=lambda slice_, event: slice_.append(Denied("")))
