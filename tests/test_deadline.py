@@ -97,7 +97,7 @@ def test_it_expires_at_its_moment(clock: FakeClock):
 
 @pytest.mark.parametrize("wall", [START + timedelta(days=400), START - timedelta(days=400)])
 def test_setting_the_machines_clock_changes_nothing(wall: datetime, clock: FakeClock):
-    """Setting the wall clock in either direction does not change how much time a run has left."""
+    """Setting the wall clock in either direction does not change how much time is left."""
     deadline = Deadline.after(10, clock=clock)
     clock.set_wall(wall)
     assert deadline.remaining() == 10

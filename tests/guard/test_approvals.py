@@ -71,7 +71,7 @@ POLICY = CapabilityPolicy(effects={"idempotent": "allow"})
 
 
 class Scene:
-    """A gate that asks for approval of irreversible tools, with a record of all events."""
+    """A gate that asks for approval of irreversible calls, with a record of all events."""
 
     def __init__(self, environment: Environment | None = None, tools: Any = TOOLS, **options: Any) -> None:
         self.session = options.pop("session", None) or Session(principal="ada")
@@ -623,7 +623,7 @@ def test_a_broker_of_ones_own_decides():
 
 
 def test_a_broker_that_raises_approves_nothing():
-    """If the broker raises an error, the call fails and does not run."""
+    """If the broker raises an error, the call fails, and its handler does not run."""
 
     class Broken:
         async def decide(self, request: Any, /) -> Approval:

@@ -248,7 +248,7 @@ async def _opened_later(resources: Any) -> MemoryFilesystem:
 )
 @pytest.mark.parametrize("writes", [True, False])
 def test_files_that_are_bound_as_a_resource_are_checked(binding: Any, writes: bool):
-    """A check sees the files that the run's calls share, whether they are bound as an object or made by a provider."""
+    """A check uses the filesystem that the run's calls share, whether it is bound as an object or made by a provider."""
     script: list[Any] = ["Done.", ToolCall("write", {"path": "a.md"}), "Done."] if writes else ["Done."] * 3
     prompt = Prompt("p", "Go.", tools=[write], completion=[FilesThere("a.md", cap=2)], resources=[binding()])
     response = Adapter(ScriptedModel(script)).evaluate(prompt, "hi").wait()
@@ -256,7 +256,7 @@ def test_files_that_are_bound_as_a_resource_are_checked(binding: Any, writes: bo
 
 
 def test_files_with_an_async_provider_are_checked():
-    """A check waits for files that an async provider makes."""
+    """A check waits for an async provider to make the filesystem."""
     binding: Any = Binding(Filesystem, _opened_later)  # pyright: ignore[reportArgumentType]  # a protocol as a key
     response, _ = ended(FilesThere("a.md", cap=1), resources=[binding])
     assert response.stop_reason == "incomplete"

@@ -91,7 +91,7 @@ def later(decision: Any) -> Callable[..., Any]:
 
 
 def one_call(policy: Any, **options: Any) -> tuple[ToolResult[Any], Session, RecordingSubscriber]:
-    """Make one call of `note` under these policies, and return its result, the session and the recorded events."""
+    """Make one call to `note` under these policies, and return its result, the session and the recorded events."""
 
     async def main() -> tuple[ToolResult[Any], Session, RecordingSubscriber]:
         session = Session()
@@ -537,7 +537,7 @@ def test_one_path_has_many_spellings(how_read: str, how_written: str):
 
 
 def test_a_file_changed_by_somebody_else_must_be_read_again():
-    """A file may be written only while its content is one that this session has read or written."""
+    """An existing file may be written only while it has content that this session has read or written."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -640,7 +640,7 @@ def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
 
 
 def test_the_root_may_be_looked_at():
-    """A tool that reads the root folder is allowed."""
+    """`ReadBeforeWritePolicy` allows a tool to read the root folder."""
 
     @tool(effect="read")
     async def look(path: Annotated[str, PathArg("read")], context: ToolContext) -> int:
@@ -883,7 +883,7 @@ def test_a_rate_slides_and_says_how_long_to_wait():
 
 @pytest.mark.parametrize("body", [fails, says_no])
 def test_failures_count_too(body: Any):
-    """Failed calls count towards a rate, so a model that repeats a mistake is limited too."""
+    """Failed calls count towards a rate limit, so a model that repeats a mistake is limited too."""
 
     async def main() -> list[str]:
         session = Session()
@@ -898,7 +898,7 @@ def test_failures_count_too(body: Any):
 
 
 def test_a_failed_outer_call_does_not_give_its_inner_calls_back():
-    """Inner calls still count towards a rate after the outer call failed and was rolled back."""
+    """Inner calls still count towards a rate limit after the outer call failed and was rolled back."""
     outer = tool_called("outer", body=calls("a", "a", then=fails))
 
     async def main() -> list[tuple[str, str]]:
@@ -914,7 +914,7 @@ def test_a_failed_outer_call_does_not_give_its_inner_calls_back():
 
 
 def test_a_call_that_is_tried_again_counts_once():
-    """A call that Handrail retries counts once towards a rate."""
+    """A call that Handrail retries counts once towards a rate limit."""
     tries: list[int] = []
 
     @tool(effect="idempotent")
@@ -987,7 +987,7 @@ def test_a_window_from_another_machines_clock_does_not_block():
 
 
 def test_rates_of_two_policies_are_apart():
-    """Two rate policies count separately, so a call that one of them denies can count towards the other's rate."""
+    """Two rate policies count separately, so a call that one of them denies can count towards the other's limit."""
 
     async def main() -> list[bool]:
         clock = VirtualClock()

@@ -157,7 +157,7 @@ async def test_a_link_that_a_command_made_is_no_way_out(files: Any, link: str):
 
 
 def running(script: str) -> Tool[Any, Any]:
-    """Return a tool that runs a shell script in the folder."""
+    """Return a tool that runs a shell script on the run's files."""
     shell = Shell([Allow(...)])
 
     @tool(effect="staged", capabilities={"proc.exec"})

@@ -164,7 +164,7 @@ def row_damage(path: Path, run_id: str) -> None:
 def test_a_list_leaves_out_a_damaged_run_and_logs_it(
     path: Path, expected: Reading, caplog: pytest.LogCaptureFixture
 ):
-    """A list has all runs but the damaged one, in one page or in several, and the log names the damaged run once."""
+    """A list contains all runs but the damaged one, in one page or in several, and the log names the damaged run once."""
     row_damage(path, "cake")
     journal = SqliteJournal(path, watch=None, inline=True)
     found = [row.record.id for row in asyncio.run(journal.runs.list())]

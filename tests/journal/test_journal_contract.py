@@ -727,7 +727,7 @@ async def test_a_voided_unit_was_never_committed(journal: Journal):
 
 
 async def test_units_whose_files_nobody_applies_are_found_after_a_crash(processes: tuple[Journal, Journal]):
-    """A process finds the units of other processes whose files were not applied, but not the units that it is applying itself."""
+    """A process finds other processes' units whose files were not applied, but not the units that it is applying itself."""
     first, second = processes
     await first.calls.commit(unit("plain"))
     for call in ("1", "2"):

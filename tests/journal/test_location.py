@@ -130,7 +130,7 @@ def test_files_of_another_user_are_refused(tmp_path: Path, part: str):
 
 @pytest.mark.parametrize("part", ["runs.db-journal", "runs.db-wal", "people.db-journal"])
 def test_leftovers_that_others_can_write_are_refused_before_they_are_read(tmp_path: Path, part: str):
-    """A leftover file that others can write is refused before SQLite opens the database, because SQLite would apply it."""
+    """A leftover file that others can write to is refused before SQLite opens the database, because SQLite would apply it."""
     opened(tmp_path, part)
     (tmp_path / part).write_bytes(b"planted")
     (tmp_path / part).chmod(0o666)
@@ -283,7 +283,7 @@ RUN = ("run", "hello.md", "Hello?", "--model", "the_models:model", "-q")
 
 
 def test_commands_agree_on_the_default(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    """Without `--journal`, `runs list` looks where `run` records, in a private file outside the project.
+    """Without `--journal`, `run` and `runs list` use the same private file outside the project.
 
     Printed commands name the journal only if it is not the default.
     """

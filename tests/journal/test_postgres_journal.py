@@ -83,7 +83,7 @@ def entry(key: str) -> Entry:
 
 
 class Wire:
-    """Lists the statements of an inline journal, and cuts its connection before or after a statement that a test chooses."""
+    """Records the statements of an inline journal, and cuts its connection before or after a statement that a test chooses."""
 
     def __init__(self, journal: PostgresJournal) -> None:
         self.connection: Any = journal._database._connection
@@ -180,7 +180,7 @@ async def test_what_others_add_meanwhile_costs_a_second_try_and_breaks_nothing(o
 
 
 async def test_many_processes_add_at_the_same_time(open_journal: Open):
-    """Transactions that conflict are run again: every record is there once, and every chain is intact."""
+    """Transactions that conflict are run again: every record is added once, and every chain is intact."""
     journals = [open_journal() for _ in range(4)]
     await journals[0].runs.begin(run("shared", "table"))
     asking = await asked(journals[0], ask("shared?1", "shared"))

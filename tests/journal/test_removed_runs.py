@@ -147,7 +147,7 @@ each_alteration = pytest.mark.parametrize(("how", "where"), ALTERED.values(), id
 
 @each_alteration
 async def test_every_use_refuses_it(folder: Path, how: Alter, where: str):
-    """If a run was removed or reordered, its session can't be loaded, and the session's runs can't be resumed, undone or forked."""
+    """If a run was removed or reordered, its session can't be loaded, the session's runs can't be resumed or forked, and no call can be undone."""
     alter(folder, how)
     with pytest.raises(JournalAltered, match=where):
         await resume(folder)
@@ -165,7 +165,7 @@ async def test_every_use_refuses_it(folder: Path, how: Alter, where: str):
 def test_verify_says_where(folder: Path, how: Alter, where: str):
     """`verify` says where the alteration is, for the whole journal and for another run of the session, and the command fails.
 
-    A run of another session verifies.
+    For a run of another session, it finds nothing altered.
     """
     alter(folder, how)
     for words in (["verify"], ["verify", "three"]):
@@ -265,7 +265,7 @@ def run_record(run_id: str, session_id: str, at: float = 1.0) -> RunRecord:
 
 
 async def test_forgotten_sessions_are_not_missed(folder: Path):
-    """After Handrail forgets a session, or one run of a session, the journal verifies. The ids may be used again."""
+    """After Handrail forgets a session, or one run of a session, `verify` finds nothing altered. The ids may be used again."""
     recorder = Recorder(folder)
     journal = recorder.journal
     assert await forget(journal, before=datetime.now(UTC) + timedelta(hours=1)) == ("alone",)

@@ -40,7 +40,7 @@ PROMPT = Prompt("shop", "Sell.", tools=[log_in], policies=[CapabilityPolicy()])
 
 
 class Call(threading.Thread):
-    """A thread with a server and a client. The client calls the tool, and the address of the question goes into a queue."""
+    """A thread with a server and a client. The client calls the tool, and puts the address of the question into a queue."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

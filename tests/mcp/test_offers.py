@@ -315,7 +315,7 @@ async def test_arguments_of_prompts_are_completed(mode: Any) -> None:
 
 
 class Live(LiveSection):
-    """A live section whose text and condition use the params. Each call of `connect` adds a tool to it."""
+    """A live section whose text and condition use the params. Each call to `connect` adds a tool to it."""
 
     def __init__(self) -> None:
         super().__init__("Live", "live", "Live in $city.", enabled=_in_a_city)

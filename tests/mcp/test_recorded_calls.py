@@ -1,4 +1,4 @@
-"""Calls of MCP clients are recorded runs. Each question can be answered once, even days later and after a restart."""
+"""Calls by MCP clients are recorded as runs. Each question can be answered once, even days later and after a restart."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ def log() -> Log:
 
 
 def prompt_of(log: Log) -> Prompt[Any]:
-    """Return a prompt whose tools write what they do to the log."""
+    """Return a prompt whose tools log what they do."""
 
     @tool(effect="read")
     async def order(product: str, *, context: UserContext) -> str:

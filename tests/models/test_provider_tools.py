@@ -254,7 +254,7 @@ async def test_chat_completions_have_none() -> None:
     ("wire", "asked", "problem"),
     [
         ("messages", ProviderTool("file_search", stores=["a"]), "It has code_execution, web_fetch, web_sea"),
-        ("responses", ProviderTool("web_fetch"), "it has no web_fetch of its own"),
+        ("responses", ProviderTool("web_fetch"), "use a model that has it: Anthropic's or Gemini's"),
         ("responses", ProviderTool("web_search", max_uses=3), "its web_search has no max_uses. Remove max_u"),
         (
             "gemini",

@@ -65,7 +65,7 @@ async def command(script: str, context: ToolContext) -> str:
 
 
 def previewed(files: Any, script: str) -> tuple[Any, str]:
-    """Run a script in a call that a person approves, and return its result and the diff that the person saw."""
+    """Run a script in a call that a person approves, and return the call's result and the diff that the person saw."""
     shown: list[str] = []
 
     def approve(question: Question) -> bool:
@@ -182,7 +182,7 @@ def test_a_command_may_rename_a_file(root: Path, script: str, nested: bool) -> N
 
 
 def wait_for_disk_time(layers: Layers) -> None:
-    """Wait until the disk's clock, which moves in steps of some milliseconds, is past the time of the mount."""
+    """Wait until the disk's clock, which moves in steps of a few milliseconds, is past the time of the mount."""
     while os.stat(layers.work).st_ctime_ns <= layers.mounted_at:
         os.utime(layers.work)
 

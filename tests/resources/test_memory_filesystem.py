@@ -171,7 +171,10 @@ def test_glob(new_files: NewFiles, pattern: str, found: list[str]):
 
 
 def test_grep_finds_lines(new_files: NewFiles):
-    """`grep` returns matching lines without line ends, numbered from one. It shortens long ones and skips binary files."""
+    """`grep` returns matching lines without line ends, numbered from one.
+
+    It shortens long lines and skips files that are not text.
+    """
     long = "x" * 600
     files = new_files(
         {"b": "no\r\nfox\r\n", "a/z": f"fox\n\nfox {long}", "bin": b"fox\0", "latin": b"fox\xff"}
@@ -317,7 +320,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
-    """Each wrong call raises exactly the expected error class, with a message that says what is wrong. It adds and removes no file."""
+    """A wrong call raises the expected error, whose message says what is wrong or what to do. It adds and removes no file."""
     call, kind, words = BAD[case]
     before = [info.path for info in files.list("src")]
     with pytest.raises(kind) as caught:
@@ -400,7 +403,7 @@ def test_a_search_that_finds_too_many_lines_is_refused(new_files: NewFiles):
     "text", ["", "\n", "x", "x\n", "\n\nx", "x\n\n", "xx\nyx\r\n\nzzzzx\nx", "xxxxxxxxx\ny\nx\n"]
 )
 def test_a_file_is_searched_in_pieces(monkeypatch: pytest.MonkeyPatch, text: str):
-    """A search finds the same lines, whatever the size of the chunks in which it splits a file."""
+    """A search finds the same lines, whatever the size of the chunks into which it splits a file."""
     whole = tuple(matches(line_pattern("x|^$"), "a", text.encode()))
     for size in (1, 2, 3, 5):
         monkeypatch.setattr(search, "_PIECE", size)

@@ -131,7 +131,7 @@ def test_a_refusal_reveals_and_so_is_a_read(new_files: NewFiles):
 
 
 def test_what_a_listing_left_out_stays_out(new_files: NewFiles):
-    """A name that was missing when its folder was listed stays missing in the fork, at any depth."""
+    """What others add to a folder after a fork has listed or deleted it is invisible in the fork, at any depth."""
     root = new_files({"d/a": "1", "e/x/y": ""})
     fork = root.fork("call")
     fork.list("d")
@@ -220,7 +220,11 @@ WRITES: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], tuple[st
 @pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_later_of_two_that_wrote_one_path_conflicts(new_files: NewFiles, case: str, nested: bool):
-    """The later of two commits to the same path raises a conflict that names the path, and none of its changes are applied."""
+    """The later of two commits that clash raises a conflict that names the path, and none of its changes are applied.
+
+    Both change the same path, the earlier one replaces a folder that the later one writes to, or the later one
+    deletes a folder that the earlier one writes to.
+    """
     one, two, places = WRITES[case]
     root = new_files({"d/a": "1", "b": "1"})
     parent = root.fork("parent") if nested else root
@@ -261,7 +265,10 @@ BESIDE: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], dict[str
 @pytest.mark.parametrize("case", BESIDE)
 @pytest.mark.parametrize("nested", [False, True])
 def test_others_commit_beside_each_other(new_files: NewFiles, case: str, nested: bool):
-    """Commits to different paths are merged. A folder that both make, or that one deletes and the other writes to, exists afterwards."""
+    """Commits to different paths are merged.
+
+    A folder that both make exists afterwards. So does one that the earlier commit deletes and the later one writes to.
+    """
     one, two, expected = BESIDE[case]
     root = new_files({"d/a": "1"})
     parent = root.fork("parent") if nested else root

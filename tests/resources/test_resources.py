@@ -157,7 +157,7 @@ def test_a_given_thing_is_never_closed():
 
 
 def test_another_name_for_a_thing_does_not_close_it():
-    """A resource that a second binding also returns is closed once, with the scope that created it."""
+    """A resource that a second binding also returns is closed once, with the scope in which it was created."""
     log: list[str] = []
 
     async def main() -> None:
@@ -753,7 +753,7 @@ def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.Lo
 
 
 def test_a_forkable_of_the_run_is_the_calls_fork():
-    """A call gets its own fork of a run's forkable resource, which is committed or dropped with the call."""
+    """A call gets its own fork of a run's forkable resource. The fork is committed or dropped with the call."""
     files = MemoryFilesystem()
 
     async def body(context: ToolContext) -> bool:
@@ -874,7 +874,7 @@ def test_resources_of_the_run_may_ask_later():
 
 
 def test_resource_errors_are_ours_and_carry_the_resource():
-    """A `ResourceError` is a `LookupError` and has the resource's name."""
+    """A `ResourceError` is a `LookupError`, and its `resource` is the resource's name."""
     with pytest.raises(ResourceError) as caught:
         Binding(A, numbered([]), "always")  # pyright: ignore[reportArgumentType]  # wrong on purpose
     assert isinstance(caught.value, LookupError)

@@ -152,7 +152,7 @@ def test_a_virtual_environment_can_be_allowed_as_a_whole() -> None:
     ],
 )
 def test_what_does_not_run_by_itself(path: str) -> None:
-    """Files that run only when somebody runs or imports them, and files that git only stores, are not startup files."""
+    """Ordinary files, files that run only when somebody runs or imports them, and git's data files are not startup files."""
     assert run_by(path) == ""
 
 
@@ -435,7 +435,7 @@ async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passe
 
 
 def test_the_list_of_names_is_no_string(root: Path) -> None:
-    """`startup_files` can't be a string, because that would be read as a list of letters."""
+    """`startup_files` can't be a string, because it would be read as a list of characters."""
     with pytest.raises(DefinitionError, match=r"Pass a list of paths: \['\.envrc'\]"):
         DirectoryFilesystem(root, startup_files=".envrc")
 
@@ -453,7 +453,10 @@ async def test_files_in_memory_are_marked_and_not_asked_about() -> None:
 
 
 def test_the_mark_can_not_be_imitated_and_stands_out(root: Path) -> None:
-    """A file's line that imitates the mark does not begin with it in the diff. The terminal colours only lines that do."""
+    """If a line in a file imitates the mark, it does not begin with the mark in the diff.
+
+    The terminal colours only lines that begin with it.
+    """
     fork = DirectoryFilesystem(root).fork("x")
     fork.write("plain.txt", "runs later: by nobody\n")
     assert not [line for line in fork.diff().splitlines() if line.startswith("runs later")]

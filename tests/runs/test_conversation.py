@@ -74,7 +74,7 @@ async def test_what_was_undone_is_not_in_it(recorder: Recorder):
 
 
 async def test_what_a_parked_run_has_said_so_far(recorder: Recorder):
-    """A parked run's conversation has the results of its finished calls. Once the run is resumed, it has all results."""
+    """A parked run's conversation contains the results of its finished calls. After a resume, it contains all results."""
     session = Session(id="chat", principal="ada")
     await recorder.run("one", "hello", session=session)
     script = [call("note", text="a"), [call("choose"), call("note", text="b")]]

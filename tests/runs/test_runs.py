@@ -73,7 +73,7 @@ async def test_runs_are_listed_as_they_stand(recorder: Recorder):
 
 
 async def test_a_tree_has_turns_calls_diffs_and_questions(recorder: Recorder):
-    """A run's tree has its turns, calls, diffs and questions, with inner calls and nested runs in their places.
+    """A run's tree contains its turns, calls, diffs and questions, with inner calls and nested runs in their places.
 
     It sums up the usage, and an unknown run is refused.
     """
@@ -133,7 +133,7 @@ def well_formed(messages: list[Any]) -> bool:
 
 
 async def test_a_run_without_an_owner_is_cancelled_and_its_session_continues(recorder: Recorder):
-    """When a run without an owner is cancelled, each open call gets a result, and its finished calls are kept.
+    """When a run without an owner is cancelled, its open calls get results, and its finished calls are kept.
 
     The run can be cancelled again, but not resumed, and its session can continue.
     """
@@ -226,9 +226,9 @@ async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, mon
 async def test_a_run_that_is_cancelled_while_it_is_parked_ends_as_cancelled(
     recorder: Recorder, when: str, resumed: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """A request to cancel that comes too late for the run's lease to be renewed is not lost.
+    """A cancel request is not lost if the run's lease is not renewed after it.
 
-    It may be recorded just before the run is parked, or just after that by somebody who found the run busy before.
+    It may be recorded just before the run is parked, or just after that by somebody who had found the run busy.
     """
     other = SqliteJournal(recorder.journal.path, watch=None)
     asked, may_ask = asyncio.Event(), asyncio.Event()
@@ -286,7 +286,7 @@ async def test_a_run_that_is_cancelled_while_it_is_parked_ends_as_cancelled(
 
 
 async def test_a_fork_shares_the_beginning_and_continues_by_itself(recorder: Recorder):
-    """A fork has the state at its step, does not repeat earlier steps, and leaves the original run unchanged."""
+    """A fork starts with the state at its step, does not repeat earlier steps, and leaves the original run unchanged."""
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)
     script = [
@@ -445,7 +445,7 @@ async def test_a_file_that_is_no_run_is_refused(
 
 
 async def test_an_import_has_an_id_that_can_be_printed(recorder: Recorder, tmp_path: Path):
-    """A run whose id has unprintable characters, which could fake output, is imported only under a new id."""
+    """A run whose id contains unprintable characters, which could fake output, is imported only under a new id."""
     await recorder.run("r", "end")
     await export(recorder.journal, "r", tmp_path / "r.jsonl")
     lines = (tmp_path / "r.jsonl").read_bytes()

@@ -29,7 +29,7 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 async def lose(recorder: Recorder) -> str:
     """Record a parked run that wrote a file, as if its process had ended before the file was renamed into place.
 
-    Its folder is moved away, and an empty folder takes its place. Returns the id of the call that wrote.
+    Its folder is moved away, and an empty folder takes its place. Returns the id of the call that wrote the file.
     """
     with pytest.raises(RunParked):
         await recorder.run(
@@ -102,7 +102,7 @@ async def test_runs_show_what_is_not_applied(recorder: Recorder):
 
 
 async def test_a_run_with_changes_that_are_not_applied_is_not_forgotten(recorder: Recorder):
-    """A finished run is kept as long as its changes are not applied."""
+    """A finished run is not forgotten until its changes are applied or discarded."""
     await recorder.run("done", call("write", path="a", text="1"), "end")
     unapply(recorder.base / "runs.db")
     now = datetime.max.replace(tzinfo=UTC)

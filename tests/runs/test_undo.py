@@ -303,7 +303,7 @@ async def test_the_same_call_id_in_another_conversation_is_another_call(recorder
 
 
 async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder: Recorder, tmp_path: Path):
-    """If two journals share a folder and each has a call with the same ids, undo changes only the files of the given one's call."""
+    """If two journals share a folder and have calls with the same ids, undo changes only the files of its own journal's call."""
     (tmp_path / "other").mkdir()
     other = SqliteJournal(tmp_path / "other" / "runs.db", watch=None)
     asked = ToolCall("write", {"path": "mine", "text": "x"}, "call_1")
@@ -345,7 +345,7 @@ async def write_and_note(context: ToolContext) -> None:
 
 
 async def test_a_call_that_changed_files_in_memory_is_not_undone(recorder: Recorder):
-    """Files in memory are not recorded, so undo can't restore them. It refuses, and the session keeps its changes too."""
+    """Files in memory are not recorded, so undo refuses a call that changed them. Its changes to the session stay too."""
     work = Prompt("work", "Do.", tools=[write_and_note])
     session, files = Session(id="s"), MemoryFilesystem()
     await recorder.run("one", call("write_and_note"), "end", prompt=work, session=session, filesystem=files)
@@ -357,7 +357,10 @@ async def test_a_call_that_changed_files_in_memory_is_not_undone(recorder: Recor
 
 
 async def test_a_call_that_changed_ignored_files_is_not_undone(recorder: Recorder):
-    """The ignored files of a workspace are not recorded. The refusal does not deny that the call changed slices too."""
+    """A workspace's ignored files are not recorded, so undo refuses a call that changed them.
+
+    The call's changes to the session stay too.
+    """
     work = Prompt("work", "Do.", tools=[write_and_note])
     session, files = Session(id="s"), Workspace("w", cache=recorder.base / "cache")
     await recorder.run("one", call("write_and_note"), "end", prompt=work, session=session, filesystem=files)

@@ -1,4 +1,4 @@
-"""Checks of values against a JSON Schema 2020-12 that a tool declares, compared with `jsonschema`, and schemas that are refused."""
+"""Checks of values against a tool's JSON Schema, compared with `jsonschema`, and schemas that are refused."""
 
 from typing import Any
 

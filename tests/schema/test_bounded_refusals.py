@@ -148,7 +148,7 @@ async def test_a_refusal_of_a_handler_is_bounded() -> None:
 
 
 async def test_the_answer_of_the_gate_is_bounded() -> None:
-    """The result of a refused call has at most 4 kB, whether its arguments are text or a mapping."""
+    """The result of a refused call takes at most 4 kB, whether its arguments are text or a mapping."""
 
     @tool
     async def order(items: list[int], prices: dict[str, float]) -> None:

@@ -48,7 +48,10 @@ SCHEMA: Schema[Order] = Schema(Order)
     ],
 )
 def test_what_is_plainly_wrong_is_named(value: Any, words: list[str]):
-    """Each definite mistake is reported with its location. A wrong type or choice is also quoted."""
+    """Each definite mistake is reported with its location.
+
+    A value that has the wrong type or is not one of the choices is also quoted.
+    """
     found = misfits(SCHEMA.json_schema, value)
     assert len(found) >= len(words)
     for word in words:
@@ -67,5 +70,5 @@ ORDERS = st.builds(
 
 @given(ORDERS)
 def test_what_fits_is_never_refused(order: Order):
-    """A value that its own schema has dumped has no mistakes."""
+    """The JSON that a schema dumps for a valid value contains no mistakes."""
     assert misfits(SCHEMA.json_schema, json.loads(SCHEMA.dump(order))) == []

@@ -89,13 +89,13 @@ async def _handle(params: Order, *, context: ToolContext) -> Any: ...
     ids=lambda each: each.name,
 )
 def test_a_tools_schema_is_read_only(described: Any):
-    """No policy or handler can change a tool's schema, which the model is given."""
+    """No policy or handler can change a tool's schema, which the model sees too."""
     assert inside(described.json_schema)
     assert_unchangeable(described.json_schema)
 
 
 def test_a_sessions_config_is_read_only_and_not_shared_with_the_caller():
-    """Neither a tool nor a change to the caller's own dict changes a session's config."""
+    """A session's config can't be changed by a tool, or by changing the dict that the caller passed."""
     given_ = {"limits": {"sizes": [1, 2]}, "tags": {"a"}}
     session = Session(config=given_)
     given_["limits"]["sizes"].append(3)  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]  # a list

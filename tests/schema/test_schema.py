@@ -790,7 +790,7 @@ TOO_LARGE = "is too large for a float"
     ids=str,
 )
 def test_no_infinity_comes_in(annotation: Any, form: str, where: str, written: str):
-    """NaN, infinities and overflowing floats are refused wherever a float is allowed, with the same message."""
+    """NaN, infinities and overflowing floats are refused wherever a float or a `Decimal` is allowed, with the same message."""
     assert str(refused(Schema(annotation), form.format(written))) == f"{where}{FINITE}"
     assert str(refused(Schema(annotation), form.format(written).encode())) == f"{where}{FINITE}"
 
@@ -984,7 +984,7 @@ def test_the_same_problem_is_said_once():
     ids=range(14),
 )
 def test_what_is_no_json_object_is_refused(data: str | bytes, words: str):
-    """Malformed JSON is refused with what is wrong in it, and JSON that is not an object with what was expected."""
+    """The message for malformed JSON says what is wrong in it. For JSON that is not an object, it says what was expected."""
     assert str(refused(Schema(Point), data)) == words
 
 
@@ -1062,7 +1062,7 @@ def test_a_secret_is_never_echoed(sent: str, words: str):
 
 
 def test_a_secret_default_is_not_advertised():
-    """The JSON Schema shows a secret default neither in clear nor masked, and building it causes no warning."""
+    """The JSON Schema shows a secret default neither in plain text nor masked, and building it causes no warning."""
 
     class Keys(BaseModel):
         key: SecretStr = SecretStr("hunter2")

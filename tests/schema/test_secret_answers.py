@@ -140,7 +140,7 @@ async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict
 @settings(max_examples=at_most(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), st.booleans())
 def test_only_the_asker_has_the_answer(drawn: tuple[Any, Any], hands_over: bool) -> None:
-    """A secret answered to `wait_for` or a handoff is in no event, session, journal, export, tree, output or log."""
+    """A secret in the answer to `wait_for` or to a handoff is in no event, session, journal, export, tree, output or log."""
     (kind, value), got = drawn, list[Any]()
     login = (handing_over if hands_over else asking)(kind, got)
     with tempfile.TemporaryDirectory() as folder:

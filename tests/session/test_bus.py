@@ -21,12 +21,12 @@ from handrail.session import Dispatcher, Session
 
 
 class Base(ABC):  # noqa: B024  # subscribers may name an abstract base
-    """A base class of events."""
+    """An abstract base class of events."""
 
 
 @dataclass(frozen=True)
 class One(Base):
-    """An event."""
+    """An event whose class has an abstract base."""
 
     number: int = 0
 
@@ -38,7 +38,7 @@ class Two(One):
 
 @dataclass(frozen=True)
 class Other:
-    """An unrelated event."""
+    """An event that is not a `Base`."""
 
 
 class HasNumber(Protocol):

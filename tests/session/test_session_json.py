@@ -81,7 +81,7 @@ class Todo:
 @kept(kind="log")
 @dataclass(frozen=True)
 class Denied:
-    """A log item."""
+    """An item that is kept in a log."""
 
     tool: str
 

@@ -52,7 +52,7 @@ class Folder:
         return self.run(shell, "sh", "-c", script, **options)
 
     def merged(self) -> Tree:
-        """Return the folder as seen through its layers."""
+        """Return a snapshot of the folder as seen through its layers."""
         found: Tree = {}
         stack = [str(self.upper), *map(str, self.layers.lowers)]
         _merge(stack[:1] if is_opaque(stack[0]) else stack, "", found)

@@ -99,7 +99,7 @@ good: dict[str, bytes] = {
     b'"who": "12345678-1234-5678-1234-567812345678", "raw": "eA=="}',
     "loose": b'{"rows": [{"key": "a", "pair": [1, "x"], "anything": {"a": [1]}, "unique": ["a"]}], "numbers": {"1": 2}}',
 }
-"""Valid arguments of each tool."""
+"""Valid arguments for each tool, as JSON."""
 
 
 @cache

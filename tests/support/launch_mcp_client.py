@@ -1,4 +1,4 @@
-"""The program that MCP's conformance suite starts for each scenario. The client runs in another process, which listens.
+"""The program that MCP's conformance suite starts for each scenario. The client runs in another process, which listens on a port.
 
 This program sends that process the server's address and the suite's variables, and exits with the code that it gets back.
 Starting an interpreter without Handrail costs little, which matters because there are many scenarios.

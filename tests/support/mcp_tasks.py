@@ -41,6 +41,6 @@ class TaskSession:
 
 
 class Anything(wire.Result):
-    """A result of any kind."""
+    """A result with any fields."""
 
     model_config = ConfigDict(extra="allow")

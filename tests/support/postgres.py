@@ -175,7 +175,8 @@ def _supervise(folder: Path, watched: int) -> None:
         _prepare(folder, server)
         (folder / "starting").write_text(str(os.getpid()))
         (folder / "starting").rename(folder / "ready")
-        leftovers.append(Path(f"{folder}.log"))  # if it does not start, `_start` reads the log
+        # The log of a server that does not start is left for `_start`, which reads and removes it.
+        leftovers.append(Path(f"{folder}.log"))
         while not select.select([ended], [], [], 1)[0] and server.poll() is None:
             pass
     finally:

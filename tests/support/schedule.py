@@ -42,12 +42,12 @@ TOGETHER = ("tests/serve/page",)
 """Folders whose tests all run on one worker, since they share a browser."""
 
 APART = ("tests/testing/test_simulation.py",)
-"""Files whose tests are scheduled one by one, since a single test takes as long as most whole files."""
+"""Files whose tests are scheduled one by one, since some of these tests take as long as most whole files."""
 
 
 @contextmanager
 def collecting(config: pytest.Config) -> Generator[None]:
-    """Let one worker collect before the others do. Without workers, do nothing.
+    """Let one worker collect before the others do. Outside an xdist worker, do nothing.
 
     The first worker writes the bytecode of the test files. Workers that collect a new clone at the same time would each
     compile every file.

@@ -270,7 +270,7 @@ class PlayedModel:
 
 
 def source_in(folder: Path, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, pace: float = 0.0) -> Source:
-    """Return a source for the app, on a folder that contains a file to change."""
+    """Return a source for the app. Its files are in `folder/work`, which contains a file to change."""
     work = folder / "work"
     if not work.exists():
         work.mkdir()

@@ -312,7 +312,7 @@ async def serving(
     )
     listening = listen(host, 0)
     server = server_for(app)
-    server.config.timeout_graceful_shutdown = int(PATIENCE)  # the server closes its connections before that
+    server.config.timeout_graceful_shutdown = int(PATIENCE)  # not reached: connections close sooner
     await app.start()
     task = asyncio.create_task(server.serve([listening]))
     try:

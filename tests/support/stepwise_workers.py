@@ -103,7 +103,7 @@ def to(worker: str) -> ToolCall:
 
 
 def models(**turns: list[Any]) -> dict[str, ScriptedModel]:
-    """Return a model for each worker, which takes these turns and then says that the worker is done."""
+    """Return models by worker name. Each takes its turns, and then says that the worker is done."""
     return {name: ScriptedModel([*said, f"{name} is done"]) for name, said in turns.items()}
 
 

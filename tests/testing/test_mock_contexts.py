@@ -56,7 +56,7 @@ def test_a_person_answers_by_kind():
     ],
 )
 def test_an_answer_is_taken_in_as_a_real_one(answer: Any, schema: Any, expected: Any):
-    """A prepared answer is validated against the schema and returned as its type, even if it is falsy."""
+    """A prepared answer is validated and returned as the schema's type, even if it is falsy."""
     got = user_context({"kind": answer}).wait_for("kind", {}, schema).wait()
     assert (got, type(got)) == (expected, type(expected))
 

@@ -225,7 +225,7 @@ VAULT = Scenario(
 
 @pytest.mark.timeout(900)
 def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
-    """A secret answer is recorded nowhere, and what depends on it happens at most once."""
+    """A secret answer is recorded nowhere. The payment and the signature that depend on one happen at most once."""
     every: dict[str, Any] = (
         {} if DEEP else {"write_every": 1 if ALL else 12, "step_every": 32, "overtaken_every": 32}
     )

@@ -152,7 +152,7 @@ async def test_a_handler_may_be_any_callable(name: str):
 
 @pytest.mark.parametrize("name", ["awaitable", "coroutine", "either result", "annotated", "partial"])
 def test_annotations_say_the_types(name: str):
-    """A handler's annotations give its types, even if the result is awaitable, a union or annotated."""
+    """A handler's annotations give its types, even if they are awaitables, unions or `Annotated`."""
     made = any_tool("weather", "Tell the weather.", HANDLERS[name])
     assert made.result in (str, str | int)
     assert made.is_async == (name in ("awaitable", "coroutine"))
@@ -170,7 +170,7 @@ async def test_a_handler_may_close_over_a_name_that_is_bound_later():
 
 
 async def test_a_function_may_close_over_a_name_that_is_bound_later():
-    """A function under `@tool` may close over a name that is bound only after the tool is defined."""
+    """A function with `@tool` may close over a name that is bound only after the tool is defined."""
 
     @tool
     async def weather(city: str) -> str:

@@ -240,7 +240,7 @@ def test_the_schema_is_that_of_the_text():
 
 @pytest.mark.parametrize("effect", ["pure", "read"])
 def test_a_path_to_write_needs_an_effect_that_writes(effect: Any):
-    """A tool that only reads is refused if it declares a path to write, at any depth."""
+    """A tool with the effect `pure` or `read` is refused if it declares a path to write, at any depth."""
     Tool("look", "Look.", params=Tree, effect=effect)
     with pytest.raises(ToolDefinitionError, match=r"PathArg\('write'\)\. Set effect='staged'"):
         Tool("look", "Look.", params=Box[list[Folder]], effect=effect)

@@ -133,7 +133,7 @@ put = tool(put)
 
 
 def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
-    """A listed name that `tools.py` defines twice is refused with both lines. One that is only bound twice is not."""
+    """Two tools of a listed name are refused with both lines. Overloads, branches and aliases do not count as two."""
     registry = folder(tmp_path, TWICE, main="---\ntools: [add, take]\n---\nGo.")
     assert [each.problem for each in registry.check()] == [
         "there are 2 tools named 'add': tools.py:5 and tools.py:10",

@@ -113,7 +113,7 @@ async def test_money_is_bounded_through_the_levels(tmp_path: Path) -> None:
 
 
 async def test_the_depth_limit_is_reported_with_its_path(tmp_path: Path) -> None:
-    """A call beyond the depth limit fails with its path. Within the limit, workers may call each other in a cycle."""
+    """A call beyond the depth limit fails, and the error shows its path. Within the limit, calls may form a cycle."""
     registry = sound(tmp_path, ping="---\nworkers: [pong]\n---\nGo.", pong="---\nworkers: [ping]\n---\nGo.")
     watched = Watched()
     following = {"ping": "pong", "pong": "ping"}

@@ -40,7 +40,10 @@ class SecretMask:
         self._conversation = conversation
 
     def message(self, message: Message) -> Message:
-        """Return the message with its secrets masked. A message without secrets is returned unchanged."""
+        """Return the message with the secrets of its calls masked. Other messages are returned as they are.
+
+        The arguments of a call to an unknown tool are withheld, because they could contain secrets.
+        """
         if not isinstance(message, AssistantMessage) or not message.calls:
             return message
         calls = self.calls(message.calls)

@@ -162,7 +162,7 @@ class Engine:
         params.cache_ram_mib = 64
         params.verbosity = -1  # keeps llama.cpp from writing to stderr
         params.endpoint_slots = params.endpoint_props = params.ui = False
-        # without this key, nobody can use the loopback port that llama.cpp opens
+        # llama.cpp opens a loopback port: the random key keeps other processes from using it
         params.api_keys = [secrets.token_hex(32)]
         try:
             self._server = xllamacpp.Server(params)

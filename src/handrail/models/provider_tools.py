@@ -76,6 +76,12 @@ GEMINI: Forms = {
         inside="fileSearch",
     ),
 }
+_MODELS = {
+    "Anthropic's": ANTHROPIC,
+    "Gemini's": GEMINI,
+    "OpenAI's with OpenAIModel(..., api='responses')": RESPONSES,
+}
+"""The providers that have tools of their own, as errors name them."""
 
 
 def written(model: str, request: ModelRequest, forms: Forms) -> bytes:
@@ -103,8 +109,8 @@ def check_provider_tools(model: Model, tools: tuple[ProviderTool, ...]) -> None:
     for tool in tools:
         if tool.name not in known:
             has = f"It has {', '.join(sorted(known))}. " if known else ""
+            others = " or ".join(models for models, forms in _MODELS.items() if tool.name in forms)
             raise ModelRequestRefused(
                 model.name,
-                f"it has no {tool.name} of its own. {has}Remove ProviderTool({tool.name!r}), or use a model that has it: "
-                "Anthropic's, Gemini's, or OpenAI's with OpenAIModel(..., api='responses')",
+                f"it has no {tool.name} of its own. {has}Remove ProviderTool({tool.name!r}), or use a model that has it: {others}",
             )

@@ -111,7 +111,7 @@ async def replay(
     - ended with a status other than `ok` and `error`,
     - need a person, a model or a worker,
     - used a tool that only the original caller provided, or
-    - worked on files that have changed since.
+    - worked on files that the run or a later call in the folder has changed.
 
     `filesystem` must contain the files as they were when the run began; without it, calls that used files are not run.
     `params` override the recorded ones. If the run's session was created with its own slice rules, pass `session`: an empty

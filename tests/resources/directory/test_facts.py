@@ -369,7 +369,7 @@ def test_a_device_that_a_command_makes_is_refused(folders: Folders):
 
 
 def test_a_pipe_is_neither_written_nor_lost(folders: Folders):
-    """A write to a pipe or a socket is refused. Moving or deleting a folder includes the pipes and sockets in it."""
+    """A write to a pipe or a socket is refused. Moving or deleting a folder moves or deletes those in it too."""
     files = folders({"d/a": "old"})
     os.mkfifo(files.root / "d/pipe")
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as listening:

@@ -48,7 +48,7 @@ def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[
 @pytest.mark.once
 @pytest.mark.parametrize("what", ["bytes", "names"])
 def test_old_bytes_are_found_whenever_the_disk_fills_up_during_an_undo(tmp_path: Path, what: str):
-    """If the disk fills up at any operation of an undo, a second undo with free space restores the old files.
+    """If the disk fills up during an undo, at whatever operation, the old files can be restored once there is free space.
 
     The first undo completes, changes nothing, or reports that files could not be restored.
     This holds whether the disk runs out of bytes or of inodes, and for calls with and without a journal on
@@ -135,7 +135,7 @@ def test_a_file_that_its_owner_may_not_read_is_synced(tmp_path: Path, monkeypatc
 
 
 def test_folders_for_commits_that_could_not_be_synced_are_not_used(tmp_path: Path):
-    """If new folders for commits can't be synced, staging fails and says so. The next attempt creates and syncs new ones."""
+    """If new folders for commits can't be synced, staging fails. The next attempt creates new ones and syncs them."""
 
     class Sometimes(Disk):
         is_broken = True

@@ -57,7 +57,7 @@ class Meddling(Disk):
 
 
 class WatchedCalls(SqliteCalls):
-    """Notes each call of `commit`, `applied` and `void`, with the content of `a` at that time."""
+    """Notes each call to `commit`, `applied` and `void`, with the content of `a` at that time."""
 
     def __init__(self, database: Database, root: Path) -> None:
         super().__init__(database)
@@ -135,7 +135,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
 
 
 def test_files_of_a_live_process_count_as_applied_once_they_are_in_place(folders: Folders, tmp_path: Path):
-    """If a folder is recovered between a commit's renames and the mark in its record, the commit counts as finished."""
+    """If recovery runs after a commit's renames but before its record is marked as applied, the commit counts as finished."""
 
     async def main() -> None:
         files = folders(FILES)
@@ -350,7 +350,7 @@ def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
 
 
 def test_somebody_at_the_same_file_is_a_conflict_or_a_rerun(folders: Folders):
-    """If a person edits a file during a staged call, a call that read it reruns, and one that only wrote it gets a conflict."""
+    """If a person edits a file during a call, the call reruns if it read the file, and gets a conflict if it only wrote it."""
 
     @tool(effect="staged", description="Extend what is there.")
     async def extend(context: ToolContext) -> str:

@@ -14,7 +14,7 @@ from support.filesystems import Folders, aside, tree
 
 
 def made(files: DirectoryFilesystem, call: str, *does: tuple[Any, ...]) -> None:
-    """Call methods of a new fork, each given as its name and its arguments, and commit the fork as this call."""
+    """Call methods of a new fork, each given as its name and its arguments, and commit the fork as `call`."""
     fork = files.fork(call)
     for name, *arguments in does:
         getattr(fork, name)(*arguments, **({"recursive": True} if name == "delete" else {}))

@@ -205,7 +205,7 @@ def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at:
 
 
 def test_what_a_sibling_committed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """If a sibling fork commits a file after the mount, a command's changes to that file are a conflict."""
+    """If a sibling fork commits a change to a file after the mount, a command's changes to that file are a conflict."""
     outer = folders(FILES).fork("outer")
     fork, sibling = outer.fork("call"), outer.fork("sibling")
     found = fork.layers()

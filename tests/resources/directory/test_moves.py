@@ -27,7 +27,7 @@ def killed() -> Iterator[Killed]:
 
 @pytest.fixture
 def crashes(tmp_path: Path, killed: Killed) -> Crashes:
-    """Provide an empty folder for processes that are killed during a commit."""
+    """Provide a `Crashes` in an empty folder."""
     base = tmp_path / "base"
     base.mkdir()
     return Crashes(base, killed)
@@ -74,7 +74,7 @@ def renamed_and_moved(base: Path) -> Path:
 
 
 def alone(base: Path) -> Path:
-    """Move the project's folder under a new name, which leaves its staging folder behind."""
+    """Move the project's folder elsewhere and give it a new name, which leaves its staging folder behind."""
     (base / "elsewhere").mkdir()
     return (base / "root").rename(base / "elsewhere" / "other")
 

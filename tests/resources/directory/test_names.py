@@ -50,7 +50,7 @@ def run(fork: DirectoryFork, backend: str, code: str, **options: Any) -> str:
 
 
 def kept(fork: DirectoryFork, call_id: str = "call") -> None:
-    """Commit a fork so that it can be undone."""
+    """Commit a fork as a call that can be undone."""
     fork.prepare()
     fork.stage(CallKey(call_id))
     fork.apply()
@@ -194,7 +194,7 @@ assert 4096 < len(DEEP) < MAX_PATH
 
 
 def bottom(files: DirectoryFilesystem) -> int:
-    """Return a descriptor of the deepest folder."""
+    """Return an open descriptor for the deepest folder."""
     here = os.open(files.root, os.O_RDONLY)
     for name in DEEP.split("/"):
         inner = os.open(name, os.O_RDONLY, dir_fd=here)
@@ -245,7 +245,7 @@ def test_a_long_path_is_no_trouble(deep: DirectoryFilesystem):
 
 
 def test_commands_work_in_long_paths(deep: DirectoryFilesystem, backend: str):
-    """A command sees the files that a call wrote in a long path, and its own changes there are committed."""
+    """A command sees the files that a call wrote at a long path, and its own changes there are committed."""
     fork = deep.fork("call")
     fork.write(f"{DEEP}/mine", "mine\n")
     run(

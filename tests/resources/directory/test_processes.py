@@ -338,7 +338,7 @@ def test_what_is_not_in_the_history_yet_is_put_there_at_the_end(folders: Folders
 
 
 def test_a_path_that_can_not_be_restored_is_named(folders: Folders):
-    """If the disk fails during the renames and while they are reverted, the error names the paths, and undo restores them."""
+    """If the disk fails during the renames and their reversal, the error names the changed paths, and undo restores them."""
     disk = Failing()
     files = folders({"a": "1", "b": "1", "c": "1"}, disk=disk)
     fork = files.fork("call")

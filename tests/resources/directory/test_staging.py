@@ -1,4 +1,4 @@
-"""The staging folder: a replaced root is noticed, nothing planted in it is applied, and mount points work."""
+"""The staging folder: nothing planted in it is applied, a replaced root is noticed, and mount points work."""
 
 import logging
 import os

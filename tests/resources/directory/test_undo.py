@@ -85,7 +85,7 @@ def operations(base: Path) -> int:
 
 @pytest.mark.parametrize("how", ["once", "from then on", "dead"])
 def test_old_bytes_are_found_after_any_failure_of_an_undo(tmp_path: Path, how: str):
-    """Whichever operation of an undo fails, a later undo restores everything, even if the process died.
+    """Whichever operation of an undo fails, the old files can still be restored, even if the process died.
 
     If a single operation fails, the undo either completes or changes nothing.
     """
@@ -168,7 +168,7 @@ def test_a_moved_file_takes_no_room_in_the_history(folders: Folders):
 
 
 def test_a_file_that_was_moved_and_then_deleted_takes_room(folders: Folders):
-    """Once a moved file is deleted, only the history has its bytes, so they count towards the limit."""
+    """Once a moved file is deleted, only the history still holds its bytes, so they count towards the limit."""
     files = folders({"a": "1", "large": "x" * 100_000}, keep_bytes=20_000)
     made(files, "first", "write", "a", "2")
     made(files, "move", "move", "large", "large2")

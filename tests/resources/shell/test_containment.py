@@ -89,7 +89,7 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
     refused = (
         "Read-only file system",
         "Permission denied",
-    )  # the second one if the tests themselves may not write there
+    )  # "Permission denied" if the user who runs the tests may not write there
     assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
@@ -304,7 +304,7 @@ def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
 
 
 def test_the_network_can_be_switched_on(folder: Folder, backend: str, listener: Listener):
-    """With the network on, a command has the machine's network.
+    """With the network on, a command can use the machine's network.
 
     It still reaches no abstract socket and no socket file of the host.
     """
@@ -368,7 +368,10 @@ def outside() -> Iterator[Path]:
 
 @pytest.mark.usefixtures("walls")
 def test_nothing_of_the_host_is_seen(folder: Folder, backend: str, outside: Path):
-    """A command sees no home, logs or data of the host. Its root has only system folders, its own folder and the interpreter's."""
+    """A command sees no home, logs or data of the host.
+
+    Its root contains only system folders, its own folder and the interpreter's.
+    """
     places = [
         place
         for place in ("/home", "/srv", "/mnt", "/media", "/opt", "/var/lib", "/var/log", "/sys")
@@ -437,7 +440,7 @@ def test_what_is_exposed_is_seen_and_not_written(folder: Folder, backend: str, o
 def test_a_hidden_program_says_what_to_expose(
     folder: Folder, backend: str, outside: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Running a program from a hidden folder fails, and the message names the `expose=` that it needs.
+    """Running a program from a hidden folder fails, and the error or a note in the result says what to expose.
 
     This holds whether the program is run by name, by path, from a shell or as a script's interpreter.
     """
@@ -484,7 +487,7 @@ def test_the_interpreter_that_runs_handrail_is_there(folder: Folder, backend: st
 
 SYSCALL = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True); "
 
-# Each script succeeds (exit code 0) only if it escapes or gains a privilege that would let it escape.
+# Each script succeeds (exit code 0) only if it escapes or does something that the sandbox must prevent.
 ESCAPES = {
     "remount the root": "mount -o remount,rw / && touch /etc/handrail-escape",
     "remount a folder": "mount -o remount,bind,rw /etc && touch /etc/handrail-escape",

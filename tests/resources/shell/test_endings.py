@@ -24,7 +24,7 @@ from support.folders import PYTHON, Folder, anything, processes_with
 
 pytestmark = pytest.mark.once  # commands behave the same under every Python version
 
-# This program is hard to kill: it ignores every signal that it can, and starts daemons. It connects to the test.
+# This program is hard to kill: it ignores every signal that it can, and starts daemons. It connects to the test's `Line`.
 STUBBORN = """
 import os, signal, socket, sys, time
 for number in range(1, 65):
@@ -392,7 +392,10 @@ def test_descriptors_are_given_back(folder: Folder):
 
 
 def test_a_fake_shell_says_what_it_was_told(tmp_path: Path):
-    """A fake shell applies its rules and answers by the longest matching prefix. Other allowed commands are not found."""
+    """A fake shell applies its rules, and gives the answer for the longest matching prefix.
+
+    Other allowed commands are not found.
+    """
     folder = Folder(tmp_path)
 
     def write(argv: tuple[str, ...], layers: Layers) -> str:

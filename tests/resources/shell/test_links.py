@@ -123,7 +123,7 @@ def test_a_link_that_leads_back_into_the_folder_leads_to_what_the_command_sees(
 
 
 def test_a_link_that_a_command_makes_to_its_folder_outlives_the_command(world: World, shell: Shell) -> None:
-    """An absolute link into the folder that a command makes or moves keeps its target after the command has ended."""
+    """If a command makes or moves an absolute link into the folder, the link keeps its target after the command has ended."""
     root = os.path.realpath(world.folder.root)
     (world.folder.root / "absolute").symlink_to(f"{root}/docs/one.md")
     world.before = world.look()

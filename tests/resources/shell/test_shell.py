@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 def test_a_command_gives_its_output_and_its_exit_code(folder: Folder, backend: str):
-    """The result has both output streams, in the order in which they were written, and the exit code."""
+    """The result contains the exit code and the output of both streams, in the order in which it was written."""
     finished = folder.sh(anything(backend), "echo out; echo err >&2; echo out again; exit 3")
     assert (finished.output, finished.exit_code, finished.signal) == ("out\nerr\nout again\n", 3, None)
     assert (finished.backend, finished.contained, finished.timed_out, finished.ok) == (
@@ -129,7 +129,7 @@ def test_a_command_that_no_rule_allows_does_not_run(folder: Folder, backend: str
 
 
 def test_a_missing_program_is_said(folder: Folder, backend: str):
-    """If a program is missing, is not executable, is a folder or lacks its interpreter, the error names the program."""
+    """If a program is missing, can't be executed, is a folder or lacks its interpreter, the error names the program."""
     shell = anything(backend)
     folder.sh(
         shell,
@@ -152,7 +152,7 @@ def test_a_script_of_the_folder_runs_by_its_path_only(folder: Folder, backend: s
 def test_a_relative_path_entry_is_not_passed_on(
     folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Relative entries in PATH, such as `.`, are dropped, because a file in the folder could stand in for a program."""
+    """Relative entries in PATH, such as `.`, are dropped, so that no file in the folder can stand in for a program."""
     monkeypatch.setenv("PATH", f".::relative:{os.environ['PATH']}")
     with pytest.raises(CommandMissing):
         folder.run(anything(backend), "run.sh")
@@ -412,7 +412,7 @@ def test_both_back_ends_catch_the_same(rounds: list[Any], tmp_path_factory: pyte
 
 
 def test_a_hard_link_lasts_from_one_command_to_the_next(tmp_path: Path):
-    """If one command makes a hard link and the next one writes to one of its names, both backends show the same folder."""
+    """If one command makes a hard link to a file and the next one writes to the file, both backends show the same folder."""
     check_both_back_ends([[("hard", "d/a", "a")], [("write", "a", "a")]], tmp_path)
 
 

@@ -288,7 +288,7 @@ def state(place: Place) -> None:
 
 
 def approve(place: Place) -> None:
-    """A request for approval is sent as an interrupt. The next leg has the call's result, and not the call again."""
+    """A request for approval is sent as an interrupt. The next leg contains the call's result, but does not repeat the call."""
     client = place.client()
     came = client.say("pay")
     assert came.outcome == "interrupt"
@@ -378,7 +378,7 @@ def frontend_tool(place: Place) -> None:
 
 
 def frontend_tool_and_approval(place: Place) -> None:
-    """One request can give the result of a client's tool call and answer an approval question of the same leg."""
+    """One request can give the result of a client's tool call and answer an approval question from the same leg."""
     client = place.client()
     came = client.say("map and pay", tools=[MAP])
     assert came.outcome == "interrupt"

@@ -1,4 +1,4 @@
-"""Tests for the translation of a run's events to AG-UI, for runs that wait, resume, nest or run calls concurrently."""
+"""Tests for the translation of run events into AG-UI events: waiting, resumed and nested runs, and concurrent calls."""
 
 from __future__ import annotations
 

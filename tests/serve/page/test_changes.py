@@ -98,7 +98,7 @@ def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
 
 
 def test_side_by_side_is_remembered(shown: Widgets):
-    """In the side-by-side view, each row has both versions. The choice of this view applies to the next diff too.
+    """In the side-by-side view, each row shows both versions. The choice of this view applies to the next diff too.
 
     A narrow window has no side-by-side view.
     """

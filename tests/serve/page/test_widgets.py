@@ -216,7 +216,7 @@ def test_errors_wait_until_a_field_is_left(shown: Widgets):
 
 
 def test_what_the_server_says_stands_there_too(shown: Widgets):
-    """An error from the server is shown beside its field until the field is edited, or on top if it has no field."""
+    """An error from the server is shown beside its field until the field is edited, or at the top of the form if it has no field."""
     form(shown, Address, value={"street": "Main", "number": 7})
     page = shown.page
     errors = [

@@ -55,7 +55,7 @@ class RenameLock:
             if left:
                 self._heed(os.fsdecode(left))
             try:
-                # A commit's folder has the same depth in every staging folder.
+                # the commit's path in the staging folder, which is always at-work/<process>/<commit>
                 self._disk.mark(marks, os.fsencode("/".join(commit.parts[-3:])) + b"\0")
             except OSError as error:
                 raise refusal(".", error) from None
