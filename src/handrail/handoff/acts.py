@@ -304,10 +304,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """Return the result of `before`, with a `Begun` as its value if it succeeded.
-
-        Raises `WrongResult` if it, or a part that it parked, does not have the declared type.
-        """
+        """Return the result of `before`, with a `Begun` as its value if it succeeded. Raises `WrongResult` if a type is wrong."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:
