@@ -245,8 +245,8 @@ class NotRendered(ContextError, LookupError):
 
     def __init__(self, prompt: str) -> None:
         super().__init__(
-            f"prompt {prompt!r} has not been rendered yet. This adapter renders lazily: read "
-            "`context.rendered_prompt`, which is None until then, or render it yourself."
+            f"prompt {prompt!r} has not been rendered yet. Use `context.rendered_prompt`, which is None until then, "
+            "or render the prompt yourself."
         )
         self.prompt = prompt
 
@@ -387,7 +387,7 @@ class ReducerError(StateError, RuntimeError):
 
     def __init__(self, reducer: str, event: object, error: BaseException) -> None:
         super().__init__(
-            f"reducer {reducer!r} raised {type(error).__name__} on the event {type(event).__name__}: {error}. "
+            f"reducer {reducer!r} failed on the event {type(event).__name__} with {type(error).__name__}: {error}. "
             "The event was not applied."
         )
         self.reducer = reducer

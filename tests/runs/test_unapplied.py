@@ -29,7 +29,7 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 async def lose(recorder: Recorder) -> str:
     """Record a parked run that wrote a file, as if its process had ended before the file was renamed into place.
 
-    Its folder is moved away, and an empty folder takes its place. Returns the id of the call that wrote.
+    Its folder is moved away, and an empty folder takes its place. Returns the id of the call that wrote the file.
     """
     with pytest.raises(RunParked):
         await recorder.run(

@@ -337,7 +337,7 @@ _WAIT = 0.001
 class CommitLock:
     """A lock that allows only one commit to a session at a time.
 
-    It is fair among the tasks of a loop and exclusive among loops.
+    It is fair among the tasks of one event loop, but not between loops.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from support.folders import PYTHON, Folder, anything, processes_with
 
 pytestmark = pytest.mark.once  # commands behave the same under every Python version
 
-# This program is hard to kill: it ignores every signal that it can, and starts daemons. It connects to the test.
+# This program is hard to kill: it ignores every signal that it can, and starts daemons. It connects to the test's `Line`.
 STUBBORN = """
 import os, signal, socket, sys, time
 for number in range(1, 65):
