@@ -78,7 +78,8 @@ class Routes:
         self._starting = Quota(
             limits.runs_per_principal,
             "TooManyRuns",
-            "there are already as many active and waiting runs as the server allows. Answer or cancel one first.",
+            "there are already as many active and waiting runs as the server allows. Answer or cancel one of yours, or try "
+            "again soon.",
             limits.runs,
         )
 
