@@ -34,6 +34,8 @@ class Unfinished(NamedTuple):
 async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = None) -> list[Message]:
     """Return the messages that a run added to its conversation. With `unfinished`, every call has a result.
 
+    Advice, requests to correct an answer, and attachments are left out.
+
     For a run that has not begun, this is the message it was requested with, or nothing if the run is over.
     """
     record = row.record

@@ -62,7 +62,7 @@ class ContextSource(Protocol):
     """The members and verbs behind a context.
 
     The gate's attempts and the fakes in `handrail.testing` implement this protocol. The context itself only
-    ensures that its verbs raise once `home` is closed.
+    ensures that the verbs that are never None raise once `home` is closed.
     """
 
     @property
@@ -399,7 +399,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def wait_for(self) -> WaitFor | None:
-        """The verb that asks the person in the environment; None if nobody can be asked."""
+        """The verb that asks the person in the environment; None unless the tool may ask a person."""
         return self._source.wait_for
 
     @property
