@@ -114,7 +114,7 @@ class _Retold:
         return CallAnswered(call.id, call.name, f"{what}{left}", True)
 
     def _committed(self, place: Place) -> list[str]:
-        """Return the names of the tools whose inner calls have committed separately and changed something."""
+        """Return the tool's name for each inner call that committed separately and changed something."""
         units = (unit for each, unit in self._units.items() if each.attempt_at(place))
         return [unit.tool for unit in units if unit.status == "ok" and (unit.effects or unit.writes)]
 

@@ -327,7 +327,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
     """The run's own commits, except those undone since. `catch_up` applies them to the session."""
 
     def catch_up(self) -> None:
-        """Apply the run's own commits to the session, once its prompt has been rendered without them."""
+        """Apply the run's own commits to the session. A run that continues calls this once its prompt has been rendered."""
         for unit in self.own:
             _redo(self.session, unit)
 
