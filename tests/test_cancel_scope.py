@@ -307,7 +307,7 @@ def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None
 
 
 def test_a_policy_recovers_as_well() -> None:
-    """A policy may recover from a failed task group, like a handler."""
+    """A policy, like a handler, may recover from a failed task group."""
 
     class Careful:
         name = "careful"

@@ -214,7 +214,7 @@ def test_what_is_done_is_not_cancelled():
 @pytest.mark.parametrize("when", ["before", "during", "never"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_finished_step_raises_the_cancellation_that_came_meanwhile(when: str, fails: bool):
-    """`finish` completes the step even if its task is cancelled. The step's error, if any, wins over the cancellation."""
+    """`finish` completes the step even if the awaiting task is cancelled. The step's error replaces the cancellation."""
 
     async def script() -> None:
         done: list[str] = []

@@ -265,7 +265,7 @@ def test_work_begun_by_one_wait_outlives_it():
 
 
 def test_scripts_share_one_loop_and_it_is_not_a_callers_thread():
-    """Waits from two threads run on the same event loop, which has its own daemon thread."""
+    """Operations that two threads wait for run on the same event loop, which has its own daemon thread."""
 
     async def where() -> tuple[object, threading.Thread]:
         return asyncio.get_running_loop(), threading.current_thread()
@@ -402,7 +402,7 @@ def test_one_that_was_used_does_not_warn(way: str):
     ids=["bool", "not", "and", "if"],
 )
 def test_it_has_no_truth_value(use: Callable[[Operation[Any]], object]):
-    """Using an operation as a condition raises an error that asks for `await`."""
+    """Using an operation as a condition raises an error that asks for `await` or `.wait()`."""
     with pytest.raises(OperationHasNoTruth, match=r"Write `await` before it, or `.wait\(\)` after") as caught:
         use(value_of(True))
     assert isinstance(caught.value, TypeError)

@@ -291,8 +291,8 @@ def test_bad_input_is_refused_by_name(wrong: Any, words: str) -> None:
 
 
 def test_a_script_that_is_over_says_so() -> None:
-    """A request beyond the end of the script fails, and the error says how many answers were scripted."""
-    with pytest.raises(PromptEvaluationError, match="its script has 1 answer, and one more was requested"):
+    """A request beyond the end of the script fails, and the error says which request has no answer."""
+    with pytest.raises(PromptEvaluationError, match="its script has no answer to request 2"):
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}))).evaluate(GUIDE, "hi").wait()
 
 

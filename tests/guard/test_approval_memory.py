@@ -346,8 +346,8 @@ async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], sco
     """The scopes of a call with paths name a folder that holds all of them, the narrowest first, or else the paths.
 
     They also name the tool's capabilities, or the tool if it has none. A tool that takes no paths has one scope, for any
-    arguments, and a permission has one for its kind and tool. If a path is missing or leads outside, or if a handler
-    requests approval, no scope is offered.
+    arguments, and a permission has one for its kind and tool. If a path is missing or lies outside the run's
+    files, or if a handler requests approval, no scope is offered.
     """
     desk = Desk(False)
     await desk.call(name, **arguments)
@@ -560,7 +560,7 @@ async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
     what = 'exactly pay {"amount": 1, "to": "bob"}' if remember == "exact" else "pay (any arguments)"
     assert again.message == (
         f"pay was not approved (denied): we are broke (remembered in this session: {what}). It did not run. "
-        "It needs approval because pay is irreversible. The denial is remembered, so do not call it again."
+        "It needs approval because pay is irreversible. The denial is remembered, so do not repeat this call."
     )
     await desk.call("pay", amount=2)
     assert desk.asked == (2 if remember == "exact" else 1)

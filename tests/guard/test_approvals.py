@@ -71,7 +71,7 @@ POLICY = CapabilityPolicy(effects={"idempotent": "allow"})
 
 
 class Scene:
-    """A gate that asks for approval of irreversible tools, with a record of all events."""
+    """A gate that asks for approval of irreversible calls, with a record of all events."""
 
     def __init__(self, environment: Environment | None = None, tools: Any = TOOLS, **options: Any) -> None:
         self.session = options.pop("session", None) or Session(principal="ada")

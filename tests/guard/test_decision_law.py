@@ -250,7 +250,7 @@ def _answer(question: Question, say: Say) -> Answer:
 
 
 def played(kind: type[World], turns: Sequence[Turn]) -> list[Any]:
-    """Play these turns in a world, and return what was observed of its session."""
+    """Play these turns in a world, and return its record of what could be observed."""
     with tempfile.TemporaryDirectory() as base:
 
         async def main() -> list[Any]:

@@ -91,7 +91,7 @@ def later(decision: Any) -> Callable[..., Any]:
 
 
 def one_call(policy: Any, **options: Any) -> tuple[ToolResult[Any], Session, RecordingSubscriber]:
-    """Make one call of `note` under these policies, and return its result, the session and the recorded events."""
+    """Make one call to `note` under these policies, and return its result, the session and the recorded events."""
 
     async def main() -> tuple[ToolResult[Any], Session, RecordingSubscriber]:
         session = Session()

@@ -1,6 +1,6 @@
 """The seven handoff patterns in every environment: each gives its result, or names the participant that is missing.
 
-PATTERNS lists the examples, with the expected outcome in each of the ENVIRONMENTS that the type allows. A `Refused`
+PATTERNS lists the examples, each with its expected outcome in those ENVIRONMENTS that its type allows. A `Refused`
 outcome means that the pattern requires a participant who is missing, and that the call must say so. In `person`, a
 person answers at once. In `terminal`, a person at a pseudo-terminal reads the questions and types the answers.
 `python tests/handoff/test_patterns.py` runs everything and prints the table.

@@ -92,7 +92,7 @@ def swap(connection: sqlite3.Connection) -> None:
 
 
 def copy_over(columns: str) -> Alter:
-    """Return a function that copies these columns of a record of the run `cake` over the record at that place in the run `tea`."""
+    """Return a function that copies these columns of a record of the run `cake` to the record of `tea` with the same link."""
 
     def copy(connection: sqlite3.Connection) -> None:
         connection.execute(

@@ -283,7 +283,7 @@ RUN = ("run", "hello.md", "Hello?", "--model", "the_models:model", "-q")
 
 
 def test_commands_agree_on_the_default(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    """Without `--journal`, `runs list` looks where `run` records, in a private file outside the project.
+    """Without `--journal`, `run` and `runs list` use the same private file outside the project.
 
     Printed commands name the journal only if it is not the default.
     """

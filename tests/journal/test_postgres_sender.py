@@ -81,7 +81,7 @@ def blocked(url: str) -> Generator[Callable[[], None]]:
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))"
             )
             while not other.execute(query, (pid,)).fetchall():
-                pass  # the statement has not reached the server
+                pass  # the statement has not reached the server yet
 
         yield terminate
 

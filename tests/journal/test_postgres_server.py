@@ -1,4 +1,4 @@
-"""The server that the tests of journals in PostgreSQL start: who runs it, and when it ends."""
+"""The PostgreSQL server that the journal tests start: who runs it, and when it ends."""
 
 from __future__ import annotations
 

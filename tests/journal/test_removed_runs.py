@@ -147,7 +147,7 @@ each_alteration = pytest.mark.parametrize(("how", "where"), ALTERED.values(), id
 
 @each_alteration
 async def test_every_use_refuses_it(folder: Path, how: Alter, where: str):
-    """If a run was removed or reordered, its session can't be loaded, and the session's runs can't be resumed, undone or forked."""
+    """If a run was removed or reordered, its session can't be loaded, the session's runs can't be resumed or forked, and no call can be undone."""
     alter(folder, how)
     with pytest.raises(JournalAltered, match=where):
         await resume(folder)

@@ -1,4 +1,4 @@
-"""Settings for the tests of MCP."""
+"""Settings for the MCP tests."""
 
 import pytest
 from mcp.client import session

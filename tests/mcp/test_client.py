@@ -1,4 +1,4 @@
-"""`McpTools`: the tools of a server through the gate, and servers that misbehave."""
+"""`McpTools`: calls to a server's tools through the gate, and servers that misbehave."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Calls of MCP clients are recorded runs. Each question can be answered once, even days later and after a restart."""
+"""Calls by MCP clients are recorded as runs. Each question can be answered once, even days later and after a restart."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Tests for calls of `McpTools` that a server answers with a task. The task is polled, answered, cancelled and resumed."""
+"""Tests for calls through `McpTools` that a server answers with a task. The task is polled, answered, cancelled and resumed."""
 
 import asyncio
 import signal

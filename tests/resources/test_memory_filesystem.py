@@ -320,7 +320,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
-    """Each wrong call raises exactly the expected error class, with a message that says what is wrong. It adds and removes no file."""
+    """A wrong call raises the expected error, whose message says what is wrong or what to do. It adds and removes no file."""
     call, kind, words = BAD[case]
     before = [info.path for info in files.list("src")]
     with pytest.raises(kind) as caught:

@@ -157,7 +157,7 @@ def test_a_given_thing_is_never_closed():
 
 
 def test_another_name_for_a_thing_does_not_close_it():
-    """A resource that a second binding also returns is closed once, with the scope that created it."""
+    """A resource that a second binding also returns is closed once, with the scope in which it was created."""
     log: list[str] = []
 
     async def main() -> None:

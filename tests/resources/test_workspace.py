@@ -58,7 +58,7 @@ def hosts(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def texts(response: Any) -> list[str]:
-    """Return the rendered result of each call of a run."""
+    """Return the rendered result of each call in a run."""
     return [event.result.render() for event in response.session[ToolInvoked].all()]
 
 

@@ -286,7 +286,7 @@ async def test_a_run_that_is_cancelled_while_it_is_parked_ends_as_cancelled(
 
 
 async def test_a_fork_shares_the_beginning_and_continues_by_itself(recorder: Recorder):
-    """A fork has the state at its step, does not repeat earlier steps, and leaves the original run unchanged."""
+    """A fork starts with the state at its step, does not repeat earlier steps, and leaves the original run unchanged."""
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)
     script = [
@@ -445,7 +445,7 @@ async def test_a_file_that_is_no_run_is_refused(
 
 
 async def test_an_import_has_an_id_that_can_be_printed(recorder: Recorder, tmp_path: Path):
-    """A run whose id has unprintable characters, which could fake output, is imported only under a new id."""
+    """A run whose id contains unprintable characters, which could fake output, is imported only under a new id."""
     await recorder.run("r", "end")
     await export(recorder.journal, "r", tmp_path / "r.jsonl")
     lines = (tmp_path / "r.jsonl").read_bytes()

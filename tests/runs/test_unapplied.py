@@ -29,7 +29,7 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 async def lose(recorder: Recorder) -> str:
     """Record a parked run that wrote a file, as if its process had ended before the file was renamed into place.
 
-    Its folder is moved away, and an empty folder takes its place. Returns the id of the call that wrote.
+    Its folder is moved away, and an empty folder takes its place. Returns the id of the call that wrote the file.
     """
     with pytest.raises(RunParked):
         await recorder.run(
@@ -93,7 +93,7 @@ async def test_runs_show_what_is_not_applied(recorder: Recorder):
     (found,) = (await show(recorder.journal, "r")).unapplied
     assert (found.run_id, found.call_id, found.root) == ("r", wrote, str(recorder.folder))
     assert found.problem.startswith(
-        "a different folder is there now. If it was moved, open it at its new place"
+        "a different folder is there now. If the folder was moved, open it at its new place"
     )
     recorder.folder.rmdir()
     (found,) = await unapplied(recorder.journal, "r")

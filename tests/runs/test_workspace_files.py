@@ -153,7 +153,7 @@ async def test_a_workspace_that_a_run_has_is_refused_but_can_be_read(
 async def test_a_folder_that_exists_is_filled_and_not_replaced(
     journal: AnyJournal, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`get_files` fills an existing empty folder, whether it is given as the current folder or by a link to it."""
+    """`get_files` fills an existing empty folder, whether it is passed as `.` or as a link to it."""
     await put_files(journal, shop(tmp_path), source)
     (tmp_path / "here").mkdir()
     (tmp_path / "link").symlink_to("there")

@@ -70,5 +70,5 @@ ORDERS = st.builds(
 
 @given(ORDERS)
 def test_what_fits_is_never_refused(order: Order):
-    """A value that its own schema has dumped has no mistakes."""
+    """The JSON that a schema dumps for a valid value contains no mistakes."""
     assert misfits(SCHEMA.json_schema, json.loads(SCHEMA.dump(order))) == []

@@ -1,4 +1,4 @@
-"""An in-memory gate and small tools, for tests of the gate."""
+"""A gate over a session and an in-memory filesystem, and small tools, for tests of the gate."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ APART = ("tests/testing/test_simulation.py",)
 
 @contextmanager
 def collecting(config: pytest.Config) -> Generator[None]:
-    """Let one worker collect before the others do. Without workers, do nothing.
+    """Let one worker collect before the others do. Outside an xdist worker, do nothing.
 
     The first worker writes the bytecode of the test files. Workers that collect a new clone at the same time would each
     compile every file.

@@ -56,7 +56,7 @@ class SlowModel(ScriptedModel):
 
 
 class Held:
-    """A tool that works until it is released, and counts its starts, ends and cancellations."""
+    """Makes a tool that works until it is released, and counts its starts, ends and cancellations."""
 
     def __init__(self, name: str = "hold", effect: Any = "staged") -> None:
         self.began = self.ended = self.cut = 0

@@ -100,7 +100,7 @@ class Window:
             self.take(0.05)
 
     async def until(self, part: str, times: int = 1) -> None:
-        """Wait for this text like `wait_for`, while other tasks of this event loop run."""
+        """Wait for this text as `wait_for` does, while other tasks of this event loop run."""
         end = time.monotonic() + PATIENCE
         while self.text().count(part) < times:
             assert time.monotonic() < end, f"{part!r} was not written {times} times:\n{self.text()}"

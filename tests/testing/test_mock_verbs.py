@@ -80,7 +80,7 @@ async def test_an_async_on_text_is_awaited() -> None:
 async def test_a_question_has_its_wording_and_may_ask_for_text() -> None:
     """Without a schema the answer is text.
 
-    The record has the message and title that a person would read, with their defaults.
+    The record contains the message and the title that a person would read, even if they are defaults.
     """
     context = user_context({"visit": "noon", "meal": "fish"})
     assert await context.wait_for("visit", message="When shall we come?") == "noon"

@@ -199,7 +199,7 @@ END = ToolInvoked("c", "t", ("t",), "ok", ToolResult.ok(1), None, 0, 1, (), None
     ],
 )
 def test_pairs_are_checked(events: list[object], words: str | None):
-    """Each call must have one start and then one end. Otherwise, the check fails with the call's id."""
+    """Each call must have one start and then one end. Otherwise, the check fails and names the call."""
     seen = RecordingSubscriber(Session())
     seen.events.extend(events)
     if words is None:

@@ -170,7 +170,7 @@ async def test_a_handler_may_close_over_a_name_that_is_bound_later():
 
 
 async def test_a_function_may_close_over_a_name_that_is_bound_later():
-    """A function under `@tool` may close over a name that is bound only after the tool is defined."""
+    """A function with `@tool` may close over a name that is bound only after the tool is defined."""
 
     @tool
     async def weather(city: str) -> str:

@@ -188,7 +188,7 @@ async def test_parallel_workers_commit_side_by_side_and_a_conflict_is_told(
 async def parked_and_resumed(
     at: Path, files: Any, said: dict[str, Any], later: dict[str, Any]
 ) -> tuple[PromptResponse[Any], WorkerRegistry]:
-    """Run until an approval is asked for. Then open the journal and the registry again, and resume the run.
+    """Run until an approval is asked for. Then reopen the journal and the registry, approve, and resume the run.
 
     Returns the run's response, and the registry that resumed it.
     """
@@ -243,7 +243,7 @@ async def test_a_resumed_outer_transaction_has_what_a_worker_inside_had_committe
 ) -> None:
     """A resumed outer worker gets the commits of a finished `commit: each` worker from the record.
 
-    If the outer worker fails, it undoes them.
+    If the outer worker fails, they are undone.
     """
     team(tmp_path, more=FAILS, outer=fails, steps="attachments: {count: 1}")
     files.write("a", "0")
@@ -396,7 +396,7 @@ async def test_the_scope_of_an_outer_policy_holds_for_each_commit(tmp_path: Path
 
 
 async def test_a_worker_that_a_call_has_created_can_be_called_at_once(tmp_path: Path) -> None:
-    """A worker with `commit: each` can call a worker that it has created as soon as the creating call has committed."""
+    """A worker with `commit: each` can call a worker that it created, as soon as the creating call has committed."""
     registry = team(tmp_path, steps="create: true")
     made = ToolCall("create_worker", {"name": "helper", "description": "Helps.", "instructions": "Help."})
     said = models(main=[to("steps")], steps=[to("helper"), made, to("helper"), "Helped."])

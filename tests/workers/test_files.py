@@ -383,7 +383,7 @@ YAML = st.sampled_from(
 @given(st.lists(YAML, max_size=16).map("".join))
 @settings(max_examples=at_most(400), deadline=None)
 def test_any_front_matter_is_taken_or_refused_in_words(front: str) -> None:
-    """Any text used as front matter is parsed or gives problems with valid line numbers. It never raises."""
+    """Any text used as front matter is parsed or gives problems with valid line numbers. Parsing never raises."""
     find = Finder("x.md")
     taken = parse_file(f"---\n{front}\n---\nGo.", find)
     assert find.problems or taken is not None

@@ -498,7 +498,7 @@ async def test_a_worker_without_a_rule_takes_no_attachments(tmp_path: Path) -> N
 
 
 async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
-    """`call_worker(..., attachments=[...])` accepts paths and bytes."""
+    """`call_worker(..., attachments=[...])` accepts paths and `Attachment` objects."""
     tools = '''
     from handrail import ToolContext, tool
     from handrail.content import Attachment

@@ -254,7 +254,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
-        """The model's output so far in the turn that led to this call; None if there was no such turn."""
+        """The model's answer that led to this call; None if there was none."""
         return self._source.response_accumulator
 
     @property

@@ -49,7 +49,8 @@ def app_of(found: Any, adapter: Adapter | None = None) -> App:
 def _without_params(prompt: Prompt[Any]) -> Prompt[Any]:
     """Return a prompt that can be rendered without params: the prompt itself, if it takes none.
 
-    Otherwise, this is a new prompt with the same tools, policies and resources. All its sections are shown in full.
+    Otherwise, this is a new prompt with the same tools, policies and resources. Its sections have no text and
+    no conditions, so all their tools are available.
     """
     if prompt.params_type is None:
         return prompt

@@ -368,7 +368,10 @@ def outside() -> Iterator[Path]:
 
 @pytest.mark.usefixtures("walls")
 def test_nothing_of_the_host_is_seen(folder: Folder, backend: str, outside: Path):
-    """A command sees no home, logs or data of the host. Its root has only system folders, its own folder and the interpreter's."""
+    """A command sees no home, logs or data of the host.
+
+    Its root contains only system folders, its own folder and the interpreter's.
+    """
     places = [
         place
         for place in ("/home", "/srv", "/mnt", "/media", "/opt", "/var/lib", "/var/log", "/sys")
@@ -484,7 +487,7 @@ def test_the_interpreter_that_runs_handrail_is_there(folder: Folder, backend: st
 
 SYSCALL = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True); "
 
-# Each script succeeds (exit code 0) only if it escapes or gains a privilege that would let it escape.
+# Each script succeeds (exit code 0) only if it escapes or does something that the sandbox must prevent.
 ESCAPES = {
     "remount the root": "mount -o remount,rw / && touch /etc/handrail-escape",
     "remount a folder": "mount -o remount,bind,rw /etc && touch /etc/handrail-escape",

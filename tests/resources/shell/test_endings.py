@@ -24,7 +24,7 @@ from support.folders import PYTHON, Folder, anything, processes_with
 
 pytestmark = pytest.mark.once  # commands behave the same under every Python version
 
-# This program is hard to kill: it ignores every signal that it can, and starts daemons. It connects to the test.
+# This program is hard to kill: it ignores every signal that it can, and starts daemons. It connects to the test's `Line`.
 STUBBORN = """
 import os, signal, socket, sys, time
 for number in range(1, 65):
@@ -327,7 +327,7 @@ def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: 
         if shells == "auto":  # without a sandbox, a different process reports the end
             assert (await task).signal == signal.SIGKILL
         else:
-            with pytest.raises(ShellError, match="its sandbox process died"):
+            with pytest.raises(ShellError, match="the process that controls it died"):
                 await task
         assert connection.recv(1000) == b""
         assert (await shell.run(["echo", "again"], folder.layers)).output == "again\n"

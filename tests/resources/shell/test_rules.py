@@ -75,9 +75,10 @@ def test_a_rule_allows_what_it_says(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
-    """A rule does not match wrappers, other paths to the program, or extra or missing arguments.
+    """A rule does not match wrappers, other names of the program or paths to it, or extra or missing arguments.
 
-    A pattern that starts with a wildcard matches no options or absolute paths, and no wildcard matches `..`.
+    A pattern that starts with a wildcard matches no options or absolute paths. No wildcard matches `..`, and
+    only `**` matches `/`.
     """
     assert not allowed([rule], *argv)
 

@@ -129,7 +129,7 @@ def test_a_command_that_no_rule_allows_does_not_run(folder: Folder, backend: str
 
 
 def test_a_missing_program_is_said(folder: Folder, backend: str):
-    """If a program is missing, is not executable, is a folder or lacks its interpreter, the error names the program."""
+    """If a program is missing, can't be executed, is a folder or lacks its interpreter, the error names the program."""
     shell = anything(backend)
     folder.sh(
         shell,
