@@ -254,9 +254,7 @@ def _check_seen(recorded: RecordedRun, asked: Question, digest: str) -> None:
     if not digest:
         raise UsageError(f"--digest is missing. Pass the digest that `{show}` prints with the question.")
     if len(digest) < 16 or not asked.digest.startswith(digest):
-        raise UsageError(
-            f"--digest does not match the open question. Pass at least the first 16 digits, as `{show}` prints them."
-        )
+        raise UsageError(f"--digest does not match the open question. Pass its first 16 digits: `{show}`.")
 
 
 async def _ask_here(asked: Question) -> Answer:
