@@ -245,8 +245,8 @@ class NotRendered(ContextError, LookupError):
 
     def __init__(self, prompt: str) -> None:
         super().__init__(
-            f"prompt {prompt!r} has not been rendered yet. This adapter renders lazily: read "
-            "`context.rendered_prompt`, which is None until then, or render it yourself."
+            f"prompt {prompt!r} has not been rendered yet. Use `context.rendered_prompt`, which is None until then, "
+            "or render the prompt yourself."
         )
         self.prompt = prompt
 
@@ -387,7 +387,7 @@ class ReducerError(StateError, RuntimeError):
 
     def __init__(self, reducer: str, event: object, error: BaseException) -> None:
         super().__init__(
-            f"reducer {reducer!r} raised {type(error).__name__} on the event {type(event).__name__}: {error}. "
+            f"reducer {reducer!r} failed on the event {type(event).__name__} with {type(error).__name__}: {error}. "
             "The event was not applied."
         )
         self.reducer = reducer
@@ -651,14 +651,14 @@ class RunError(HandrailError, RuntimeError):
 
 
 class RunUnknown(RunError, LookupError):
-    """The journal has no such run."""
+    """The journal has no run with this id, or the principal has no run in this session."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id, "the journal has no such run", "`handrail runs list` shows the runs it has.")
 
 
 class RunBusy(RunError):
-    """Another process holds the run's lease, or this process is already executing the run."""
+    """This process does not hold the run's lease, or is already executing the run."""
 
     def __init__(self, run_id: str, owner: str) -> None:
         super().__init__(

@@ -34,7 +34,7 @@ class ToolStarted(Fact, frozen=True, gc=False):
     tool: str
     path: tuple[str, ...]
     at: float
-    """Seconds since the run began."""
+    """Seconds since the run began or was last resumed."""
     run_context: RunContext
 
 

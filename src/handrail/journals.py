@@ -58,7 +58,7 @@ class Runs(Protocol):
         """Take the lease of a run to resume it. Returns the run's previous row, with the new counts of legs and deaths.
 
         Raises `RunUnknown` if there is no such run, `RunBusy` while another process holds it, and `RunError` if it was
-        submitted and a process has another submitted run of its session.
+        submitted and a process owns another submitted run of its session.
         """
         ...
 
@@ -84,7 +84,7 @@ class Runs(Protocol):
 
         Raises `RunBusy` if this process does not own the run, and `RunUnknown` if there is no such run.
 
-        A request to cancel the run stays until the run is over, or another process takes it.
+        A request to cancel the run stays until the run is over, or until another process resumes it with `take`.
 
         A submitted run that is not over is due for a worker at `due_at`, or earlier if one of its questions is answered or
         somebody wakes it. Without `due_at`, a `queued` run is due at once. If somebody has asked to cancel the run, it is due
@@ -399,7 +399,7 @@ class Workspaces(Protocol):
         ...
 
     async def files(self, name: str, /, *, since: int = 0) -> Mapping[str, WorkspaceFile | None]:
-        """Return the paths that have changed after the version `since`, with their states; None for a removed path.
+        """Return the paths that changed after the version `since`, with their states; None for a removed path.
 
         Raises `JournalAltered` if the row of the workspace or of one of these paths was altered or, with `since=0`, if rows of
         paths were added or removed.

@@ -118,7 +118,7 @@ def test_a_text_is_not_taken_for_a_list(name: str) -> None:
 
 def test_a_class_is_not_taken_for_what_it_makes() -> None:
     with pytest.raises(
-        DefinitionError, match=r"^journal is the class MemoryJournal\. Pass an instance: MemoryJournal\(\)\.$"
+        DefinitionError, match=r"^journal is the class MemoryJournal, not an instance\. Pass a Journal: "
     ):
         open_gate(journal=MemoryJournal)  # pyright: ignore[reportArgumentType]
 

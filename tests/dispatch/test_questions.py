@@ -167,7 +167,11 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
     "wrong principal": (wrong_principal, "'mallory' may not answer it", "Only 'ada' may."),
     "unknown id": (unknown_id, "there is no such question", "Answer one of the open questions."),
     "late": (late, "the question is over: timed out", "Only an open question can be answered."),
-    "late by the clock": (late_by_the_clock, "the question has expired", "Ask again to get a new question."),
+    "late by the clock": (
+        late_by_the_clock,
+        "the question has expired",
+        "It can no longer be answered; the run has to ask again.",
+    ),
     "second": (second, "the question is over: answered", "Only an open question can be answered."),
     "second declines": (
         second_declines,

@@ -560,7 +560,7 @@ async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
     what = 'exactly pay {"amount": 1, "to": "bob"}' if remember == "exact" else "pay (any arguments)"
     assert again.message == (
         f"pay was not approved (denied): we are broke (remembered in this session: {what}). It did not run. "
-        "It needs approval because pay is irreversible. The denial is remembered, so do not call it again."
+        "It needs approval because pay is irreversible. The denial is remembered, so do not repeat this call."
     )
     await desk.call("pay", amount=2)
     assert desk.asked == (2 if remember == "exact" else 1)

@@ -483,7 +483,7 @@ async def test_runs_of_a_session_take_turns(journal: Journal, clock: Hands):
         await journal.queue.submit(each)
     assert await due(journal) == ["first"]
     assert [await claimed(journal), await claimed(journal)] == ["first", ""], "two turns began at once"
-    with pytest.raises(RunError, match="a process has the run 'first' of the same session"):
+    with pytest.raises(RunError, match="a process owns the run 'first' of the same session"):
         await journal.runs.take("second")
     await begin(journal, first)
     assert await claimed(journal) == ""

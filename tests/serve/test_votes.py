@@ -191,10 +191,10 @@ async def test_every_role_that_is_asked_for_has_to_approve(tmp_path: Path):
 @pytest.mark.parametrize(
     ("team", "verdict", "words"),
     [
-        ([("ann", ["user"]), ("fay", ["finance"])], TWO, "2 people who may approve for others other than 'ann', and there is only 1"),
-        ([("ann", ["admin"]), ("lea", ["law"])], FINANCE, "1 person with the role 'finance' other than 'ann', and there is nobody"),
-        ([("ann", ["finance"])], FINANCE, "there is nobody"),
-        ([("ann", ["user"]), ("vic", ["viewer", "finance"])], FINANCE, "there is nobody"),
+        ([("ann", ["user"]), ("fay", ["finance"])], TWO, "2 people who may approve for others, not counting 'ann', and only 1 can be asked"),
+        ([("ann", ["admin"]), ("lea", ["law"])], FINANCE, "1 person with the role 'finance', not counting 'ann', and nobody can be asked"),
+        ([("ann", ["finance"])], FINANCE, "nobody can be asked"),
+        ([("ann", ["user"]), ("vic", ["viewer", "finance"])], FINANCE, "nobody can be asked"),
     ],
 )  # fmt: skip
 async def test_where_too_few_such_people_exist_it_is_denied_at_once(

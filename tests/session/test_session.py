@@ -242,7 +242,7 @@ def test_a_reducer_that_raises_undoes_the_whole_dispatch(into: type):
     session.dispatcher.subscribe(object, heard.append)
     for place in (session, session.fork()):
         with pytest.raises(
-            ReducerError, match="'broken' raised ZeroDivisionError on the event Add: no such"
+            ReducerError, match="'broken' failed on the event Add with ZeroDivisionError: no such"
         ) as raised:
             place.dispatch(Add(1))
         assert raised.value.event == Add(1)
@@ -288,7 +288,7 @@ def test_a_reducer_that_dispatches_is_refused(act: str, target: type):
 def test_a_key_that_raises_undoes_the_dispatch():
     """If a key function raises, the dispatch is undone as if a reducer had raised."""
     session = Session(slices={Note: SliceRules(key=lambda note: note.missing)})
-    with pytest.raises(ReducerError, match="AttributeError on the event Note"):
+    with pytest.raises(ReducerError, match="on the event Note with AttributeError"):
         session.dispatch(Note("a"))
     assert len(session[Note]) == 0
 

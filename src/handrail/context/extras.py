@@ -44,7 +44,7 @@ def _check_type(key: ExtraKey[Any], value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True)  # no slots, because a subscripted call, ExtraKey[...](...), sets an attribute
+@dataclass(frozen=True)  # no slots: with them, ExtraKey[int](...) fails when typing sets `__orig_class__`
 class ExtraKey(Generic[T]):
     """The name and type of a value in the extras.
 

@@ -51,7 +51,7 @@ def open_gate(
     """Open a gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
 
     A call needs approval only if a policy or its handler asks for it, or if it changes files that will later be run automatically.
-    Without a filesystem and a journal, Handrail writes nothing to disk. Without an environment, it asks nobody.
+    With neither a filesystem nor a journal, Handrail writes nothing to disk. Without an environment, it asks nobody.
 
     To ask the model in a loop of your own, pass a `prompt`: the gate then has the prompt's tools, policies and resources too.
     The prompt is rendered with these `params` and `opened` sections, and `gate.prompt` has its text. With an `adapter`, handlers

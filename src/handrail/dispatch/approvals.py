@@ -63,8 +63,8 @@ def approval_verb(
 
 _HIDDEN = (
     "it can't be shown to a person as the tool would get it, so nobody was asked. The JSON of its type does not show "
-    "everything. The cause may be an excluded field, an alias that two fields share, a serializer, or keys that are "
-    "written alike."
+    "everything. The cause may be an excluded field, an alias that two fields share, a serializer, or keys that become "
+    "equal in JSON."
 )
 
 
@@ -93,7 +93,7 @@ async def ask_approval(
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
     payload = {"tool": attempt.name, "arguments": arguments, "reason": exact(reason)}
     if kept:
-        payload["scopes"] = tuple(scopes)  # without this key, the decision can't be remembered
+        payload["scopes"] = tuple(scopes)  # shows that the decision can be remembered
     if diff:
         payload["diff"] = visible(diff, tabs=True)
     decision_keys = DecisionKeys(
@@ -268,8 +268,9 @@ def runs_first(attempt: Attempt) -> bool:
     """Return whether a call runs before it is approved, so that a person can see its changes before deciding.
 
     This requires an effect that can be previewed, and a broker that shows previews. `Broker` does so if a person can be
-    asked and the mode is *interactive* or not set. A call does not run first if its quorums can't be met, or if it asks
-    questions itself. Nor does a call that runs commands, unless these are known to reach nothing but the folder.
+    asked and the mode is *interactive* or not set. A call does not run first if its quorums can't be met, or if its
+    tool's `reenters` is true, because such a handler may ask questions. Nor does a call that runs commands, unless
+    these are known to reach nothing but the folder.
     """
     if "proc.exec" in attempt.tool.capabilities and attempt.tool.reach != "":
         return False
@@ -316,7 +317,7 @@ def _outside_scope(attempt: Attempt) -> list[str]:
 
 
 def diff_of(transaction: Transaction) -> str:
-    """Seal a call's transaction and return its changes as text for a person: files first, then state."""
+    """Seal a call's transaction and return its changes as text for a person: resources such as files first, then state."""
     transaction.seal()
     said: list[str] = []
     for fork in transaction.touched:

@@ -73,7 +73,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     has_secret: bool = False
     """Whether a person gave a secret to the call, or to an earlier part of the same call. Secrets are not recorded."""
     started: float = 0.0
-    """Seconds from the start of the run until the call reached the gate."""
+    """Seconds from when the run began or was last resumed until the call reached the gate."""
     lost: float = 0.0
     """The seconds that the loop had lost to listeners when the call began."""
     clock: WorkClock | None = None

@@ -61,7 +61,7 @@ def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran:
     if how == "nobody":
         hint = " Nobody can be asked here: go on without it, and say what was left undone."
     else:
-        hint = " The denial is remembered, so do not call it again." if how == "remembered" else ""
+        hint = " The denial is remembered, so do not repeat this call." if how == "remembered" else ""
     return (
         f"{name} was not approved ({approval.outcome}){why}. {done} It needs approval because {asked}.{hint}"
     )

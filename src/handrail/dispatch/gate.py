@@ -358,7 +358,7 @@ class Gate:
     def _must_run_again(self, passage: Passage, transaction: Transaction) -> bool:
         """Return whether the call must run again: something that it read has changed, and it can be undone completely.
 
-        Raises `Conflict` if the call would have to run again, but has run too often already or asks questions itself.
+        Raises `Conflict` if the call would have to run again, but has run too often already, or if its tool's `reenters` is true.
         """
         stale, tool = transaction.stale(), passage.call.tool
         if stale and EFFECTS[tool.effect].transactional:

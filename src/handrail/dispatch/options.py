@@ -320,9 +320,7 @@ def check_value(name: str, value: Any) -> None:
     if name in _WANTED:
         kind, wanted = _WANTED[name]
         if isinstance(value, type) and kind is not Callable:
-            raise DefinitionError(
-                f"{name} is the class {value.__name__}. Pass an instance: {value.__name__}()."
-            )
+            raise DefinitionError(f"{name} is the class {value.__name__}, not an instance. Pass {wanted}.")
         if name == "journal" and isinstance(value, str | Path):
             wanted = f"a journal in that file: SqliteJournal({str(value)!r})"
         check_kinds(**{name: (value, kind, wanted)})

@@ -48,7 +48,7 @@ async def undo(attempt: Attempt, reason: str) -> tuple[str, ...]:
 
 
 def abandon(attempt: Attempt, reason: str) -> tuple[str, ...]:
-    """Drop the attempt's forks when nothing can be awaited any more. Returns the effects that are still to be undone.
+    """Drop the attempt's forks when nothing can be awaited any more. Returns the effects that were not undone.
 
     In a run with a journal, the record says that the call began, but not that it ended, as after a crash. So the
     process that resumes the run undoes these effects, even if the call is irreversible and its own outcome is unknown.

@@ -56,7 +56,9 @@ def give_ticket(attempt: Attempt) -> str:
             "ticket", "Give the run a journal that other processes can open: Adapter(model, journal=...)."
         )
     if attempt.kind.undoes or not attempt.let_through:
-        raise NotSupported("ticket", "Only a tool's handler can issue a ticket.")
+        raise NotSupported(
+            "ticket", "Only a tool's handler can issue a ticket, and not inside a compensation or a probe."
+        )
     attempt.check()
     number = attempt.next_verb("ticket")
     given = GivenTicket(number, attempt.place.child(number))

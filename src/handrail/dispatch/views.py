@@ -44,7 +44,7 @@ class CallBus:
         return self._attempt.frame.session.dispatcher.subscribe(kind, listener)
 
     def listens_for(self, kind: type, /) -> bool:
-        """Return whether an event of this type could reach a subscriber. If not, there is no need to create one."""
+        """Return whether an event of this type could reach a subscriber. If not, the event need not be created."""
         return self._attempt.frame.session.dispatcher.listens_for(kind)
 
 

@@ -21,7 +21,7 @@ __all__ = ["AgentEnvironment", "HeadlessEnvironment", "LaterEnvironment", "Scree
 
 
 class HeadlessEnvironment(Environment):
-    """An environment without a person. A tool that asks a person uses its fallback, or fails with a message to the model.
+    """An environment without a person: `context.wait_for` is None, and tools that require a person are not offered.
 
     A run without an environment behaves the same way.
     """

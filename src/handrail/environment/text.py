@@ -107,7 +107,7 @@ def _folded(words: str, width: int) -> list[str]:
 
 
 def compact(value: Any) -> str:
-    """Format a JSON value briefly: a string that is one plain word without quotes, and everything else as JSON."""
+    """Format a JSON value briefly: as JSON, but without the quotes if it is a string of one plain word."""
     if isinstance(value, str) and re.fullmatch(r"[\w./@:+-]+", value):
         return value
     return json.dumps(value, ensure_ascii=False, default=str)

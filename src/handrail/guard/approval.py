@@ -131,7 +131,7 @@ class Broker:
             found = () if environment is None else environment.voters(quorum, question.principal)
             if environment is None or len(found) < quorum.approvals:
                 there = "nobody" if not found else f"only {len(found)}"
-                reason = f"it needs {quorum} other than {question.principal!r}, and there is {there}"
+                reason = f"it needs {quorum}, not counting {question.principal!r}, and {there} can be asked"
                 return Approval(False, reason, "", "denied")
         answer = await self._ask(request, cast("Environment", environment))
         return Approval(False, "", "", "cancelled") if answer is None else decision(answer, request)

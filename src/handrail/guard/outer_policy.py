@@ -100,7 +100,8 @@ def with_outer(own: tuple[ToolPolicy, ...], outer: Iterable[OuterPolicy]) -> tup
         if isinstance(alike, RateLimitPolicy) and alike is not each.policy:
             raise DefinitionError(
                 f"the nested run has a rate limit named {each.name!r}, and a run around it has a different policy with "
-                f"that name, so they would share their state. Rename one of them: RateLimitPolicy(..., name='nested_rate')."
+                f"that name. Policies keep their state under their names, so rename one of them: "
+                f"RateLimitPolicy(..., name='nested_rate')."
             )
     return (*own, *(each for each in outer if not any(each.policy is one for one in own)))
 

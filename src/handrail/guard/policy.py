@@ -169,7 +169,8 @@ class CapabilityPolicy:
         """
         used = {word for tool in tools for word in tool.capabilities}
         for word in sorted(self._verdicts.keys() - used):
-            start = word[: word.rfind(".") + 2]  # typos are rare in a word's first letter
+            # Up to the first letter of the last part. Typos are rare there.
+            start = word[: word.rfind(".") + 2]
             alike = [other for other in sorted(used - self._verdicts.keys()) if other.startswith(start)]
             if alike and not word.endswith("*"):
                 import difflib

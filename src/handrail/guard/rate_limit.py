@@ -1,7 +1,7 @@
 """`RateLimitPolicy`, and the window of counted calls that it keeps in the session.
 
-A window is a ring of cells, one for each call that the rate allows, and an index from calls to cells. Admitting a
-call replaces a few cells, however many calls the window holds.
+A window is a ring of cells, one for each call that the rate allows, and an index from calls to cells. Unless the
+rate has changed, admitting a call replaces only a few cells, however many calls the window holds.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class RateWindow:
 def _within(seconds: float, at: float, now: float) -> bool:
     """Return whether `at` is less than this many seconds away from `now`.
 
-    `at` may be ahead of `now`. A time that is further ahead than this comes from another machine's clock, and does not count.
+    `at` may be ahead of `now`: another thread may have read it later, it may come from another machine's clock, or this
+    machine may have been restarted since.
     """
     return abs(now - at) < seconds
 

@@ -19,7 +19,7 @@ Edit = tuple[str, bytes | None, bytes | None]
 
 
 class ReadBeforeWritePolicy:
-    """Requires that an existing file be read, with its current content, before it is changed or deleted.
+    """Requires that the current content of an existing file be read before the file is changed or deleted.
 
     A file that this session wrote counts as read. New files may be written. A call that names no path to write is
     denied if its tool has the capability `fs.write`. A call that names one is denied if there is no filesystem. If a call
@@ -85,7 +85,7 @@ class ReadBeforeWritePolicy:
         try:
             at = parse_path(path).path
         except FileError:
-            return True  # not a path: the filesystem's own error is better
+            return True  # an invalid path, which the filesystem itself reports
         current = _content_digest(files, at)
         if current is None:
             return True
@@ -158,4 +158,4 @@ def _content_digest(files: Filesystem, path: str) -> str | None:
         try:
             return _UNREADABLE if files.exists(path) and not files.stat(path).is_directory else None
         except FileError:
-            return None  # a link that leads out: the filesystem's own error is better
+            return None  # a link that leads out, which the filesystem itself reports

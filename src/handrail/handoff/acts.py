@@ -197,7 +197,7 @@ class ActRunner:
     async def run(
         self, act: Tool[Any, Any], *, only_asks: bool = False, has_secret: bool = False
     ) -> ToolResult[Any]:
-        """Run the next act. Its id is derived from the call's id and the order of the acts."""
+        """Run the next act. Its id is derived from the call's id, the attempt, and the act's number in that attempt."""
         attempt = self._attempt
         part = new_part(attempt, act, only_asks=only_asks, has_secret=has_secret)
         self._ids[part.id] = act.name
@@ -304,7 +304,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """Return the result of `before`, with a `Begun` as its value if it succeeded. Raises `WrongResult` if it has a wrong type."""
+        """Return the result of `before`, with a `Begun` as its value if it succeeded. Raises `WrongResult` if a type is wrong."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:

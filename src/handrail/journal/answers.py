@@ -76,14 +76,16 @@ def _check_votes(question: Question, answer: Answer) -> None:
         raise AnswerRefused(
             question.id,
             f"{answer.by!r} may not answer it alone or against the votes",
-            f"It needs {needed} other than {question.principal!r}. They find the question in their inbox on the page.",
+            f"It needs the votes of {needed}, not counting {question.principal!r}. They find the question in their inbox on the page.",
         )
 
 
 def check_in_time(question: Question, answer: Answer, now: datetime) -> None:
     """Raise `AnswerRefused` if the question has expired, or if the answer's outcome is not a valid one."""
     if question.expires_at is not None and now >= question.expires_at:
-        raise AnswerRefused(question.id, "the question has expired", "Ask again to get a new question.")
+        raise AnswerRefused(
+            question.id, "the question has expired", "It can no longer be answered; the run has to ask again."
+        )
     if answer.outcome not in get_args(AnswerOutcome):
         raise AnswerRefused(
             question.id,

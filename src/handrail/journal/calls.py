@@ -38,7 +38,7 @@ T = TypeVar("T")
 log = logging.getLogger("handrail.journal")
 
 _BRIEF = 65_536
-"""Maximum size in bytes of a record that is written in the caller's thread."""
+"""Maximum size in bytes of a record that `commit_now` writes."""
 
 
 def _record_of(unit: CommitUnit) -> NewRecord:
@@ -57,7 +57,9 @@ class SqliteCalls:
         """The ids of the calls that change files, and that this process is committing or applying."""
 
     def commit_now(self, unit: CommitUnit, /) -> bool:
-        """Record a call that changes no files, if this can't block. Returns False if `commit` must be awaited instead.
+        """Record a call that changes no files, if this can't block or all writes are made in the caller's thread.
+
+        Returns False if nothing was recorded and `commit` must be awaited instead.
 
         Raises `DefinitionError` if a value in the call can't be recorded, and `RunBusy` if the run is recorded and this
         process does not own it.

@@ -14,7 +14,7 @@ MAC. Removing a record is detected too, even at the end, because the seal of an 
 Removing a whole chain with its head is also detected, because another chain records that it began: a run's chain
 records that others began to add to the run, a session's chain records its runs and its principals' decisions, and the
 list of sessions records the sessions. For the chains of steps that belong to no run, and of runs that are not recorded,
-there is no such record. Replacing the whole file, or a chain and its head, by an older copy is not detected.
+there is no such record. Replacing the whole file, or a chain and its head, with an older copy is not detected.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Record(NamedTuple):
     state: str
     """The state of a committed call: `committed`, `applied` or `void`; "" for other records. The MAC does not cover it."""
     opens: int
-    """1 for a call that leads from its session to this chain: the session's first call in it, and maybe later ones; otherwise 0."""
+    """1 for a call by which a session's chains are found: its first call in this chain, and maybe later ones; otherwise 0."""
 
     def is_marked(self, sessions: Collection[str]) -> bool:
         """Return whether `opens`, which the MAC does not cover, is plausible in a chain that already has calls of these sessions."""
@@ -344,7 +344,7 @@ class Chains:
         return find_damage(cast(sqlite3.Connection, connection))
 
     def row_mac(self, table: str, values: Sequence[object]) -> bytes:
-        """Return the MAC of a row that is replaced when it changes. Such a row belongs to no chain."""
+        """Return the MAC of a row that belongs to no chain and may be updated, such as the row of a run."""
         hashed = self._keyed.copy()
         hashed.update(_encode((self._journal, table, values)))
         return hashed.digest()[:MAC_BYTES]

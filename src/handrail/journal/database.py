@@ -58,7 +58,7 @@ def encode(value: object, what: str, *names: str) -> bytes:
     except (TypeError, ValueError, OverflowError) as error:
         whose = what.format(*names) if names else what
         raise DefinitionError(
-            f"{whose} a value that can't be recorded: {error}. Pass plain data, a dataclass or a model."
+            f"{whose} a value that can't be recorded: {error}. Use plain data, a dataclass or a model."
         ) from error
 
 

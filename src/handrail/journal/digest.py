@@ -135,7 +135,7 @@ def _kept_key(*places: str | None) -> bytes:
 @lru_cache(maxsize=1)
 def _key_of_this_process(problem: str) -> bytes:
     log.warning(
-        "the key for commits in folders can't be stored, so no other process can finish or undo what this one leaves unfinished: %s",
+        "there is no usable key for commits in folders, so no other process can finish or undo what this one leaves unfinished: %s",
         problem,
     )
     return new_key()

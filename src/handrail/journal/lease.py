@@ -109,7 +109,7 @@ class Leases(Protocol):
         ...
 
     def held(self, connection: Connection, now: float) -> Callable[[str, float], bool]:
-        """Return a function that says whether an owner is alive and holds its lease, given when that lease ends."""
+        """Return a function from an owner and the end of its lease to whether the owner is alive and holds it."""
         ...
 
 

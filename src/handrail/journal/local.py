@@ -246,7 +246,7 @@ class LocalQuestions:
             )
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
-        """Return the questions without an answer, oldest first: of all runs or one, and to all principals or one."""
+        """Return the questions without an answer, oldest first. Limit them to one run or principal if these are given."""
         return tuple(
             each.question
             for each in self._all()

@@ -251,7 +251,7 @@ def check_out_of_reach(journal: str, folder: str) -> None:
     if not folder or journal == ":memory:" or not journal:
         return
     root, real = os.path.realpath(folder), os.path.realpath(journal)
-    advice = "Choose a file outside it, or leave the journal out to use the default, which tools can't reach."
+    advice = "Choose a file outside it, or give the tools a different folder."
     if _is_below(real, root):
         raise JournalExposed(journal, f"it is in {root!r}, which tools may change", advice)
     for part in _PARTS:

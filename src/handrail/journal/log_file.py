@@ -146,7 +146,7 @@ def _checksum(data: bytes, order: str, start: tuple[int, int]) -> tuple[int, int
 
 
 def _is_from_before_restart(path: str) -> bool:
-    """Return whether the machine was restarted after the last write to the log or, if there is none, to the database."""
+    """Return whether the machine was restarted after the last write to the log or, if there is no log, to the database."""
     try:
         status = os.stat(f"{path}-wal")
     except FileNotFoundError:

@@ -56,7 +56,7 @@ def check_turn(connection: Connection, row: StoredRun) -> None:
     if found is not None:
         raise RunError(
             row.id,
-            f"a process has the run {found[0]!r} of the same session",
+            f"a process owns the run {found[0]!r} of the same session",
             "Wait until that run is over or parked.",
         )
 

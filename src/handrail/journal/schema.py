@@ -169,7 +169,7 @@ def distrust_schema(connection: sqlite3.Connection) -> None:
 def _authorize(
     action: int, one: str | None, two: str | None, database: str | None, inside: str | None
 ) -> int:
-    """Deny everything inside a trigger or a view, which `inside` names. Handrail has neither."""
+    """Deny everything inside a trigger or a view, which `inside` names. A journal has neither."""
     return sqlite3.SQLITE_OK if inside is None else sqlite3.SQLITE_DENY
 
 

@@ -85,7 +85,7 @@ class SqliteJournal:
         self.tickets = SqliteTickets(database)
         self.blobs = SqliteBlobs(database)
         self.workspaces = SqliteWorkspaces(database)
-        self.broadcasts = None  # other processes could not be notified
+        self.broadcasts = None  # SQLite can't notify other processes
 
     def close(self) -> None:
         """Finish pending writes and close the file. Closing it twice is harmless."""

@@ -200,7 +200,7 @@ def advance(connection: Connection, database: Database, run_id: str, delta: Work
 
 def _revert(connection: Connection, database: Database, unit: CommitUnit, delta: WorkspaceDelta) -> None:
     row = _known(connection, database.chains, delta)
-    if row.run_id != unit.run_id:  # if they are equal, no process holds the run
+    if row.run_id != unit.run_id:  # `undo` has checked that no process holds the unit's own run
         _check_free(connection, database, row)
     opposite = [WorkspaceChange(each.path, each.new, each.old) for each in delta.changes]
     gone = {each.path for each in opposite if each.new is None}
@@ -218,7 +218,7 @@ def _revert(connection: Connection, database: Database, unit: CommitUnit, delta:
 def read_files(
     connection: Connection, chains: Chains, name: str, since: int = 0
 ) -> dict[str, WorkspaceFile | None]:
-    """Return the paths that have changed after the version `since`, with their states; None for a removed path.
+    """Return the paths that changed after the version `since`, with their states; None for a removed path.
 
     Raises `JournalAltered` if the row of the workspace or of one of these paths was altered. Rows that were removed or set
     back to an earlier state are noticed only if all rows are read, with `since=0`.
@@ -327,7 +327,10 @@ def _replace(connection: Connection, chains: Chains, row: WorkspaceRow, **change
 def _change(
     connection: Connection, chains: Chains, row: WorkspaceRow, changes: Sequence[WorkspaceChange]
 ) -> list[str]:
-    """Make changes as a workspace's next version, and return []. If some paths are not in their old states, change nothing and return them."""
+    """Save changes as a workspace's next version, and return [].
+
+    If some paths are not in the old states that the changes name, change nothing and return these paths.
+    """
     before: dict[str, tuple[Any, ...]] = {}
     for some in chunks([change.path for change in changes]):
         for values in fetch(connection, f"{_FILES} AND path IN ({marks(some)})", row.name, *some):

@@ -49,7 +49,8 @@ def app_of(found: Any, adapter: Adapter | None = None) -> App:
 def _without_params(prompt: Prompt[Any]) -> Prompt[Any]:
     """Return a prompt that can be rendered without params: the prompt itself, if it takes none.
 
-    Otherwise, this is a new prompt with the same tools, policies and resources. All its sections are shown in full.
+    Otherwise, this is a new prompt with the same tools, policies and resources. Its sections have no text and
+    no conditions, so all their tools are available.
     """
     if prompt.params_type is None:
         return prompt
@@ -121,7 +122,7 @@ def _workers_at(path: Path, model: Model | None) -> App:
     names = registry.names if path.is_dir() else (WorkerRegistry.worker_at(path).name,)
     if not names:
         raise DefinitionError(
-            f"the folder {str(path)!r} has no workers to serve. `handrail new` creates some."
+            f"the folder {str(path)!r} has no workers to serve. Name another folder; `handrail new demo` creates one."
         )
     prompt = Prompt(folder.resolve().name, "Call a worker.", tools=[registry.tool(name) for name in names])
     return App(prompt, Adapter(model or NoModel(), workers=registry), folder=folder)

@@ -30,7 +30,7 @@ class Address(NamedTuple):
     """The URL for the driver. It may contain passwords, so it is never shown."""
     schema: str
     secrets: tuple[str, ...]
-    """The passwords in the URL: of the user, and of the client's key (`sslpassword`)."""
+    """The passwords in the URL: the user's, and the one for the client's key (`sslpassword`)."""
     lease: float | None = None
     """How many seconds a process keeps its runs after it last renewed its lease; None if the URL does not say."""
 

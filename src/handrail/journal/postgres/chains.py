@@ -89,8 +89,8 @@ class PostgresChains(Chains):
         """Add a record to the chain of a run that this process owns, by one statement outside of any transaction.
 
         Returns False, and adds nothing, unless the run has one of the record's owners and this process knows the current
-        head of its chain. Called again after a lost connection, it sends the same statement again. The second
-        statement waits for the first, if the server is still executing that. Only one of them adds the record, because both
+        head of its chain. Called again after a lost connection, it sends the same statement again. If the
+        server is still executing the first one, the second one waits for it. Only one of them adds the record, because both
         replace the same head.
         """
         was_sent = record.sent is not None

@@ -34,7 +34,7 @@ _CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected, errors.Uniqu
 _LEAST_PATIENCE = 10.0
 """Seconds after which the server ends a transaction that waits for this process, if the lease is not longer.
 
-A host that is cut off or loses its power can't end its transactions. Their locks would keep its runs from all other processes.
+A host that is cut off or loses power can't end its transactions. Their locks would keep its runs from all other processes.
 """
 _MOST_TRIES = 100
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
@@ -68,7 +68,7 @@ class PostgresDatabase(Database):
         self._offset = 0.0
         """The database's clock minus this process's monotonic clock, in microseconds."""
         self._error = 0.0
-        """Upper bound of the error in `_offset`, in microseconds."""
+        """Upper bound on the error in `_offset`, in microseconds."""
         self._is_simulated = clock is not SYSTEM_CLOCK
         self._sender: Sender | None = None
         """Sends records from the event loop; None if only the journal's thread or, with `inline`, the caller's can add them."""
@@ -179,7 +179,8 @@ class PostgresDatabase(Database):
             raise self._failure("it can't be opened", error) from None
 
     def _connect(self) -> psycopg.Connection[Any]:
-        seconds = max(2, int(self._lease / 3))  # a server that does not answer counts as lost
+        # If the server does not answer for this long, the connection counts as lost.
+        seconds = max(2, int(self._lease / 3))
         raw = psycopg.connect(
             self._address.conninfo,
             autocommit=True,
@@ -222,7 +223,7 @@ class PostgresDatabase(Database):
                 raise JournalError(
                     self.path,
                     "its records were not written with this key",
-                    "Set HANDRAIL_KEY, or HANDRAIL_KEY_FILE, to the key with which the journal was created.",
+                    "Use the key with which it was created: in HANDRAIL_KEY, or in the file that `key_file` or HANDRAIL_KEY_FILE names.",
                 )
             connection.raw.execute("COMMIT")
         except BaseException:

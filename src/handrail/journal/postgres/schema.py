@@ -10,7 +10,7 @@ from handrail.journal.postgres.statements import PostgresConnection
 from handrail.journal.schema import TABLES, VERSION
 
 _TYPES = {
-    # Text is ordered by code points, as in SQLite and in Python, whatever the language of the database.
+    # Text is ordered by code points, as in SQLite and in Python, whatever the locale of the database.
     r"\bTEXT\b": 'text COLLATE "C"',
     r"\bBLOB\b": "bytea",
     r"\bREAL\b": "double precision",
