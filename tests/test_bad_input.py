@@ -207,7 +207,7 @@ SESSIONS: dict[str, Row] = {
     "reducer that raises": (
         reducer_that_raises,
         ReducerError,
-        "'raises' raised ZeroDivisionError",
+        "'raises' failed on the event Broken with ZeroDivisionError",
         "not applied",
     ),
     "stale commit": (commit_over_another, Conflict, "Plan", "Look at the new state and try again"),
