@@ -1,9 +1,9 @@
 """Imports from an app's folder, without putting the folder on `sys.path`.
 
 Every library can import what is on `sys.path`, and many try to import an optional module, such as `brotli`. Tools may
-be allowed to write to an app's folder, so a file with such a name would run in the next process. To prevent that,
-the modules beside an app are found only by imports in the app itself or in one of these modules. They never shadow an
-installed module or one from the standard library.
+be allowed to write to an app's folder. If the folder were on `sys.path`, a file in it with such a name would run in the
+next process. To prevent that, the modules beside an app are found only by imports in the app itself or in one of these
+modules. They never shadow an installed module or one from the standard library.
 
 Such a module has its plain name in `sys.modules`, because records refer to its types by that name. So two apps in one
 process can't have different modules with the same name. The second app's import is refused.
@@ -63,7 +63,7 @@ class _Neighbours(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if path is not None:
-            return None  # a package finds its own modules
+            return None  # modules inside a package are found through `find_in_package`
         home = self.homes.get(_importer())
         folders = [*self.searched] if fullname == _wanted.get() else [] if home is None else [home]
         for folder in folders:
@@ -77,7 +77,7 @@ class _Neighbours(MetaPathFinder):
         return None
 
     def check_imports(self, importer: str, path: str, source: bytes) -> None:
-        """Raise `ImportError` if a module of an app folder imports a neighbour, and another folder's module has that name already."""
+        """Raise `ImportError` if a module imports a neighbour whose name belongs to a loaded module from another app folder."""
         home = self.homes.get(importer.partition(".")[0])
         if home is None:
             return

@@ -180,7 +180,7 @@ class Operation(Coroutine[Any, Any, T]):
         return home.run(self, factory)
 
     def give_up(self) -> Callable[[], Coroutine[Any, Any, T]]:
-        """Return the work for another operation to run. This operation then counts as used."""
+        """Return the operation's work, for the caller to run. The operation then counts as used."""
         factory, home = self._take(), self.home
         return factory if home is None else lambda: home.run(self, factory)
 

@@ -6,7 +6,7 @@ time that it takes is at most proportional to the length of the text times the s
 too, because a short pattern such as `(a?){20000}` can be large.
 
 Patterns use Python's syntax and are translated to Rust's. Features that need a backtracking engine (lookaround,
-backreferences, conditionals, atomic groups, possessive repeats) are refused by name.
+backreferences, conditionals, atomic groups, possessive repeats) are refused, and the error names them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_SIZE = 1000
 MAX_STEPS = 20_000_000
 """Maximum product of the size of a pattern and the length of the string that it is matched against."""
 _STEPS_AT_ONCE = 1_000_000
-"""Approximate number of steps in one call to the engine, unless a single line needs more. Other threads can run between calls."""
+"""About how many steps `matching` takes in one call to the engine; more if a single line needs them. Other threads can run between calls."""
 
 _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()\x00-\x1f]+\Z")
 _COUNTED = re.compile(r"\{(\d*)(?:(,)(\d*))?\}")

@@ -220,7 +220,7 @@ class Filesystem(Protocol):
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
         """Replace the only occurrence of `old`, or with `all` every occurrence. Returns how many were replaced.
 
-        Raises `EditRefused` if `old` is empty, equals `new`, or is not in the file, and if it is not unique and `all` is false.
+        Raises `EditRefused` if `old` is empty, equals `new`, or is not in the file, or if it is not unique and `all` is false.
         """
         ...
 
@@ -339,11 +339,11 @@ class ApprovalRecall(Protocol):
     """Set by the broker to the remembered decision that decided the request; None if none did."""
 
     def find(self) -> ApprovalRemembered | None:
-        """Return the remembered decision that covers the request; None if there is none. Denials come before approvals."""
+        """Return the remembered decision that covers the request; None if there is none. Denials take precedence over approvals."""
         ...
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
-        """Remember an answer for an offered scope. Without one, an approval covers the request with this diff, and a denial with any diff."""
+        """Remember an answer for an offered scope. Without a scope, an approval covers the request with this diff only, a denial with any diff."""
         ...
 
     def when_covered(self, wake: Callable[[], object], /) -> Callable[[], None]:
@@ -405,11 +405,11 @@ class Environment(ABC):
     parks: bool = False
     """Whether the environment leaves questions open. If so, a run in which everything waits may be parked."""
     keeps_secrets: bool = False
-    """Whether a call that was given a secret may also wait for an open question. Its run then stays in memory."""
+    """Whether even a call that was given a secret may wait for an open question. Its run then stays in memory."""
     prompt_model: Callable[[Any], PromptModel] | None = None
     """A function that creates a call's `prompt_model` verb; None to use the run's own model, if there is one."""
     adapter: Callable[[Any], BoundAdapter] | None = None
-    """A function that creates a call's adapter, in a run that has none; None if such a call has no adapter."""
+    """A function that creates the adapter of a call whose run has none; None to give such a call no adapter."""
 
     @abstractmethod
     async def ask(self, question: Question, /) -> Answer | None:
@@ -467,14 +467,14 @@ class Workers(Protocol):
 
 
 class WorkerSource(Protocol):
-    """A source of a run's workers: a registry, or one of its workers."""
+    """A source of a run's workers: a registry, or one worker of a registry."""
 
     def open(self, frame: Any, /) -> None:
         """Make the workers available to the calls of the frame's run, for as long as the frame is used."""
         ...
 
     def enter(self, frame: Any, /) -> AbstractAsyncContextManager[None]:
-        """Make the workers available, as `open` does. During the block, a message callback, if there is one, gets the run's messages."""
+        """Make the workers available, as `open` does. During the block, the source's message callback, if it has one, gets the run's messages."""
         ...
 
 

@@ -154,7 +154,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The payload as every environment shows it. For an approval, this is the call's parsed arguments."""
+        """The payload as every environment shows it; for an approval, only the call's parsed arguments."""
         return rows_of_payload(self.kind, self.payload)
 
     def may_vote(self, by: str, roles: Collection[str]) -> bool:

@@ -13,7 +13,7 @@ class Queue(Protocol):
 
     A worker may take a submitted run that is *due*: a queued or parked run whose time has come, a parked run that was woken or
     has an answered question, or a run whose owner is gone. Of the queued runs of a session whose time has come,
-    only the oldest is due, and only while no other run of the session is being begun, running or parked. At most one submitted
+    only the oldest is due, and only while no other run of the session is starting, running or parked. At most one submitted
     run of a session has an owner at a time.
     """
 

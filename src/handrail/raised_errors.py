@@ -83,7 +83,7 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Remove an error's traceback, and the object of an `AttributeError`, which would keep the finished call in memory.
+    """Remove an error's traceback, and the object of an `AttributeError`. Either would keep the finished call in memory.
 
     The same is done for its causes and, if it is a group, for the errors in it. Clearing the variables of the
     frames would not be enough, because a frame refers to its caller's frame, which may still be running.

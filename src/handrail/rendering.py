@@ -125,7 +125,7 @@ def _written(value: Any) -> str:
 
 
 def _needs_quotes(text: str) -> bool:
-    """Return whether a string must be quoted: it is empty, begins like a JSON string, object or list, or is another JSON value."""
+    """Return whether a string must be quoted: it is empty, begins like a JSON string, object or list, or looks like another JSON value."""
     return not text or text.lstrip()[:1] in ('"', "{", "[") or bool(_SCALAR.fullmatch(text.strip()))
 
 

@@ -267,9 +267,9 @@ def test_params_fill_the_prompt() -> None:
         (lambda a: ScriptedModel("hi"), r"Write ScriptedModel\(\['hi'\]\)"),
         (lambda a: Adapter(scripted(7)).evaluate(GUIDE, "hi").wait(), "a script can't contain 7"),
         (lambda a: Retry(attempts=0), "Pass an integer of at least 1"),
-        (lambda a: Retry(first_wait=5, longest_wait=1), "are invalid"),
+        (lambda a: Retry(first_wait=5, longest_wait=1), "first_wait is 5, and longest_wait is 1"),
         (lambda a: Retry(attempts=wrongly("3")), "Pass an integer of at least 1"),
-        (lambda a: Retry(first_wait=wrongly("1")), "Pass two numbers"),
+        (lambda a: Retry(first_wait=wrongly("1")), "Pass numbers of at least 0"),
         (lambda a: Throttle(at_once=0), "at_once=0 is not a valid limit. Pass a whole number of at least 1"),
         (lambda a: Throttle(at_once=wrongly(1.5)), "at_once=1.5 is not a valid limit"),
         (lambda a: Throttle(per_minute=0), "per_minute=0 is not a valid rate"),
@@ -291,8 +291,8 @@ def test_bad_input_is_refused_by_name(wrong: Any, words: str) -> None:
 
 
 def test_a_script_that_is_over_says_so() -> None:
-    """A request beyond the end of the script fails, and the error says how many answers were scripted."""
-    with pytest.raises(PromptEvaluationError, match="its script has 1 answer, and one more was requested"):
+    """A request beyond the end of the script fails, and the error says which request has no answer."""
+    with pytest.raises(PromptEvaluationError, match="its script has no answer to request 2"):
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}))).evaluate(GUIDE, "hi").wait()
 
 

@@ -52,7 +52,7 @@ def _check_offered(model: str, request: ModelRequest) -> None:
 
 
 def merge_fields(fields: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add fields to a request, replacing those with the same name. Two objects with the same name are merged."""
+    """Add fields to a request. Each replaces the field of the same name, unless both are objects, which are merged."""
     for name, value in more.items():
         before: Any = fields.get(name)
         if isinstance(before, dict) and isinstance(value, dict):

@@ -38,7 +38,7 @@ from handrail.models.request_settings import RESPONSES, merge_fields, settings_f
 
 WIRE = "responses"
 _OF_CALLS = frozenset({"call_id", "name", "arguments"})
-"""The fields of a call that the conversation already holds. They are not kept with the items."""
+"""Fields of a call whose values the conversation already holds. They are null in the items that are kept."""
 
 _PLAIN = frozenset({"type", "id", "role", "content", "status"})
 

@@ -37,7 +37,6 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelRequestRefused
-from handrail.rendering import counted
 from handrail.schema import to_json
 from handrail.spelling import checked_arguments
 from handrail.tools.provider_tool import PROVIDER_TOOLS
@@ -110,7 +109,7 @@ class ScriptedModel:
         if scripted is None:
             raise ModelRequestRefused(
                 self.name,
-                f"its script has {counted(len(self.requests) - 1, 'answer')}, and one more was requested. Add an answer",
+                f"its script has no answer to request {len(self.requests)}. Add one",
             )
         reply = _reply(scripted)
         if reply.delay:

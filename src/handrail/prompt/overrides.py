@@ -1,8 +1,8 @@
 """`Overrides`: tuned texts for prompts, kept in files beside the code.
 
 A file replaces the texts of one prompt: the bodies and summaries of its sections, and the descriptions and
-examples of its tools. Each override identifies its original by a hash. If the original has changed since, the
-override is stale: it is reported and not applied.
+examples of its tools. Each override identifies its original by a hash. If the original now has a different
+hash, the override is stale: it is reported and not applied.
 
 This module also lists the texts that can be replaced, reads override files, and writes starter files.
 """
@@ -88,7 +88,7 @@ class Overrides:
         return TunedWords(self.file_of(prompt), tuple(originals(prompt)), params_type)
 
     def write_starter(self, prompt: Prompt[Any]) -> Path:
-        """Write a file with every text that can be overridden, for editing, and return its path.
+        """Write a file to edit, with every text that can be overridden, and return its path.
 
         Raises `FileInTheWay` if the file exists.
         """

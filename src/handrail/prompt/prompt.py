@@ -185,7 +185,7 @@ class Prompt(Generic[OutputT]):
         return cast("Prompt[OutputT]", Prompt(sections=(*self.sections, *sections), **given))
 
     async def connect(self) -> None:
-        """Connect the live sections, whose tools come from elsewhere. A run does this before it renders the prompt.
+        """Connect the live sections, whose tools come from an MCP server, for example. A run does this before it renders the prompt.
 
         Raises a `HandrailError` if a section's tools are not available and the run can't begin without them.
         """
@@ -203,8 +203,7 @@ class Prompt(Generic[OutputT]):
         """Render the prompt for a model.
 
         `params` is an instance of the sections' params type, or a mapping with its fields. `opened` lists the paths
-        of summaries to show in full, together with the sections that contain them. Paths of sections that are disabled, or
-        that are not shown as summaries, are ignored.
+        of sections to show in full. Summaries that contain one of them are opened too. Disabled sections stay hidden.
 
         Raises `PromptRenderError` if the params are invalid, if `opened` has an unknown path, or if a condition can't be
         evaluated. Raises `PromptDefinitionError` if two enabled tools, or two different policies, have the same name.

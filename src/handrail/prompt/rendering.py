@@ -202,8 +202,8 @@ class RenderedPrompt(Generic[OutputT]):
     def refreshed(self) -> RenderedPrompt[OutputT]:
         """Return the prompt with the current tools of live sections, and the same text.
 
-        Returns the prompt itself if nothing has changed. Raises `PromptValidationError` if two tools have the same name
-        now.
+        Returns the prompt itself if nothing has changed. Raises `PromptValidationError` if two tools now have the
+        same name.
         """
         tree = self._tree.refreshed()
         if tree is self._tree:

@@ -98,7 +98,7 @@ class Condition:
         return self._function is not None or self._value == value
 
     def evaluate(self, prompt: str, path: str, given: Mapping[str, Any]) -> Any:
-        """Return the condition's value. A function is called with those of the params and the session that it takes.
+        """Return the condition's value. A function is called with whichever of the params and the session it takes.
 
         Raises `PromptRenderError` if the function raises an exception or returns a value that is not allowed, or if it has a
         parameter `session` and there is no session.

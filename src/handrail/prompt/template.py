@@ -24,7 +24,7 @@ class Template(msgspec.Struct, frozen=True):
     """A text with placeholders. Values are inserted unchanged, so a `$` in a value is literal."""
 
     parts: tuple[str, ...]
-    """Pieces of text and placeholder names, in turn. The first and last items are text."""
+    """Pieces of text alternating with placeholder names. The first and last items are text."""
     names: frozenset[str]
 
     def fill(self, values: Mapping[str, Any]) -> str:

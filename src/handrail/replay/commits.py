@@ -63,8 +63,8 @@ def commit_recorded(
 ) -> Coroutine[Any, Any, None] | None:
     """Record the changes of a prepared call, then apply them. The caller must prevent other commits meanwhile.
 
-    If the call changes no files and the journal can record it without waiting, everything is done immediately, and this
-    returns None. Otherwise it returns a coroutine that waits for the end of the work, even if its task is cancelled.
+    If the call changes no files, its result has no attachments, and the journal can record it without waiting, everything
+    is done immediately, and this returns None. Otherwise it returns a coroutine that waits for the end of the work, even if its task is cancelled.
     Concurrent calls always wait, so that they commit in the same order when their run is replayed.
     """
     transaction = attempt.open_transaction

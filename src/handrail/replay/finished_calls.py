@@ -78,7 +78,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
         if attempt.has_secret:
             raise  # the call's secret is no longer available
         if EFFECTS[attempt.tool.effect].transactional:
-            return None  # what the call used has changed since, and the call can run again
+            return None  # what the call used has changed since the call ended, and the call can run again
         raise OutcomeUnknown(f"{attempt.name} ({error})") from error
     except Diverged as error:
         raise OutcomeUnknown(f"{attempt.path[-2]} ({error})") from error
@@ -225,7 +225,7 @@ class _AnswerCost(msgspec.Struct, frozen=True):
 def bill_nested(attempt: Attempt, before: int | None = None) -> None:
     """Charge the recorded model answers of runs nested in this call. These runs are not replayed.
 
-    With `before`, charge only the answers in attempts earlier than that number.
+    With `before`, charge only the answers in attempts with a lower number.
     """
     frame = attempt.frame
     for body in frame.log.answers_under(attempt.call.place, before):

@@ -127,7 +127,7 @@ class RunLog:
                 yield attempt, place, body
 
     def answers_under(self, call: Place, before: int | None = None) -> Iterator[bytes]:
-        """Yield the model's answers in runs nested in a call; with `before`, only those of attempts before that number."""
+        """Yield the model's answers in runs nested in a call; with `before`, only those in attempts with a lower number."""
         for attempt, _, body in self._under("model answer", call):
             if before is None or attempt < before:
                 yield body

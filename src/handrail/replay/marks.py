@@ -53,7 +53,7 @@ async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
 
 
 async def mark_begun(attempt: Attempt) -> None:
-    """Record that the handler of a call is about to begin, unless the call is certain to begin again after a crash.
+    """Record that the handler of a call is about to begin, if a resumed run has to know that.
 
     A call that must not run twice is marked. An inner call of such a call is marked if it was charged: after a crash, the
     outer call does not make the inner call again, so the charge would otherwise be forgotten. A compensation is marked

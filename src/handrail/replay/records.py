@@ -205,7 +205,7 @@ class InnerCall(msgspec.Struct, frozen=True):
     charged: bool = False
     """Whether the budget was charged for the call."""
     passed: Sequence[Changes] = ()
-    """The changes of its own inner calls that have committed past it, in order. They stand even if the call failed."""
+    """The changes that its own inner calls committed past it, to a call around it, in order. They stand even if the call failed."""
 
     @property
     def changes(self) -> Changes:

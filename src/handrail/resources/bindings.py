@@ -471,7 +471,8 @@ def _needs_open(binding: Binding[Any]) -> ResourceError:
     return ResourceError(
         name,
         "its provider is async",
-        f"Write `await context.resources.open({name})`, or `context.resources.open({name}).wait()` in a function that is not async.",
+        f"Write `await context.resources.open({name})`, or `context.resources.open({name}).wait()` in a function that is not async. "
+        f"In a provider, make it async and write `await resources.open({name})`.",
     )
 
 

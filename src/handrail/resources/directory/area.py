@@ -443,7 +443,8 @@ class Area:
 
         As for any commit, the manifest is written first. Then the kept commit is claimed, and its files are renamed. The kept
         commit is removed last, so it is still there if anything fails before that. Raises `UndoRefused` if a path has
-        changed since, or if another process has just undone the commit, and `FileError` if the disk reports an error.
+        changed after the commit, or if another process has just undone or removed the commit. Raises `FileError` if the disk
+        reports an error.
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)

@@ -232,7 +232,7 @@ class Commit:
         raise error
 
     def revert(self) -> None:
-        """Revert every step that was done. Paths that someone has changed since are left as they are."""
+        """Revert every step that was done. Paths that someone else has changed after the step are left as they are."""
         with self._folders() as folders, self._lock.held(self.folder):
             self.is_stuck = bool(self._take_back(folders))
 
@@ -315,9 +315,7 @@ class Commit:
         try:
             folders = Folders(self._jail, self.folder)
         except FileNotFoundError:
-            problem = (
-                "the staged changes were deleted before they could be applied. Nothing was changed. Try again"
-            )
+            problem = "the staged changes were deleted, so they can't be applied or reverted. Check the file, then try again"
             raise FileError(self.manifest.paths[0], problem) from None
         try:
             yield folders
@@ -327,7 +325,8 @@ class Commit:
     def _take_back(self, folders: Folders) -> list[str]:
         """Revert the steps that were done. Returns the paths that could not be restored.
 
-        What someone has changed since is left alone, and is not returned. Nor is a folder whose facts could not be restored.
+        A path that someone else has changed after the step is left alone, and is not returned. Nor is a folder whose facts
+        could not be restored.
         """
         stuck: list[str] = []
         self.sizes = None
