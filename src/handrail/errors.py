@@ -651,14 +651,14 @@ class RunError(HandrailError, RuntimeError):
 
 
 class RunUnknown(RunError, LookupError):
-    """The journal has no such run."""
+    """The journal has no run with this id, or the principal has no run in this session."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id, "the journal has no such run", "`handrail runs list` shows the runs it has.")
 
 
 class RunBusy(RunError):
-    """Another process holds the run's lease, or this process is already executing the run."""
+    """This process does not hold the run's lease, or is already executing the run."""
 
     def __init__(self, run_id: str, owner: str) -> None:
         super().__init__(

@@ -436,7 +436,7 @@ async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passe
 
 def test_the_list_of_names_is_no_string(root: Path) -> None:
     """`startup_files` can't be a string, because it would be read as a list of characters."""
-    with pytest.raises(DefinitionError, match=r"Pass a list of paths: \['\.envrc'\]"):
+    with pytest.raises(DefinitionError, match=r"Pass a list of patterns: \['\.envrc'\]"):
         DirectoryFilesystem(root, startup_files=".envrc")
 
 

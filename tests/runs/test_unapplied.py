@@ -93,7 +93,7 @@ async def test_runs_show_what_is_not_applied(recorder: Recorder):
     (found,) = (await show(recorder.journal, "r")).unapplied
     assert (found.run_id, found.call_id, found.root) == ("r", wrote, str(recorder.folder))
     assert found.problem.startswith(
-        "a different folder is there now. If it was moved, open it at its new place"
+        "a different folder is there now. If the folder was moved, open it at its new place"
     )
     recorder.folder.rmdir()
     (found,) = await unapplied(recorder.journal, "r")

@@ -54,11 +54,11 @@ class RequestView(msgspec.Struct, frozen=True):
 
 
 class ResponseAccumulator(msgspec.Struct, frozen=True):
-    """What the model has streamed so far in the turn that led to this call."""
+    """The text and the tool calls of the model's answer that led to this call."""
 
     text: str
     calls: tuple[str, ...]
-    """The ids of the tool calls seen so far."""
+    """The ids of the answer's tool calls, as the model gave them."""
 
 
 ApprovalOutcome = Literal["approved", "denied", "timed out", "cancelled", "nobody there"]

@@ -92,11 +92,15 @@ def check_outer(attempt: Attempt, outer: Attempt) -> bool | None:
 def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
     if "user" in tool.needs and attempt.wait_for is None:
         raise CapabilityMissing(
-            tool.name, "wait_for", "Run it with an environment in which a person can be asked."
+            tool.name,
+            "wait_for",
+            "Run it in the run mode 'user', with an environment in which a person can be asked.",
         )
     if "model" in tool.needs and attempt.prompt_model is None:
         raise CapabilityMissing(
-            tool.name, "prompt_model", "Run it with an environment in which a model stands in for the user."
+            tool.name,
+            "prompt_model",
+            "Run it in the run mode 'agent', with an environment in which a model stands in for the user.",
         )
     if "worker" in tool.needs and attempt.worker is None:
         raise CapabilityMissing(
@@ -154,7 +158,10 @@ def start_timers(attempt: Attempt, scope: CancelScope) -> None:
 
 
 def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
-    """Stop what `start_timers` started. Raises `TimedOut` if the timeout or the watchdog ended the handler."""
+    """Stop what `start_timers` started.
+
+    Raises `TimedOut` if the timeout or the watchdog cancelled the handler, unless it was also cancelled from outside.
+    """
     if attempt.frame.lease is not None:
         attempt.heartbeat.stop()
     try:

@@ -58,7 +58,10 @@ async def nested_run(
 
 
 async def close_nested(frame: Frame, error: BaseException | None = None) -> None:
-    """End a nested run, and close the resources that it bound itself."""
+    """End a nested run, and close the resources that it bound itself. If one of them is forkable, the run around it does so.
+
+    Errors from closing are logged, and added as notes to `error`, the error that ended the run.
+    """
     frame.cancellation.close()
     around = frame.outer
     if around is not None and frame.world is not around.frame.world:

@@ -162,5 +162,5 @@ class NestedGate(Gate):
         return await super().pass_through(call, passage)
 
     async def close(self) -> None:
-        """End the run, and close the resources that it bound itself."""
+        """End the run, and close the resources that it bound itself, as `close_nested` does. Errors are only logged."""
         await close_nested(self.frame)

@@ -146,7 +146,7 @@ class Transaction(msgspec.Struct, eq=False):
     def reads(self) -> list[str]:
         """Return the names of the slices and paths that the call read.
 
-        They decide whether an earlier call can be undone.
+        An earlier call that changed one of them can no longer be undone.
         """
         return [place for fork in self.touched for place in fork.read_places()]
 
@@ -224,7 +224,8 @@ class Transaction(msgspec.Struct, eq=False):
     def apply_durable(self, synced: bool = False) -> None:
         """Apply the durable forks.
 
-        If this raises, none of them is applied. With `synced`, the result survives a power cut.
+        If this raises, none of them is applied, unless the error says otherwise. With `synced`, the result survives a
+        power cut.
         """
         done: list[DurableFork] = []
         try:

@@ -67,7 +67,7 @@ ABSENT = Node(0, None, None)
 TOP = Node(1, None, None)
 
 Over = Mapping[str, Mapping[str, tuple[Node, Node]]]
-"""Changes by folder and name. Each is the current node and the node that the first change is based on."""
+"""Changes by folder and name. For each path: its current node, and the node that its first change is based on."""
 
 
 class Listing(NamedTuple):

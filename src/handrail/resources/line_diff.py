@@ -127,7 +127,7 @@ def _anchors(
     ends: list[int] = []  # for each length, the smallest index at which a sequence of that length ends
     links: list[
         tuple[int, int]
-    ] = []  # for each shared line, the index of its length in `ends`, and the shared line before it
+    ] = []  # for each shared line, its index in the longest sequence that ends with it, and the line before it, or -1
     last: list[int] = []
     for number, (_, there) in enumerate(shared):
         length = bisect_left(ends, there)

@@ -124,7 +124,7 @@ class Overlay(Layer):
         return TOP if not node.is_folder and name in self._kept_in(folder) else node
 
     def _kept_in(self, folder: str) -> Iterable[str]:
-        """Return the subfolders in which this fork changed something, or read something that existed, at any depth.
+        """Return the names of the subfolders in which, at any depth, this fork changed something or read something that existed.
 
         They stay visible in this fork even if others delete them.
         """

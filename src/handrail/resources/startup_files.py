@@ -87,7 +87,7 @@ _GIT = ("hooks", "config", "config.worktree", "commondir", "gitdir")
 _PYTHON = ("sitecustomize", "usercustomize")
 """The modules that Python imports when it starts, without the suffixes of their files."""
 _MANY = 32
-"""How many names in a path are checked as the start of a rule. A path with more such names counts as a startup file."""
+"""Maximum number of names in a path at which rules are tried. A path with more names that begin a rule counts as a startup file."""
 _LISTED = 10
 """Maximum number of startup files that a message names. A diff marks all of them."""
 

@@ -312,7 +312,7 @@ class _Walk:
     def _missing(self, step: int, unit: CommitUnit) -> Divergence | None:
         if unit.status == "invalid":
             self._tally.taken += 1
-            return None  # the tool did not exist when the run was recorded, either
+            return None  # the recorded call did not run either: it had no such tool, or invalid arguments
         return self._differs(step, "tools", unit, unit.tool, f"there is no tool {unit.tool!r}")
 
     def _open(self, step: int, unit: CommitUnit) -> Divergence | None:

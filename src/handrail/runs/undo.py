@@ -63,8 +63,8 @@ async def undo(
     - changed files in a folder, and no `filesystem` was passed, or
     - changed files that are not recorded, or that belong to the run from which this one was forked.
 
-    `UndoRefused` is also raised if the undo finds a file that someone else has changed. Inner calls that were undone
-    before that stay undone, and the error's `undone` lists them.
+    `UndoRefused` is also raised if someone else has changed a file since, or if the folder no longer keeps what the call
+    replaced. Inner calls that were undone before that stay undone, and the error's `undone` lists them.
     Raises `RunError` if the run has no such call, `RunBusy` if a live process owns a run of the session, and
     `WorkspaceBusy` while a different run has the workspace.
     """

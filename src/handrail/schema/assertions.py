@@ -73,7 +73,7 @@ def check_schema(schema: Mapping[str, Any], owner: str) -> None:
 
 
 def _problem_of(word: str, given: Any, root: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what is wrong with a keyword's value, and what to do. Both are "" if nothing is wrong."""
+    """Return what is wrong with a keyword or its value, and what to do. Both are "" if nothing is wrong."""
     if word in _INSTEAD:
         return "is not supported", _INSTEAD[word]
     if word == "$ref" and (not isinstance(given, str) or target_of(given, root, None) is None):

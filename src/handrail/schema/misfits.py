@@ -17,7 +17,7 @@ from handrail.schema.problems import cut, location_of
 from handrail.schema.references import target_of
 
 MAX_STEPS = 100_000
-"""Maximum number of steps in one check: comparisons, references, choices, required names and mistakes."""
+"""Maximum number of steps in one check: comparisons, references, choices, patterns, required names and mistakes."""
 _MAX_DEPTH = 100
 """Maximum depth of a comparison, through the value and through references and unions of the schema."""
 _MAX_SHOWN = 50

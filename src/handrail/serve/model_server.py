@@ -213,7 +213,7 @@ def _is_local(host: str) -> bool:
 def request_of(
     body: dict[str, Any], convert: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
 ) -> ModelRequest:
-    """Return the model request for an HTTP request's body. `convert` first converts the body to chat completions.
+    """Return the model request for an HTTP request's body. `convert` first makes it a chat completions body.
 
     Raises `BadRequest` if the body is malformed or asks for something unsupported, and `DefinitionError` if a schema in
     it can't be used.

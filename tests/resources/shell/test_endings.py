@@ -327,7 +327,7 @@ def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: 
         if shells == "auto":  # without a sandbox, a different process reports the end
             assert (await task).signal == signal.SIGKILL
         else:
-            with pytest.raises(ShellError, match="its sandbox process died"):
+            with pytest.raises(ShellError, match="the process that controls it died"):
                 await task
         assert connection.recv(1000) == b""
         assert (await shell.run(["echo", "again"], folder.layers)).output == "again\n"

@@ -29,7 +29,7 @@ from handrail.resources.paths import join, split
 from handrail.spelling import checked_arguments
 
 DIRECTORY_LIMITS = FileLimits(max_total_size=16 * 1024 * 1024 * 1024)
-"""Default limits of a directory. They apply to the changes of one call and to each file that it reads."""
+"""Default limits of a directory: how much one call may change, and the maximum size of a file that can be read."""
 _NAMES_NEAR = 2000
 """Maximum number of names to search for a suggestion."""
 _GET_FLAGS, _CASEFOLD = 0x80086601, 0x40000000
@@ -87,7 +87,7 @@ class DirectoryFilesystem(Linked):
 
     @property
     def root(self) -> Path:
-        """The real folder."""
+        """The absolute path of the real folder, with links resolved."""
         return self._ground.jail.root
 
     @property
@@ -231,7 +231,7 @@ class DirectoryFilesystem(Linked):
 
 def _patterns(given: Collection[str]) -> tuple[str, ...]:
     if isinstance(given, str):
-        raise DefinitionError(f"startup_files is a string. Pass a list of paths: [{given!r}].")
+        raise DefinitionError(f"startup_files is a string. Pass a list of patterns: [{given!r}].")
     return tuple(given)
 
 
@@ -248,7 +248,7 @@ def _open(root: str | os.PathLike[str]) -> Jail:
         raise DefinitionError(f"{str(path)!r} is not a folder. Pass the path of a folder.") from None
     except OSError as error:
         raise DefinitionError(
-            f"the folder {str(path)!r} can't be opened: {error.strerror}. Pass the path of an existing folder."
+            f"the folder {str(path)!r} can't be opened: {error.strerror}. Pass the path of a folder that exists and can be opened."
         ) from None
     if _ignores_case(jail):
         raise case_insensitive(real)
@@ -276,7 +276,7 @@ def _ignores_case(jail: Jail) -> bool:
                     if other != entry.name and os.path.samestat(
                         os.stat(other, dir_fd=fd, follow_symlinks=False), entry.stat(follow_symlinks=False)
                     ):
-                        # Two hard links are two names, not two spellings of one name.
+                        # If the folder lists both names, they are hard links to one file, not two spellings of one name.
                         return other not in [name for name, _ in jail.scan("")]
         return False
     finally:

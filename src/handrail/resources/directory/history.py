@@ -127,7 +127,7 @@ class History:
         if any(kept.is_dropped for kept in self.find(call)):
             return f"what it replaced was too large to keep, because at most {self.keep_bytes} bytes are kept"
         if self.is_full:
-            return f"it changed no files, or it is too old: only the last {self.keep_calls} calls are kept"
+            return f"it changed no files, was undone already, or is too old: only the last {self.keep_calls} calls are kept"
         return "it changed no files here, or it was undone already"
 
     def path(self, kept: Kept) -> Path:

@@ -26,7 +26,7 @@ from handrail.resources.long_paths import PART, parts_of
 from handrail.resources.paths import RESERVED, is_reserved, join, on_disk, reserved_in, spelled
 
 _OPENAT2 = 437
-"""Number of the `openat2` system call, the same on every Linux architecture."""
+"""Number of the `openat2` system call, the same on all common architectures."""
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
 _RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
 _NOREPLACE, _EXCHANGE = 1, 2

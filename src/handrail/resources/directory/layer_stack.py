@@ -154,7 +154,7 @@ class Upper:
             self.is_marked = True
 
     def changed(self) -> Iterator[Entry]:
-        """Yield the paths that commands have changed since the previous call. A folder comes before its content.
+        """Yield an entry for each path that commands have changed since `changed` last ran. A folder comes before its content.
 
         Raises `FileError` if a path is too long, or if a folder can't be read.
         """

@@ -78,7 +78,7 @@ class Ground(Shared):
         """Yield each startup path that is a link or is in a linked folder, with a path under the root that it leads to.
 
         The startup paths are those in `PLACES` and those in the folders of `HOOKS`. If a link leads to another link,
-        the path is yielded once for each target.
+        the path is yielded with each target. The same pair may be yielded twice.
         """
         there = self._startup_names()
         if not there:
@@ -374,7 +374,7 @@ class Linked(Layer):
 
 
 def _trail(link: str) -> Iterator[str]:
-    """Yield the paths of all links that a link leads through, and the path that it finally leads to."""
+    """Yield the paths of all links that a link leads through, and the path that it finally leads to, which may come twice."""
     at = link
     for _ in range(_FOLLOWED):
         if not os.path.islink(at):

@@ -119,9 +119,7 @@ async def _is_given_up(journal: Journal, run_id: str, call_id: str) -> bool:
 
 APPLIED = "applied"
 PENDING = "the process that recorded the changes ended before it applied them. The next run with this folder and journal applies them"
-_MOVE_BACK = (
-    "If it was moved, open it at its new place with the same journal; otherwise make it available again"
-)
+_MOVE_BACK = "If the folder was moved, open it at its new place with the same journal; otherwise restore what is missing"
 
 
 def state_of(manifest: Manifest) -> str:

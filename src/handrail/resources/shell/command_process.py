@@ -34,7 +34,7 @@ for name in ("handrail", "handrail.resources", "handrail.resources.shell"):
 from handrail.resources.shell.keeper import main
 main(int(sys.argv[1]))
 """
-"""Code that runs the keeper without importing the rest of Handrail. Empty modules replace its parent packages."""
+"""Code that runs the keeper without importing the rest of Handrail. Empty modules stand in for the keeper's parent packages."""
 
 _PACKAGE = Path(__file__).parents[2]
 

@@ -264,7 +264,8 @@ class Execution:
             raise self._problem(reply)
         if reply.status is None:
             raise ShellError(
-                shown(self.argv), "its sandbox process died, so the command was ended. Try again"
+                shown(self.argv),
+                "the process that controls it died or was not started, so it did not run to its end. Try again",
             )
         text, omitted = outcome.output.read()
         code = os.waitstatus_to_exitcode(reply.status)

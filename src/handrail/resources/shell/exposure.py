@@ -16,7 +16,7 @@ _COMPANIONS = {".cargo": ".rustup"}
 
 
 def checked_exposed(given: Iterable[str | Path]) -> tuple[str, ...]:
-    """Return the paths to expose as absolute paths. Raises `DefinitionError` if one can't be exposed."""
+    """Return the paths to expose, normalized and with `~` expanded. Raises `DefinitionError` if one can't be exposed."""
     if isinstance(given, str):
         raise DefinitionError(
             f"a shell's expose is the string {str(given)!r}. Pass a list: expose=[{str(given)!r}]."

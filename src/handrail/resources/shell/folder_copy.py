@@ -350,7 +350,7 @@ def remove_long(path: str) -> None:
 
 
 def changes(upper: Path) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the path of each entry in an upper layer, sorted within each folder.
+    """Yield the kind and the path of each entry in an upper layer. A folder's files come first, and then its subfolders, each sorted.
 
     Links to folders and reserved names are omitted. The kinds are `written`, `folder`, `replaced` (a folder that hides the
     layers below) and `deleted`.

@@ -1,7 +1,7 @@
 """The keeper: a small process that starts commands, and ends when the process that started it ends.
 
-    Handrail ── keeper ─╥─ first process of the namespaces ── the command
-                        ╙─ everything the command starts
+    Handrail ── keeper ── first process of the namespaces ─╥─ the command
+                                                           ╙─ everything the command starts
 
 The keeper starts once and forks for every command, which is much cheaper than starting Python. It makes system calls
 itself instead of running a tool for each. It watches the process that started it (the process, not one of its threads),

@@ -41,7 +41,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
-_CLONE3 = 435  # these system calls have the same number on every architecture
+_CLONE3 = 435  # these system calls have the same numbers on all common architectures
 _CLOSE_RANGE = 436
 _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET = 444

@@ -73,7 +73,7 @@ class Shell:
             if not name or "=" in name or "\0" in name + value:
                 raise DefinitionError(
                     f"a shell's environment has {name!r}, whose name or value is invalid. "
-                    "Pass a name without '=', and no NUL in either."
+                    "Pass a name that is not empty and has no '=', and no NUL in either."
                 )
         self.rules = Rules(rules)
         self.timeout = _checked_timeout(timeout)
@@ -143,8 +143,8 @@ class Shell:
         """
         if not isinstance(files, Layered):
             raise ShellUnavailable(
-                "commands need a real folder to work on",
-                "Pass filesystem=DirectoryFilesystem(folder) to the run",
+                "commands need a call's fork of a real folder to work on",
+                "Pass filesystem=DirectoryFilesystem(folder) to the run, and context.filesystem to `run_on`.",
             )
         self.rules.check(argv)  # checked here too, before the fork's changes are written to disk
         layers = files.layers()
@@ -185,5 +185,7 @@ class Shell:
 
 def _checked_timeout(seconds: float) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
-        raise DefinitionError(f"a command's timeout is {seconds!r}. Pass a number of seconds above zero.")
+        raise DefinitionError(
+            f"a command's timeout is {seconds!r}. Pass a finite number of seconds above zero."
+        )
     return float(seconds)

@@ -81,7 +81,7 @@ class View:
                 self._open[path] = os.open(path, _O_PATH)
             elif stat.S_ISREG(
                 os.stat(path).st_mode
-            ):  # the link leads to a folder that is not shown, so the file is copied
+            ):  # the file that the link leads to may not be shown, so it is copied
                 with open(path, "rb") as file:
                     self._copies[path] = file.read(_COPIED)
         except OSError as error:
