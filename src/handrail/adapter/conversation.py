@@ -161,7 +161,7 @@ class Conversation:
 
     def __enter__(self) -> Conversation:
         session = self._of()
-        with session.lock:  # sessions are shared between threads, each with its own loop
+        with session.lock:  # several threads, each with its own loop, may use the session
             if self.busy:
                 raise ConversationBusy(session.id, self.key)
             self.busy = True

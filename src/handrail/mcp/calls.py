@@ -236,7 +236,7 @@ class Calls:
         return call
 
     def journal_of_tasks(self) -> Journal:
-        """Return the journal. A server without one has no tasks."""
+        """Return the journal. Only recorded calls need it, so there is one."""
         assert self.journal is not None, "tasks need a journal"
         return self.journal
 
@@ -335,11 +335,11 @@ class LiveCall:
         self._changed.set()
 
     async def recorded(self) -> None:
-        """Wait until the call's run is recorded, or has ended before that."""
+        """Wait until the call's run is recorded, or until the call ends, if that is sooner."""
         await self._started.wait()
 
     async def wait(self) -> bool:
-        """Wait until the call has ended, was parked or waits for answers. Returns False only if it waits for answers."""
+        """Wait until the call ends, is parked or waits for answers. Returns False only if it waits for answers."""
         while not self.task.done():
             if self.rests:
                 await asyncio.sleep(_SETTLE)
@@ -369,7 +369,7 @@ class LiveCall:
         """Answer open questions. Returns whether any answer was accepted.
 
         A question without a usable response stays open. `digests` are the digests of the questions that the client was shown,
-        by id. An answer is refused if its question is not among them or has changed.
+        by id. If they are given, an answer to a question that is not among them, or has changed, is refused.
         """
         taken = False
         for id, question in list(self.questions.items()):
@@ -398,7 +398,7 @@ class LiveCall:
         self._changed.set()
 
     async def closed(self, ids: Set[str], seconds: float | None = None) -> None:
-        """Wait until these questions are closed, or the call has ended or was parked. `seconds` limits the wait; None means no limit."""
+        """Wait until these questions are closed, or the call ends or is parked. `seconds` limits the wait; None means no limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.task.done() and not ids.isdisjoint(self.questions):

@@ -59,7 +59,9 @@ class Issuer:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if not _is_safe(address):
-            raise DefinitionError(f"the issuer {address!r} is not an https:// URL. Give the issuer's URL.")
+            raise DefinitionError(
+                f"the issuer {address!r} is not an https:// URL. Give an https:// URL; http:// is accepted only on loopback."
+            )
         self.address = address.rstrip("/")
         self.audience = audience or resource
         self.scopes = tuple(scopes)
@@ -135,7 +137,9 @@ class Issuer:
         )
 
     async def _key(self, id: str) -> Any:
-        """Return the issuer's key with this id, or None if the issuer has no such key. For the id "", returns an issuer's only key.
+        """Return the issuer's key with this id, or None if the issuer has no such key.
+
+        For the id "", from a token that names no key, this returns the issuer's only key if it has only one.
 
         Raises `RequestRefused` if the keys can't be read, or if the issuer has none.
         """

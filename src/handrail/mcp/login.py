@@ -122,7 +122,7 @@ def _code_in(address: str) -> AuthorizationCodeResult:
 
 @contextlib.asynccontextmanager
 async def _listening(redirect: str, state: str) -> AsyncGenerator[asyncio.Future[str], None]:
-    """Listen for the browser at the address `redirect`. Yields a future of the address that the browser requests.
+    """Listen for the browser at the address `redirect`. Yields a future for the address that the browser requests.
 
     Any page in a browser can send a request to `redirect`, so only a request with the `state` of this login counts. If `redirect`
     is not a loopback address, or its port can't be opened, nothing listens, and the person copies the address.
