@@ -109,7 +109,10 @@ class Leases(Protocol):
         ...
 
     def held(self, connection: Connection, now: float) -> Callable[[str, float], bool]:
-        """Return a function from an owner and the end of its lease to whether the owner is alive and holds it."""
+        """Return a function that checks whether an owner is alive and holds its lease.
+
+        Its arguments are the owner and the end of the lease.
+        """
         ...
 
 
