@@ -168,8 +168,8 @@ class Agent(Generic[OutputT]):
         """Return this agent as a tool for another agent. Each call to the tool runs the agent inside that call.
 
         The tool takes the prompt's params if the prompt has any, or else a `message`. The nested run uses the caller's
-        budget, deadline, session, files and environment, but the agent's own model and workers. The agent's resources take
-        precedence over the caller's. Raises `DefinitionError` if the agent has no description.
+        budget, deadline, session, files and environment, but the agent's own model, and its workers if it has any. The
+        agent's resources take precedence over the caller's. Raises `DefinitionError` if the agent has no description.
         """
         if not self.description.strip():
             raise DefinitionError(

@@ -99,7 +99,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return False
 
     def listen(self, listener: Listener) -> None:
-        """Tell `listener` that the work must stop, one pass of the loop before a cancellation from outside lands.
+        """Tell `listener` that the work must stop, one pass of the loop before it is cancelled from outside or by a timer of this scope.
 
         This replaces a listener for other work. If the scope already has a listener for the same work, that one stays.
         """
@@ -294,7 +294,7 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` to its end as `shielded` does. If this task was cancelled meanwhile, raise the `CancelledError` then.
+    """Await `work` to its end as `shielded` does, then raise `CancelledError` if this task was cancelled meanwhile.
 
     If the work itself raises, its error is raised instead of the cancellation.
     """

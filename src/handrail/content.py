@@ -77,8 +77,8 @@ class Attachment:
     are equal if their bytes or addresses, names and media types are equal. Raises `DefinitionError` if the file can't be
     read or is too large, or if an argument is invalid.
 
-    The bytes are not a field. A record, a message or an event is encoded with only the fields below, as a reference. A
-    journal stores the bytes once, under `digest`.
+    The bytes are not a field. In a record, a message or an event, an attachment is encoded as a reference, with only the
+    fields below. A journal stores the bytes once, under `digest`.
     """
 
     media_type: str

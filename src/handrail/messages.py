@@ -34,10 +34,10 @@ class CallAsked(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Data that must be sent back to its provider unchanged, such as signed thinking. Only that provider's wire reads it."""
+    """Data that must be sent back to its provider unchanged, such as signed thinking. It is sent only over that provider's wire."""
 
     wire: str
-    """The wire that the data came from, with its provider if several share the wire, as in `chat:deepseek`."""
+    """The wire that the data came from, followed by the provider or model if only that one can read it, as in `chat:deepseek`."""
     data: bytes
     has_arguments: bool = True
     """Whether the data may repeat the arguments of the message's calls, so that secrets have to be masked in it."""
@@ -120,7 +120,7 @@ class Sent(Generic[T]):
     def encoded(self, encode: Encode, between: Between | None = None) -> bytearray:
         """Return all items, encoded for one wire. This is the cache itself: it grows, and must not be changed.
 
-        `between` returns the separator of two neighbouring items. Without it, they are separated by commas.
+        `between` returns the separator between two neighbouring items. Without it, they are separated by commas.
         """
         items = self._items
         done, written = self._encoded.get(encode, (0, None))
@@ -201,7 +201,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class SentPart(msgspec.Struct, frozen=True):
-    """The request was sent. This part holds its body and headers without secrets, its id, and the remaining rate limit."""
+    """The request was sent. This part holds its body, its headers without secrets, its id, and the remaining rate limit."""
 
     body: bytes
     headers: dict[str, str]
@@ -235,7 +235,7 @@ class CallPart(msgspec.Struct, frozen=True):
 
 
 class UsagePart(msgspec.Struct, frozen=True):
-    """The token counts of the request. If there are several such parts, the last one counts."""
+    """The usage of the request so far. If there are several such parts, the last one counts."""
 
     usage: Usage
 
@@ -306,7 +306,7 @@ _SETTINGS: dict[str, tuple[Any, str]] = {
     "cache_key": (str, "a string"),
     "cache_ttl": (("5m", "1h"), "'5m' or '1h'"),
 }
-"""The type or the values of each setting, and their description."""
+"""The type or the allowed values of each setting, and the words in which errors describe them."""
 
 
 def _is_setting(name: str, value: Any) -> bool:

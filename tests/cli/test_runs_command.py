@@ -162,7 +162,7 @@ def test_answer_and_resume(line: Line):
     digest = waits["questions"][0]["digest"]
     for wrong in ("0" * 16, digest[:15], f"{digest}0"):
         said = line("answer", "tea", "--value", '{"n": 3}', "--digest", wrong, code=2)
-        assert "has a different digest" in " ".join(said.split())
+        assert "does not match the open question" in " ".join(said.split())
     assert f"digest {digest[:16]}" in line("show", "tea")
     assert "handrail runs resume tea" in line("answer", "tea", "--value", '{"n": 3}', "--digest", digest[:16])
     assert "is not waiting for an answer" in line("answer", "tea", "--value", "1", code=2)

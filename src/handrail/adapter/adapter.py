@@ -133,8 +133,9 @@ class Adapter:
         """Run the prompt until the model is done.
 
         `params` fills the prompt's templates; a plain string is the user's message. Evaluating again on the
-        same session continues its conversation. `arguments` take precedence over the adapter's own options. If a tool's
-        handler calls this, the run is part of the handler's call, as with `context.adapter.evaluate`.
+        same session continues its conversation. `arguments` take precedence over the adapter's own options; resources and
+        extras are added to the adapter's. If a tool's handler calls this, the run is part of the handler's call, as with
+        `context.adapter.evaluate`.
 
         If a tool fails, the model is told, and the run continues. Raises `PromptEvaluationError` if the run can't
         continue, for example after a failed request or at a limit, `RunParked` if the run is parked, and `ConversationBusy`
@@ -160,8 +161,8 @@ class Adapter:
         """Return a run of the prompt as a stream of events, for `async for`, or `for` in a script.
 
         `.response` is an operation that returns the response. The run starts when the stream is iterated or the response
-        is awaited. Leaving the stream early, or cancelling its response, cancels the run. Raises `DefinitionError` in a
-        tool's handler.
+        is awaited. Leaving the stream early, or cancelling its response, cancels the run. Raises `DefinitionError` if it is
+        called in a tool's handler.
         """
         refuse_inside_call("stream")
         options = self._given("stream", prompt, params, message, arguments)
@@ -180,9 +181,10 @@ class Adapter:
         Recorded steps are not repeated: the model's answers, finished calls, settled effects and people's answers.
         Resuming a finished run returns its response, or raises its error, again. `prompt` may be left out if the run
         began with `app="module:name"`. Tools that were added to the run must be passed again. If the session was created
-        with its own slice rules, pass `session`: an empty session with the recorded id and the same rules. Raises
-        `DefinitionError` in a tool's handler. The operation raises `RunUnknown` if the journal has no such run, `RunBusy` if the
-        run is being executed, and `RunError` if it can't be resumed with what was passed.
+        with its own slice rules, pass `session`: an empty session with the recorded id and the same rules.
+
+        Raises `DefinitionError` if it is called in a tool's handler. The operation raises `RunUnknown` if the journal has no
+        such run, `RunBusy` if the run is being executed, and `RunError` if it can't be resumed with what was passed.
         """
         refuse_inside_call("resume")
         options = self._options.updated("resume", ResumeArguments, arguments)
@@ -196,7 +198,7 @@ class Adapter:
         Recorded messages, model answers, finished calls and nested runs are not published again, because the session
         already has them. An interrupted call that is entered again repeats its events with the same ids: `ToolStarted`,
         `QuestionAsked`, `ApprovalRequested`, `HandoffParked` and `HandoffAnswered`. A run publishes `PromptRendered`
-        again once it gets past its record. Raises `DefinitionError` in a tool's handler.
+        again once it gets past its record. Raises `DefinitionError` if it is called in a tool's handler.
         """
         refuse_inside_call("resume_stream")
         options = self._options.updated("resume_stream", ResumeArguments, arguments)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _QUICK_ATTEMPTS = 2
 """Maximum number of attempts with one model, if there is a next candidate."""
 _LONGEST_QUICK_WAIT = 2.0
-"""Maximum wait between two attempts, in seconds, if there is a next candidate."""
+"""Maximum for `Retry.first_wait` and `Retry.longest_wait`, in seconds, if there is a next candidate."""
 
 
 async def ask(run: Run) -> Answer:
@@ -154,7 +154,8 @@ class Attempts:
                 raise run.failed(error, "budget") from error
             except ModelError as error:
                 if after is not None and (run.has_shown or not falls_over(error)):
-                    after, retry = None, run.retry  # part of the answer was shown, or all models would fail
+                    # Stay with this model: part of its answer was shown, or the next one would fail too.
+                    after, retry = None, run.retry
                 wait = self._wait_after(retry, tries, error, after)
                 self._tell(str(error), wait, after)
                 if wait is None:

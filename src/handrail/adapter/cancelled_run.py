@@ -1,4 +1,4 @@
-"""Cancelled runs: how a run that no process executes ends as cancelled."""
+"""Cancellation of runs that no process executes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def end_cancelled(journal: Journal, run_id: str) -> None:
 
 
 async def end_stopped(journal: Journal, run_id: str) -> bool:
-    """End a run that its process has left although somebody had asked to cancel it. Returns whether the run was ended here.
+    """End a run as cancelled if somebody asked for that and its process left it unfinished. Returns whether it was ended here.
 
     Submitted runs are left to the workers, which end them.
     """

@@ -66,7 +66,7 @@ The number is higher than `MOST_DEATHS`, because a worker executes several runs,
 async def evaluate(
     adapter: Adapter, prompt: Prompt[OutputT], options: RunOptions, streaming: bool = False
 ) -> PromptResponse[OutputT]:
-    """Run a prompt, and record it if there is a journal. With `streaming`, the model streams its answers."""
+    """Run a prompt, and record the run if there is a journal. With `streaming`, the model streams its answers."""
     bus, new_id, journal = options.bus, options.new_id, options.journal
     own = bus if isinstance(bus, Dispatcher) else None
     run_id = options.run_id or new_id()
@@ -82,9 +82,9 @@ async def evaluate(
 
 @contextlib.asynccontextmanager
 async def _stoppable(journal: Journal, run_id: str) -> AsyncGenerator[None]:
-    """End the run as cancelled if the block leaves it although somebody has asked to cancel it, and raise `PromptEvaluationError` then.
+    """If the block raises a `HandrailError`, call `end_stopped`. If that ends the run, raise `PromptEvaluationError` instead.
 
-    The request may have come too late for the block, for example while the run was being parked.
+    A request to cancel the run may have come too late for the block, for example while the run was being parked.
     """
     try:
         yield
@@ -147,7 +147,7 @@ async def resume(
 
 
 async def _check_applied(journal: Journal, run_id: str) -> None:
-    """Raise `RunError` if recorded file changes of a run have not been applied. Its model relies on them."""
+    """Raise `RunError` if recorded file changes of a run have not been applied, because its model relies on them."""
     for unit in await journal.calls.unapplied():
         if unit.run_id == run_id:
             raise RunError(
@@ -226,14 +226,13 @@ async def _go(
             else:
                 resumed.catch_up()
             history = options.history
+            # The conversation of a resumed run has the history already, unless it is empty.
             if history and (resumed is None or not len(conversation.messages)):
                 # The tools declare which arguments in the history are secret.
                 frame.show([*rendered.tools, *options.tools], ())
                 secretive = frame.secretive or rendered.secretive
                 masked = SecretMask(frame, conversation).message if secretive else None
-                conversation.begin_with(
-                    history, run_id, masked
-                )  # if this is skipped, the session already has the history
+                conversation.begin_with(history, run_id, masked)
                 if masked is not None:
                     options = options.replace(history=tuple(masked(each) for each in history))
             if resumed is None:  # a resumed run has its attachments in its record

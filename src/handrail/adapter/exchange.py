@@ -143,7 +143,7 @@ def charge(
     """
     usage, frame = answer.usage, run.frame
     if recorded is not None and recorded.model != run.model.name:
-        cost = recorded.cost  # a different model of the run's choice answered
+        cost = recorded.cost  # another of the run's candidates answered, so `run.tariff` does not apply
     else:
         cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
     frame.costs.models.add(usage, cost)

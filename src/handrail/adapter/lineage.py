@@ -22,7 +22,7 @@ class Lineage(msgspec.Struct, frozen=True):
     said: list[Message]
     shown: list[str]
     denied: list[bytes] = []
-    """The remembered denials of the session, and its revocations. Approvals never apply to another session."""
+    """The session's remembered denials and all its revocations. Approvals are left out: they never apply to another session."""
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:

@@ -41,7 +41,7 @@ NO_MESSAGE = "Do what the instructions say."
 """The user message of a run that was given neither a message nor attachments, because its prompt says everything."""
 
 _MOST_PAUSES = 16
-"""How many times in a row a paused answer is continued. A provider pauses after about ten calls of its own tools."""
+"""Maximum number of times in a row that a paused answer is continued. A provider pauses after about ten calls of its own tools."""
 
 
 def first_text(message: str | None, attachments: Sequence[Attachment]) -> str:
@@ -60,7 +60,7 @@ def with_sections(
 
 
 def _check_attachments(model: Model, attachments: Sequence[Attachment]) -> None:
-    """Raise `ModelRequestRefused` if the model does not take one of the attachments."""
+    """Raise `ModelRequestRefused` if the model does not accept all the attachments."""
     problems = [
         f"{each.name}: {problem}" for each in attachments if (problem := model.traits.takes.problem(each))
     ]
@@ -191,8 +191,8 @@ async def _run_calls(
 ) -> tuple[ToolResult[Any], ...]:
     """Run the calls of a turn through the gate, and return their results.
 
-    The results are added to the conversation, unless the run is left to its record. Then the error that ends the run is
-    raised, if there is one.
+    Adds the results to the conversation, unless this process no longer records the run. Raises the error that ends the
+    run, if there is one, after that.
     """
     turn = OpenTurn(run.gate, calls, message_id, cut_off)
     run.calls += len(calls)
@@ -217,7 +217,7 @@ async def _run_calls(
                 for call, result in zip(calls, results, strict=True)
             ]
         )
-        if not run.frame.left_to_the_record:  # in a parked run, these calls have no results yet
+        if not run.frame.left_to_the_record:  # otherwise the calls get their results when the run is resumed
             run.say(ToolMessage(answered))
     if ending is not None:
         raise ending
@@ -253,7 +253,7 @@ def _outcome(run: Run, answer: Answer, text: str) -> Outcome:
     """Return the outcome of an answer without calls, whose complete text is `text`.
 
     If the run has a schema for its answer, raises `ToolValidationError` if the answer does not match it, was cut off because
-    it was too long, or had to be given by a call.
+    it was too long, or should have been given by a call.
     """
     stop: Any = answer.stop
     reason = "done" if stop.reason == "calls" else "length" if stop.reason == "paused" else stop.reason

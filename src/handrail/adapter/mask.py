@@ -40,7 +40,7 @@ class SecretMask:
         self._conversation = conversation
 
     def message(self, message: Message) -> Message:
-        """Return the message with the secrets of its calls masked. Other messages are returned as they are.
+        """Return the message with the secrets of its calls masked. Messages without calls are returned as they are.
 
         The arguments of a call to an unknown tool are withheld, because they could contain secrets.
         """
@@ -161,7 +161,7 @@ class _PartialCall(msgspec.Struct):
 
 
 class StreamMask:
-    """The calls of one streamed answer. Their arguments are shown as they arrive or, if masked, once they are complete."""
+    """The calls of one streamed answer. Arguments that may contain secrets are held back until they are complete."""
 
     __slots__ = ("_calls", "_mask")
 

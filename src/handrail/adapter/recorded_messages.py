@@ -34,6 +34,8 @@ class Unfinished(NamedTuple):
 async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = None) -> list[Message]:
     """Return the messages that a run added to its conversation. With `unfinished`, every call has a result.
 
+    Advice, requests to correct an answer, and attachments are left out.
+
     For a run that has not begun, this is the message it was requested with, or nothing if the run is over.
     """
     record = row.record
@@ -112,7 +114,7 @@ class _Retold:
         return CallAnswered(call.id, call.name, f"{what}{left}", True)
 
     def _committed(self, place: Place) -> list[str]:
-        """Return the names of the tools whose inner calls have committed separately and changed something."""
+        """Return the tool's name for each inner call that committed separately and changed something."""
         units = (unit for each, unit in self._units.items() if each.attempt_at(place))
         return [unit.tool for unit in units if unit.status == "ok" and (unit.effects or unit.writes)]
 

@@ -125,7 +125,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 async def _session_of(ticket: Ticket, journal: Journal, session: Session | None, clock: Clock) -> Session:
-    """Return the session of the ticket's run, with all commits applied that were not undone."""
+    """Return the session of the ticket's run, including all its commits that were not undone."""
     resumed = await load_resumed(journal, await journal.runs.get(ticket.run_id), session, clock)
     resumed.catch_up()
     await keep_decisions(resumed.session, journal)
@@ -190,7 +190,7 @@ class _Redemption:
     ) -> None:
         """Deposit the work for the issuing call. If that fails, for example because the call is over, undo the work.
 
-        Raises `TicketError` if effects of the undone work remain, and otherwise the error of the deposit.
+        It then raises `TicketError` if some effects could not be undone, or else the error of the deposit.
         """
         frame = attempt.frame
         try:

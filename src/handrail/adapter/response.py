@@ -73,7 +73,7 @@ def respond(outcome: Outcome, frame: Frame, unclosed: tuple[Exception, ...] = ()
 # --- structured output ---
 
 ANSWER_TOOL = "final_answer"
-"""The tool with which a model gives a structured answer if its provider does not enforce the schema, or the answer may have secrets."""
+"""The tool with which a model gives a structured answer if its provider does not enforce the schema, or the answer may contain secrets."""
 REPAIRS = 2
 """How many times the model may correct an answer that does not match the schema."""
 

@@ -93,7 +93,7 @@ class Run:
         self.provider_tools: tuple[ProviderTool, ...] = ()
         """The provider's own tools that the next request offers."""
         self.judges_offers = False
-        """Whether the run has ever had a provider's own tool. If so, which to offer is decided before each answer."""
+        """Whether the run has ever had a provider's own tool. If so, which of them to offer is decided before each answer."""
         self._withheld: dict[str, str] = {}
         """Why tools of the provider are withheld from the next request, by name."""
         self._extra_tools = [

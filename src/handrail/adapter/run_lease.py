@@ -56,7 +56,7 @@ def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
 
 @contextlib.asynccontextmanager
 async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
-    """Acquire a run to resume it. Raises `RunBusy` if it is held in this process or by another one.
+    """Acquire a run to resume or cancel it. Raises `RunBusy` if it is held in this process or by another one.
 
     On exit the run is released unchanged, unless it has ended or was parked meanwhile.
     """

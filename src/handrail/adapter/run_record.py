@@ -79,7 +79,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     shown: list[str] = []  # the sections that were opened in the runs whose events are in `events`
     trace_id: str = ""  # the trace id that the run was given, if any
     models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
-    denied: list[bytes] = []  # in a copy: denials remembered in the original session, and their revocations
+    denied: list[bytes] = []  # in a copy: the original session's remembered denials, and its revocations
     attachments: list[Attachment] = []  # the files that the run's worker was given, as references
     attached: list[Attachment] = []  # the attachments of the run's message, as references
     sources: dict[str, str] = {}  # the files that name the servers of the run's tools, and a digest of each
@@ -118,7 +118,7 @@ async def begin_run(
     options: RunOptions,
     model: Model,
 ) -> None:
-    """Record a new run before it does anything. Raises `DefinitionError` if its `app` can't be imported."""
+    """Record a new run before it does anything. Raises `DefinitionError` if importing its `app` raises `ImportError`."""
     app = options.app
     try:
         code = code_of(app)
@@ -327,7 +327,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
     """The run's own commits, except those undone since. `catch_up` applies them to the session."""
 
     def catch_up(self) -> None:
-        """Apply the run's own commits to the session, once its prompt has been rendered without them."""
+        """Apply the run's own commits to the session. A run that continues calls this once its prompt has been rendered."""
         for unit in self.own:
             _redo(self.session, unit)
 

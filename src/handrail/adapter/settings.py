@@ -50,8 +50,8 @@ class Retry:
         waits = (self.first_wait, self.longest_wait)
         if not all(type(each) in (int, float) for each in waits) or not 0 <= waits[0] <= waits[1]:
             raise DefinitionError(
-                f"waits from {self.first_wait!r} to {self.longest_wait!r} seconds are invalid. "
-                "Pass two numbers of at least 0, the first not greater than the second."
+                f"first_wait is {self.first_wait!r}, and longest_wait is {self.longest_wait!r}. "
+                "Pass numbers of at least 0, with first_wait not greater than longest_wait."
             )
 
     def wait_after(self, attempt: int, error: ModelError) -> float | None:

@@ -22,8 +22,8 @@ class RunStream(Generic[OutputT]):
     """The events of a run and of everything nested in it, and its response.
 
     Iterate with `async for`, or with `for` in a script. `.response` is an operation that returns the response or
-    raises the error that ended the run; iterating does not raise that error. Leaving early cancels the run:
-    a `for` loop and `aclose()` do so immediately, an `async for` once its generator is closed.
+    raises the error that ended the run; iterating does not raise that error. Leaving a `for` loop early, or calling
+    `aclose()`, cancels the run at once. Leaving an `async for` cancels it once the generator is closed.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RunStream(Generic[OutputT]):
         if self._iterated:
             raise OperationUsedTwice(
                 f"stream({self._name!r})",
-                "it has been iterated already. Call stream() again for another run.",
+                "it has been iterated already. A stream can be iterated once, so create another.",
             )
         self._iterated = True
         return self._events()

@@ -23,7 +23,7 @@ class UndoneCall(msgspec.Struct, frozen=True):
 
     tool: str
     places: list[str]
-    """The paths and slices that were restored; if `discarded`, the paths that were never changed."""
+    """The paths and slices that were restored; if `discarded`, the paths whose changes were given up."""
     stands: list[str] = []
     """The call's external effects that could not be undone."""
     outer: str = ""
@@ -43,7 +43,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class UndoneCalls:
-    """The undone calls of a session, including which of them its model has not been told about."""
+    """The undone calls of a session, and the undone or discarded calls that its model has not been told about."""
 
     __slots__ = ("calls", "untold")
 

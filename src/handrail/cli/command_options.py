@@ -459,7 +459,7 @@ def read_input(given: str | None) -> str:
     """
     if given is not None and given != "-":
         return given
-    advice = 'Write it after the worker, "like this", or pipe it in.'
+    advice = 'Pass it as INPUT, "like this", or pipe it in.'
     if given is None and is_terminal(sys.stdin):
         raise UsageError(f"there is no input. {advice}")
     raw = sys.stdin.buffer.read(_MAX_INPUT + 1)

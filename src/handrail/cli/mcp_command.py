@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def serve(options: McpOptions) -> int:
     """Serve an app or a gateway until its input ends or it is stopped, and return the exit code. An error is printed."""
     if bool(options.app) == (options.proxy is not None):
-        return fail(UsageError("handrail mcp needs an APP, or --proxy with an mcp.json. Pass one of them."))
+        return fail(UsageError("handrail mcp needs an APP, or --proxy with an mcp.json. Pass exactly one."))
     if (options.issuer is not None and not options.http) or (
         options.issuer is None and (options.audience or options.scopes)
     ):

@@ -199,7 +199,7 @@ def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
     out.flush()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        # child processes do not inherit a stream without a descriptor
+        # A stream without a descriptor raises here. Child processes do not inherit it, so nothing more is diverted.
         with contextlib.suppress(OSError, ValueError):
             number, kept = out.fileno(), os.dup(out.fileno())
             stack.callback(os.close, kept)

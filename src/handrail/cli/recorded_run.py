@@ -120,9 +120,9 @@ class Program(NamedTuple):
         return self, tools, notes
 
     def render(self, message: str | None) -> Any:
-        """Render a worker's instructions from its current file. Returns None if the recorded ones must be used.
+        """Render a worker's instructions from its current file, as params for a replay. Returns None for the recorded params.
 
-        The recorded ones are used for a run without a worker or without a message, and for a worker that takes attachments.
+        These are used for a run without a worker or without a message, and for a worker that takes attachments.
         """
         if self.worker is None or self.worker.attachments.count or message is None:
             return None
@@ -196,7 +196,7 @@ class RecordedRun:
 
         Yields a filesystem, or a `Workspace` if the files are in one. Yields None if no folder is recorded, or if the
         recorded one does not exist. Raises `UsageError` if the given folder does not exist, or if a different folder is at
-        the recorded path now. Unless `startup_files` is given, the startup files that the run could change stay allowed.
+        the recorded path now. Unless `startup_files` is given, the recorded ones are allowed.
         """
         from handrail.resources.directory import DirectoryFilesystem
         from handrail.resources.workspace import Workspace

@@ -246,7 +246,7 @@ async def answer(
 
 
 def _check_seen(recorded: RecordedRun, asked: Question, digest: str) -> None:
-    """Raise `UsageError` unless `digest` is the question's digest, or at least its first 16 digits.
+    """Raise `UsageError` unless `digest` is the question's digest or a prefix of it with at least 16 digits.
 
     The digest covers everything the user was shown.
     """
@@ -254,7 +254,7 @@ def _check_seen(recorded: RecordedRun, asked: Question, digest: str) -> None:
     if not digest:
         raise UsageError(f"--digest is missing. Pass the digest that `{show}` prints with the question.")
     if len(digest) < 16 or not asked.digest.startswith(digest):
-        raise UsageError(f"the open question has a different digest. Pass its first 16 digits: `{show}`.")
+        raise UsageError(f"--digest does not match the open question. Pass its first 16 digits: `{show}`.")
 
 
 async def _ask_here(asked: Question) -> Answer:

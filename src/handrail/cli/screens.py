@@ -76,7 +76,7 @@ class View:
         self._print(self.activity.update(event))
 
     def note(self, text: Text | str, style: str = "") -> None:
-        """Print a line that is not one of the run's events."""
+        """Print a line that is not about one of the run's events."""
         self._print([text if isinstance(text, Text) else Text(text, style)])
 
     def answer(self, text: str) -> None:

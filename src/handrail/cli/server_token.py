@@ -1,7 +1,7 @@
 """The server's token, and the link that opens the page without it.
 
-Neither appears in a file that other users may read, or in the arguments or environment of a process, where commands
-that tools run could read it.
+Neither is written to a file that other users may read, or passed as an argument to a process, and the token's variable is
+removed from the environment: commands that tools run could read arguments and environments.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class ContextSource(Protocol):
     """The members and verbs behind a context.
 
     The gate's attempts and the fakes in `handrail.testing` implement this protocol. The context itself only
-    ensures that its verbs raise once `home` is closed.
+    ensures that the verbs that are never None raise once `home` is closed.
     """
 
     @property
@@ -327,9 +327,9 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         The function is identified by this call and `key`, never by the call's arguments. Until it is settled, it may run
         more than once. After that, it does not run again, and the recorded value is returned.
 
-        In a run with a journal, the function may have begun without finishing, for example because of a crash. Then `probe` is
-        asked first whether its effect happened (None means unknown). If it does not know, a person is asked, if there is one
-        and `on_unknown` is "ask". If the effect happened, None is returned, because the value is lost. If it did not, the
+        In a run with a journal, the function may have begun without finishing, for example because of a crash. Then `probe`, if
+        given, is asked whether its effect happened (None means unknown). If that is still unknown, a person is asked, if there is
+        one and `on_unknown` is "ask". If the effect happened, None is returned, because the value is lost. If it did not, the
         function runs again. If nobody knows, `OutcomeUnknown` is raised.
 
         Raises `EffectRefused` if the tool's effect is `pure`, `read` or `staged`.
@@ -399,7 +399,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def wait_for(self) -> WaitFor | None:
-        """The verb that asks the person in the environment; None if nobody can be asked."""
+        """The verb that asks the person in the environment; None unless the tool may ask a person."""
         return self._source.wait_for
 
     @property

@@ -122,7 +122,7 @@ def _workers_at(path: Path, model: Model | None) -> App:
     names = registry.names if path.is_dir() else (WorkerRegistry.worker_at(path).name,)
     if not names:
         raise DefinitionError(
-            f"the folder {str(path)!r} has no workers to serve. `handrail new` creates some."
+            f"the folder {str(path)!r} has no workers to serve. Name another folder; `handrail new demo` creates one."
         )
     prompt = Prompt(folder.resolve().name, "Call a worker.", tools=[registry.tool(name) for name in names])
     return App(prompt, Adapter(model or NoModel(), workers=registry), folder=folder)

@@ -55,7 +55,10 @@ class CallMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_run(cls, record: RunRecord) -> CallMessage | None:
-        """Return the call that a run consists of; None if the run is of a different kind, has not begun or can't be decoded."""
+        """Return the call that a run consists of; None if the run is of a different kind or has not begun.
+
+        Also returns None if the run's record can't be decoded.
+        """
         try:
             found = cls.read(decode_begin(record).message) if record.begin else None
         except msgspec.DecodeError:
@@ -80,8 +83,9 @@ class NoModel:
 class CallModel:
     """Makes the call that a message describes. Requests of runs nested in the call go to `inner`, the app's own model.
 
-    `arguments` are the call's arguments with their secrets. A run that is resumed before the call was recorded has only
-    the arguments in the message, in which secrets are masked. No tool accepts a masked secret.
+    `arguments` are the call's arguments with their secrets. If a run is resumed whose call had not been recorded yet,
+    there are only the arguments in the message, in which secrets are masked. No tool accepts a masked secret, so a call
+    with secrets is then refused.
     """
 
     def __init__(

@@ -94,9 +94,13 @@ def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str
     given = {key: each for key, each in cast("dict[str, Any]", entry).items() if each is not None}
     command, arguments, url = given.get("command"), given.get("args", []), given.get("url")
     if not isinstance(command or url, str) or not isinstance(arguments, list):
-        raise DefinitionError(f'{where} needs a "command", with "args" as a list, or a "url".')
+        raise DefinitionError(
+            f'{where} needs a "command" as a string, with "args" as a list, or a "url" as a string.'
+        )
     if given.get("type") == "sse" or given.get("transport") == "sse":
-        raise DefinitionError(f"{where} uses the old SSE transport. Use its streamable HTTP address.")
+        raise DefinitionError(
+            f'{where} uses the old SSE transport. Write its streamable HTTP address, and "http" instead of "sse".'
+        )
     words = [str(word) for word in (command, *cast("list[Any]", arguments)) if word is not None]
     cwd = given.get("cwd")
     fill = _Filler(where)
@@ -117,12 +121,12 @@ def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str
 
 
 def _login(headers: Mapping[str, str]) -> Login | None:
-    """Return how to log in to a server; None if its headers have an `Authorization`."""
+    """Return how to log in to a server; None if its headers include `Authorization`."""
     return None if any(name.lower() == "authorization" for name in headers) else Login()
 
 
 class _Filler:
-    """Replaces the environment variables in the texts of one server, and notes the values that are secrets."""
+    """Replaces the environment variables in the settings of one server, and notes the values that are secrets."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -42,9 +42,9 @@ PATIENCE = 5.0
 MAX_REOPENED = 5
 """Maximum number of attempts to reopen a lost connection in the background. After that, the next call opens it."""
 REFRESH_EVERY = 1.0
-"""Minimum seconds between two refreshes of the list of tools, however often the server announces changes."""
+"""Minimum seconds between one listing of the tools and the next in the background. A call lists changed tools at once."""
 _MAX_WORDS = 600
-"""Maximum number of characters of an error's description."""
+"""Maximum number of characters in the description of an error."""
 _LIST_CHANGED = "notifications/tools/list_changed"
 _SESSION_GONE = "Session terminated"
 """The SDK's message if an HTTP server no longer knows the session."""

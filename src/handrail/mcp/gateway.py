@@ -1,8 +1,8 @@
 """The gateway: the tools of other MCP servers behind Handrail's gate, for any MCP client.
 
 Each call of a client is a separate run, under the policies in a file. A call that needs approval waits for the
-approvers, who decide in the inbox of `handrail serve` on the same journal. The client that makes the call does not
-decide on it, unless it is trusted.
+approvers, who decide in the inbox of a `handrail serve` that uses the same journal. The client that makes the call does
+not decide on it, unless it is trusted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
     if parsed is None:
         raise refuse(find.problems)
     front = parsed.front
-    # If a setting is invalid, `front` has `locked` set even if the file does not have it.
+    # If a setting is invalid, `front.locked` is set even if the file has no `locked`, so names without a line are ignored.
     for name in sorted((front.model_fields_set & parsed.lines.keys()) - _ALLOWED):
         find.add(
             parsed.line_of(name), f"`{name}` has no meaning for a gateway", "Keep only policies and limits."
@@ -113,8 +113,8 @@ def _policy(entry: Any, quorum: Quorum | None) -> ToolPolicy:
             if (rate := entry.rate_limit) is not None:
                 return SharedRate(rate.most, rate.per_seconds, tools=rate.tools)
     raise DefinitionError(
-        "a gateway has the policies `capability` and `rate_limit`, one in each entry. Leave out the others: each call is a "
-        "separate run, so there are no earlier calls."
+        "a gateway has only the policies `capability` and `rate_limit`, one in each entry. Leave out the others: they depend "
+        "on earlier calls, and each call through a gateway is a separate run."
     )
 
 

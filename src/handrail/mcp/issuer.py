@@ -44,7 +44,7 @@ class Issuer:
     """Verifies access tokens that are JWTs (RFC 9068), and publishes the metadata of the resource server (RFC 9728).
 
     A token must be signed by the issuer, be for this server's `audience`, not have expired, and have all `scopes`. Its subject
-    is the principal. `resource` is the address of the MCP endpoint as clients see it. It is also the default of `audience`.
+    is the principal. `resource` is the address of the MCP endpoint as clients see it. It is also the default for `audience`.
     Raises `DefinitionError` if the issuer's address is neither https nor http on loopback, or if a scope is malformed, and
     pydantic's `ValidationError` if `resource` is not an http or https address.
     """
@@ -59,7 +59,9 @@ class Issuer:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if not _is_safe(address):
-            raise DefinitionError(f"the issuer {address!r} is not an https:// URL. Give the issuer's URL.")
+            raise DefinitionError(
+                f"the issuer {address!r} is not an https:// URL. Give an https:// URL; http:// is accepted only on loopback."
+            )
         self.address = address.rstrip("/")
         self.audience = audience or resource
         self.scopes = tuple(scopes)
@@ -75,7 +77,7 @@ class Issuer:
         self._reading = asyncio.Lock()
 
     def routes(self) -> Sequence[BaseRoute]:
-        """Return the route of the metadata, from which clients learn where to get a token."""
+        """Return the route that serves the metadata, from which clients learn where to get a token."""
         issuers = [AnyHttpUrl(self.address)]
         return create_protected_resource_routes(self._resource, issuers, list(self.scopes) or None)
 
@@ -135,7 +137,9 @@ class Issuer:
         )
 
     async def _key(self, id: str) -> Any:
-        """Return the issuer's key with this id, or None if the issuer has no such key. For the id "", returns an issuer's only key.
+        """Return the issuer's key with this id, or None if the issuer has no such key.
+
+        For the id "", from a token that names no key, this returns the issuer's only key if it has only one.
 
         Raises `RequestRefused` if the keys can't be read, or if the issuer has none.
         """

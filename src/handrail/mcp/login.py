@@ -1,4 +1,4 @@
-"""Login to an MCP server by OAuth, through the SDK.
+"""Login to an MCP server with OAuth, through the SDK.
 
 The person is asked to open an address. The tokens are kept in a private file.
 """
@@ -43,7 +43,7 @@ class LoginNeeded(HandrailError, ConnectionError):
 
 @dataclasses.dataclass(frozen=True)
 class Login:
-    """How to log in to a server by OAuth.
+    """How to log in to a server with OAuth.
 
     The tokens are kept in a file that only its owner can read, in `folder` or, if that is None, in the folder `mcp` of
     Handrail's state folder. After the login the browser is sent to `redirect`. If that is a loopback address, this program
@@ -122,7 +122,7 @@ def _code_in(address: str) -> AuthorizationCodeResult:
 
 @contextlib.asynccontextmanager
 async def _listening(redirect: str, state: str) -> AsyncGenerator[asyncio.Future[str], None]:
-    """Listen for the browser at the address `redirect`. Yields a future of the address that the browser requests.
+    """Listen for the browser at the address `redirect`. Yields a future for the address that the browser requests.
 
     Any page in a browser can send a request to `redirect`, so only a request with the `state` of this login counts. If `redirect`
     is not a loopback address, or its port can't be opened, nothing listens, and the person copies the address.

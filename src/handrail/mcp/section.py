@@ -364,7 +364,7 @@ class _Server:
             self.calls.remove(context)
 
     async def elicit(self, context: Any, params: Any) -> ElicitResult | ErrorData:
-        """Ask a question from a server with an older protocol version.
+        """Put a question from a server with an older protocol version to a person.
 
         Such a server does not say which call the question belongs to. So the question is asked on behalf of the oldest call
         in progress. Nobody is asked if no call is in progress, or if the calls have different principals, because one principal

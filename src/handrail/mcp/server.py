@@ -87,7 +87,7 @@ class ToolServer:
         offered = None if resource_address is None else FileResources(resource_address, files, principal_of)
         self.page: Callable[[Any, str, Question], str] | None = None
         """Returns the address of the page for a request, a call and its question; None if the server has no such page."""
-        call: Any = self._call  # an extension's result is a plain dict
+        call: Any = self._call  # `Any`, because a task is returned as a plain dict
         self.server: Server[Any] = Server(
             prompt.name,
             version=__version__,

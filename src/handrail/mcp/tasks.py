@@ -1,8 +1,9 @@
 """`Tasks`: recorded calls as tasks of MCP (SEP-2663), for clients that declare the extension.
 
-A call that takes longer than `TASK_AFTER` seconds becomes a task: the client gets its id, and requests its state,
-answers its questions and cancels it by that id. The journal has the call, so a task survives the server. If the process
-that executed a task has ended, the next request for its state resumes the call, unless the call waits for an answer.
+A call that takes longer than `TASK_AFTER` seconds, and asks nothing in that time, becomes a task: the client gets its
+id, and requests its state, answers its questions and cancels it by that id. The call is recorded in the journal, so a
+task survives a restart of the server. If the process that executed a task has ended, the next request for its state
+resumes the call, unless the call waits for an answer.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class Tasks:
 
 
 def has_tasks(request: Any) -> bool:
-    """Return whether the client supports tasks: it uses protocol version 2026-07-28, and declared the extension for this request."""
+    """Return whether the client supports tasks: it uses protocol version 2026-07-28, and declares the extension for this request."""
     capabilities = request.session.client_capabilities
     declared = None if capabilities is None else capabilities.extensions
     return request.protocol_version in MODERN_PROTOCOL_VERSIONS and bool(declared) and EXTENSION in declared

@@ -93,7 +93,8 @@ class StdioServer:
         words = check_command(self.command)
         if words is None:
             raise DefinitionError(
-                "the command of an MCP server must be a list of strings that begins with a program. Write ['npx', 'server']."
+                "the command of an MCP server must be a list of strings without null bytes, the first of which names a program. "
+                "Write ['npx', 'server']."
             )
         object.__setattr__(self, "command", words)
 

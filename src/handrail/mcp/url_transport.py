@@ -36,8 +36,8 @@ class UrlServer:
     """A server at an address, which speaks streamable HTTP.
 
     `headers` are sent with each request. With a `login`, the person is asked to log in when the server requires it.
-    `secrets` are further values to hide, besides those of the headers. Raises `DefinitionError` if `url` is not an http or https
-    address, or contains a user name or password.
+    `secrets` are further values to hide, besides the headers that `Secrets.of` hides. Raises `DefinitionError` if `url` is not
+    an http or https address, or contains a user name or password.
     """
 
     url: str
@@ -202,7 +202,7 @@ class _Checked:
 
 
 def words_of(error: BaseException) -> str:
-    """Describe an error of the connection in a few words."""
+    """Describe a connection error in a few words."""
     match error:
         case httpx2.ConnectError():
             return f"can't connect: {in_short(error)}"

@@ -26,7 +26,7 @@ class Availability(msgspec.Struct, frozen=True):
     provider: str
     state: State
     detail: str
-    """How the models are reached, or what to do so that they work."""
+    """What the models are or how they are reached, or else what to do so that they work."""
     models: tuple[str, ...] = ()
     """The full names of the models, if they are built in or the server lists them."""
 

@@ -238,8 +238,8 @@ def _checked_profile(library: Any, name: str) -> Mapping[str, Any]:
         raise DefinitionError(f"model {name!r} needs its provider's package: {error}") from error
     except ValueError:
         raise DefinitionError(
-            f"{name!r} is not a model of a known provider. Write provider:name, with openai, anthropic, local, or a "
-            "provider of pydantic-ai, such as google, mistral or bedrock."
+            f"{name!r} is not a model of a known provider. Write provider:name, with a provider that pydantic-ai supports, "
+            "such as cohere:command-a."
         ) from None
 
 

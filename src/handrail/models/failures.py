@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from handrail.models.http import Endpoint
 
 _PASSING = frozenset({408, 409, 425})
-"""Statuses below 500 that mean that a retry may help."""
+"""Statuses below 500, apart from 429, after which a retry may help."""
 _KINDS: tuple[tuple[str, type[ModelError]], ...] = (
     ("insufficient_quota", ModelRequestRefused),
     ("billing", ModelRequestRefused),

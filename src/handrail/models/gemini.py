@@ -163,7 +163,7 @@ class GeminiModel:
         return body_of(more, **written)
 
     def _combine(self, fields: dict[str, Any], functions: int) -> None:
-        """Ask a Gemini 3 model for the calls of its own tools as parts. The API requires this if the request also has functions.
+        """Make a Gemini 3 model return the calls of the provider's own tools as parts. The API requires this if there are functions too.
 
         Raises `ModelRequestRefused` for an older model if there are functions, because such a model can't have both.
         """

@@ -5,7 +5,7 @@ conversation. The conversation is sent back to the provider with every later req
 request for one malformed name. The functions in this module normalise what is sent back:
 
 - Each depends on nothing but its arguments, so that a message is encoded the same way in every request.
-- What an API accepts is returned unchanged, except for Mistral's ids and ids that could be mistaken for a digest.
+- What the rules below accept is returned unchanged, except for Mistral's ids and ids that could be mistaken for a digest.
 - Different ids stay different, and a call and its result get the same id.
 
 The rules come from the providers' documentation and error messages: names have up to 64 letters, digits, `_` and `-`;
@@ -77,7 +77,7 @@ def _digest(id: str) -> bytes:
 
 
 def is_object(arguments: str) -> bool:
-    """Return whether arguments are the complete JSON text of an object that every parser can read. Keys may be repeated."""
+    """Return whether arguments are the complete JSON text of an object that parsers can read, even if keys are repeated."""
     return _object_in(arguments) is not None
 
 

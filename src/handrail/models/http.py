@@ -425,7 +425,7 @@ _SMALL = 1 << 15
 
 
 def text_json(text: str) -> bytes:
-    """Encode a string as JSON. The result is cached, because prompts are sent repeatedly, unless the string is long."""
+    """Encode a string as JSON. Unless the string is long, the result is cached, because prompts are sent repeatedly."""
     return _kept_json(text) if len(text) <= _SMALL else encode(text)
 
 

@@ -170,7 +170,8 @@ class LocalModel:
             return next(iter(offered.values()))
         if wanted is None:
             raise ModelRequestRefused(
-                self.name, f"it can't choose among {len(offered)} tools. Name one in `first_call`"
+                self.name,
+                f"it can't choose among {len(offered)} tools. Offer only one, or name one in `first_call`",
             )
         if wanted not in offered:
             raise ModelRequestRefused(

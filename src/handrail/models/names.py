@@ -1,8 +1,8 @@
 """Names of models: `provider:name`, or `module:name` for your own model.
 
-Several names, separated by commas, mean the first of these models that works. A name means the same wherever a model
-can be named: in code, in a worker's file and on the command line. The name of a known provider is never looked up as a
-module.
+Several names, separated by commas, mean the first of these models that works. The same names can be used in code, in a
+worker's file and on the command line; a worker's file can also name a module in its own folder. The name of a known
+provider is never looked up as a module.
 """
 
 from __future__ import annotations

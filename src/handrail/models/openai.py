@@ -259,7 +259,7 @@ def _said(message: AssistantMessage, quirks: Quirks, wire: str) -> dict[str, Any
         for call, more in zip(said.get("tool_calls", ()), kept["calls"], strict=False):
             call |= more
     if message.calls and quirks.thought_with_calls:
-        # the server requires the field, but gets no thinking of another provider's model
+        # the server requires the field even if its own models have written no thinking to send back
         said.setdefault(quirks.thought_with_calls, " ")
     return said
 

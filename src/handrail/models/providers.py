@@ -97,7 +97,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 
     wire: Wire = "chat"
     address: str = ""
-    """The default address; "" if each user has a different one."""
+    """The default address; "" if each user has a different one, or if there is no server."""
     addresses: tuple[Address, ...] = ()
     """The variables that replace the default address. The first that is set counts."""
     keys: tuple[Key, ...] = ()
@@ -204,8 +204,7 @@ def address_of(model: str, row: Provider, given: str | None) -> str:
     if not address:
         variables = " or ".join(each.variable for each in row.addresses)
         raise DefinitionError(
-            f"model {model!r} has no address, because each user of the provider has a different one. Set {variables} "
-            "in the environment, or pass base_url."
+            f"model {model!r} has no address. Set {variables} in the environment, or pass base_url."
         )
     return address
 

@@ -41,7 +41,7 @@ JsonSchema = dict[str, Any]
 Validate = Callable[..., Any]
 
 _MANY_ERRORS = 1_000
-"""If an input has more errors than this, only the first error in each list is described, because descriptions take time."""
+"""An input with more errors than this is validated again, up to the first error in each list: describing all takes long."""
 _MASKED = "is masked: secrets are not stored, so the value is unknown. Send it again"
 
 
@@ -58,7 +58,7 @@ class Problem(msgspec.Struct, frozen=True):
 class Schema(Generic[T]):
     """A type into which inputs are parsed. Raises `DefinitionError` if no JSON Schema can describe the type.
 
-    - Parsing is strict JSON: text is never read as a number, nor a number as true or false.
+    - Parsing is strict: `"1"` is not accepted for an int or a float, nor `1` for a bool.
     - Unknown keys are refused at every depth, and the JSON Schema says so.
     - NaN and the infinities are refused, however they are written.
     - The problems in an input are reported together. If there are many, the first ones are described and the rest counted.
@@ -168,7 +168,8 @@ class Schema(Generic[T]):
     def dump(self, value: T) -> bytes:
         """Return a value of the type as JSON text with its secrets masked.
 
-        The text can be parsed again if the type has neither secrets nor custom serializers.
+        Parsing the text gives the value again, unless a secret was masked, or the type is configured to be written
+        differently from how it is parsed.
         """
         written = self._serializer.to_json(value, by_alias=True, round_trip=True)
         if not self.secret:
@@ -179,7 +180,7 @@ class Schema(Generic[T]):
         """Return JSON text with its secrets masked, so that it can be shown and recorded.
 
         Text that does not match the type is withheld entirely, since any part of it may be secret. Masks that
-        the text already contains are kept.
+        the text already contains are kept, and match any type.
         """
         try:
             return self.dump(self._validate(data, strict=True, extra="forbid")).decode()
@@ -188,7 +189,7 @@ class Schema(Generic[T]):
             if all(_stands_at(given, one["loc"]) == MASK for one in error.errors(include_url=False)):
                 return pydantic_core.to_json(masked(given, self.json_schema)).decode()
             return WITHHELD
-        except Exception:  # raised by the user's validator or `__post_init__`
+        except Exception:  # raised by the user's validator, serializer or `__post_init__`
             return WITHHELD
 
     def hide(self, value: object) -> Any:
@@ -269,9 +270,9 @@ def _is_json(data: str | bytes) -> bool:
 
 
 def _stands_at(value: Any, location: tuple[str | int, ...]) -> Any:
-    """Return the part of an input at a location. Labels that pydantic adds for union members are skipped.
+    """Return the part of an input at a location, or None if a list on the way has no such item.
 
-    If there is no such item or key, returns None or the nearest part that contains it.
+    A step that names no key or item is skipped. Pydantic adds such steps as labels for union members.
     """
     here = value
     for part in location:

@@ -45,7 +45,7 @@ _ANYTHING: Mapping[str, Any] = {}
 
 
 def find_mistakes(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
-    """Return the first mistakes in a value, up to a limit. With `secret`, no part of the value is repeated.
+    """Return the first mistakes in a value, up to a limit. With `secret`, no value is quoted, only keys.
 
     The schema must have passed `check_schema`. If checking takes too many steps or levels, the only mistake says so.
     """
@@ -73,7 +73,7 @@ def check_schema(schema: Mapping[str, Any], owner: str) -> None:
 
 
 def _problem_of(word: str, given: Any, root: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what is wrong with a keyword's value, and what to do. Both are "" if nothing is wrong."""
+    """Return what is wrong with a keyword or its value, and what to do. Both are "" if nothing is wrong."""
     if word in _INSTEAD:
         return "is not supported", _INSTEAD[word]
     if word == "$ref" and (not isinstance(given, str) or target_of(given, root, None) is None):

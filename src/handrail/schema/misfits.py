@@ -17,7 +17,7 @@ from handrail.schema.problems import cut, location_of
 from handrail.schema.references import target_of
 
 MAX_STEPS = 100_000
-"""Maximum number of steps in one check: comparisons, references, choices, required names and mistakes."""
+"""Maximum number of steps in one check: comparisons, references, choices, patterns, required names and mistakes."""
 _MAX_DEPTH = 100
 """Maximum depth of a comparison, through the value and through references and unions of the schema."""
 _MAX_SHOWN = 50
@@ -71,7 +71,7 @@ def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -
     """Return the definite mistakes in a value: wrong types, missing and unknown fields, invalid choices.
 
     Other mistakes are left to the process that has the Python type or runs the tool. At most `_MAX_FOUND` mistakes are returned.
-    With `secret`, no part of the value is repeated. If checking takes too many steps or levels, the only mistake says so.
+    With `secret`, no value is quoted, only keys. If checking takes too many steps or levels, the only mistake says so.
     """
     return found_by(Comparison(schema), value, secret=secret)
 

@@ -278,9 +278,9 @@ def _shown(value: Any) -> str:
 # --- lookups in a JSON Schema --------------------------------------------------------------------
 
 _ITEMS = ("items", "contains", "unevaluatedItems")
-"""The keywords whose schemas may describe an item of a list that `prefixItems` does not list."""
+"""The keywords whose schemas may describe those items of a list that come after the ones in `prefixItems`."""
 _OTHER_FIELDS = ("additionalProperties", "unevaluatedProperties")
-"""The keywords for the fields of an object that `properties` does not name."""
+"""The keywords whose schemas may describe those fields of an object that `properties` does not name."""
 _INNER = (
     SCHEMAS | LISTS_OF_SCHEMAS | {"properties", "patternProperties", "dependentSchemas", "writeOnly"}
 ) - {"not"}

@@ -75,7 +75,7 @@ class ServedApp:
         if submit is not None and journal.broadcasts is None:
             raise DefinitionError(
                 "a server can show what workers do only if the journal is in PostgreSQL, and this one is not. "
-                "Use --journal postgresql://…, or leave out --submit."
+                "Use a journal in PostgreSQL (--journal postgresql://…), or leave out `submit`."
             )
         self.limits = limits or Limits()
         self.metrics = PrometheusMetrics()

@@ -28,7 +28,7 @@ class Limits:
     attachment_bytes: int = 8 * 2**20
     """Maximum total size of one message's attachments."""
     attachments: int = 50
-    """Maximum number of attachments of one message. Each is recorded in a transaction of its own."""
+    """Maximum number of attachments of one message. It is limited because each one is recorded in a transaction of its own."""
     body_seconds: float = 20.0
     """Seconds that a request body may take to arrive."""
     header_bytes: int = 16 * 1024
@@ -75,7 +75,7 @@ class Limits:
 def network_of(address: str) -> str:
     """Return the key under which a client is counted: its address, or for IPv6 its /64 network.
 
-    A single client usually has a whole /64 network. An IPv6 address that maps an IPv4 address counts as that address.
+    A single client usually has a whole /64 network. An IPv6 address that maps an IPv4 address counts as the IPv4 address.
     """
     try:
         found = ipaddress.IPv6Address(address.partition("%")[0])

@@ -208,8 +208,7 @@ class GuardMiddleware:
             raise RequestRefused(
                 403,
                 "OriginRefused",
-                "requests from another site's page are not allowed. Open the server's own page, or start it "
-                "with --allow-origin ORIGIN.",
+                "requests from another site's page are not allowed. Open the server's own page.",
             )
 
     async def _admit(self, request: Request, receive: Receive) -> Receive:

@@ -4,9 +4,9 @@ Arguments of calls and structured answers are constrained by their JSON Schema. 
 
 - A tool that `tool_choice` names is always called.
 - With `required`, the only tool is called, and a request with several tools is refused.
-- With `auto`, which is the default, the only tool is called once for each message of the user. With several tools, the
-  answer is text.
-- With `none`, the answer is text.
+- With `auto`, which is the default, the only tool is called once for each message of the user. With several tools, none
+  is called.
+- With `none`, no tool is called.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _is_local(host: str) -> bool:
 def request_of(
     body: dict[str, Any], convert: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
 ) -> ModelRequest:
-    """Return the model request for an HTTP request's body. `convert` first converts the body to chat completions.
+    """Return the model request for an HTTP request's body. `convert` first makes it a chat completions body.
 
     Raises `BadRequest` if the body is malformed or asks for something unsupported, and `DefinitionError` if a schema in
     it can't be used.

@@ -52,7 +52,7 @@ class Narration:
 
 
 class Narrator:
-    """Broadcasts the threads' runs that this process executes, leg by leg.
+    """Broadcasts the runs that this process executes for threads, leg by leg.
 
     Nothing is written about a thread that nobody watches.
     """

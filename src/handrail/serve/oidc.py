@@ -105,7 +105,7 @@ class OidcProvider:
                 max_age=int(_PENDING_SECONDS),
                 path=CALLBACK,
                 httponly=True,
-                samesite="lax",  # the browser comes back from the provider's page
+                samesite="lax",  # `strict` would hold it back when the provider's page sends the browser back here
                 secure=request.url.scheme == "https",
             )
             return response
@@ -163,10 +163,12 @@ class OidcProvider:
         except Exception as error:  # the provider's response can be anything
             raise _refused(f"the provider's response is invalid ({type(error).__name__})") from error
         if self._claim == "email" and claims.get("email_verified") is not True:
-            raise _refused("the provider has not verified your email address")
+            raise _refused("the provider has not verified your email address: verify it there first")
         name = claims.get(self._claim)
         if not isinstance(name, str) or not name:
-            raise _refused(f"the provider's ID token has no {self._claim!r} claim")
+            raise _refused(
+                f"the provider's ID token has no {self._claim!r} claim: ask the operator to use another claim"
+            )
         return name
 
     async def _exchange(self, metadata: dict[str, Any], pending: _Pending, code: str) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session of a person who has signed in, for lists. It contains no secret."""
+    """The session of a person who has signed in, without its secrets."""
 
     id: str
     name: str

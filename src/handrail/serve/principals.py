@@ -102,7 +102,7 @@ class Principals:
         self._authenticate = authenticate
         self._token_digest = _digest(token or secrets.token_urlsafe(32))
         self._issuer = "people"
-        # changing the token ends the sessions that were created with it
+        # the issuer contains a digest of the token, so changing the token ends the sessions that were created with it
         if not self.has_people:
             mark = b"" if token is None else hmac.digest(key, b"handrail issuer" + token.encode(), "sha256")
             self._issuer = f"token {mark.hex()}" if mark else "link"
@@ -270,7 +270,7 @@ class Principals:
         return self._person(found.name, found.id)
 
     def _is_own_origin(self, request: Request) -> bool:
-        """Return whether a request comes from this server's own page, or not from a page at all."""
+        """Return whether a request's `Origin` header names this server, or is missing, as in a GET from its own page."""
         origin = request.headers.get("origin")
         return origin is None or origin.lower() == f"{request.url.scheme}://{_host(request)}"
 

@@ -78,7 +78,7 @@ class Routes:
         self._starting = Quota(
             limits.runs_per_principal,
             "TooManyRuns",
-            "there are already as many active and waiting runs as the server allows. Answer or cancel one first.",
+            "the server allows no more active and waiting runs. Answer or cancel one of yours, or try again soon.",
             limits.runs,
         )
 

@@ -193,7 +193,7 @@ class Connections:
         self.metrics = metrics
         self._open: dict[tuple[str, int], Connection] = {}
         self._idle: dict[str, dict[Connection, None]] = {}
-        """The connections without a request in progress, by `network_of` their address. The longest idle one comes first."""
+        """The connections without a request in progress, by the result of `network_of`. The longest idle one comes first."""
 
     def open(self, **options: Any) -> Connection:
         """Create the protocol for a new connection. uvicorn gets this method as its `http` option."""
@@ -239,7 +239,7 @@ class Connections:
                 connection.end_request()
 
     def abort(self) -> None:
-        """Close every connection at once."""
+        """Close every connection immediately, and drop the data that is waiting to be sent."""
         for connection in list(self._open.values()):
             connection.transport.abort()
 

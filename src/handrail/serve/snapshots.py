@@ -303,7 +303,7 @@ async def _nested_messages(journal: Journal, rows: Sequence[RunRow]) -> Sequence
 
 
 async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage], at_work: bool) -> _RunSummary:
-    """Return a run's summary. With `at_work`, it is not cached, because the live run may still add to its record."""
+    """Return a run's summary. It is cached once the run is over, unless `at_work`: the live run may still add to its record."""
     cache = _caches.setdefault(journal, OrderedDict())
     key = (row.record.id, row.changed_at)
     found = cache.get(key)
@@ -312,7 +312,7 @@ async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage], 
         ids = _ids_by_place(row.record.id, () if row.status in OVER else said)
         for each in tree.calls:
             each.id = each.id or ids.get(each.place, "")  # an unfinished call has no recorded id
-            for inner in each.calls if each.id else ():  # a call comes before the calls in it
+            for inner in each.calls if each.id else ():  # outer calls come first, so `each.id` is set
                 attempt = inner.place.attempt_at(each.place) or 1
                 inner.id = inner.id or inner_call_id(each.id, attempt, inner.place.number)
         calls = {each.id: call_facts(each, row.record.id) for each in tree.calls if each.id}

@@ -263,7 +263,7 @@ def _refused(fields: Sequence[tuple[str, str]], count: int = 1) -> RequestRefuse
 class Submitted(NamedTuple):
     """The response to an input: a leg to follow, or events to send.
 
-    If there is neither, the input opened no leg here, and the client is sent the thread's current state.
+    If there is neither, the input opened no leg in this process, and the client is sent the thread's current state.
     """
 
     leg: str

@@ -295,7 +295,7 @@ class Translator:
         if events and run.tag is not None and type(event) is not PromptExecuted:
             events = [*self._nested.enter(run), *events]
         if self._leg is None and any(each.data["type"] != "CUSTOM" for each in events):
-            # no answer opened a leg here: for example, a question timed out, or was answered in another process
+            # no answer opened a leg in this process: for example, a question timed out, or was answered in another process
             self._leg_id(events)
         return events
 
