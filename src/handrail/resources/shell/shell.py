@@ -167,7 +167,7 @@ class Shell:
     def reach(self) -> str:
         """A sentence that says why a command waits for approval: what it can reach besides its folder and the system.
 
-        It is "" if commands can reach nothing else. Effects outside the folder can't be undone, so they need an approval first.
+        It is "" if commands can reach nothing else. Effects outside the folder can't be undone, so such a command needs approval.
         """
         settings, found = self._settings, list[str]()
         if settings.network:
