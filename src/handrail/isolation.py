@@ -44,7 +44,7 @@ def begin_isolated(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
 
 
 async def isolated(work: Awaitable[T]) -> T:
-    """Await user code in the current task, as `begin_isolated` does, and return its value."""
+    """Await user code, isolated in the same way as in `begin_isolated`, and return its value."""
     value: Any = None
 
     async def keep() -> None:
@@ -80,7 +80,7 @@ def _drive(steps: Generator[Any, Any, None], waiting: Any, context: Context) -> 
             else:
                 waiting = context.run(_deliver, steps, thrown, task, counted)
         finally:
-            thrown = None  # the error's traceback refers to this frame
+            thrown = None  # to avoid a cycle: the error's traceback refers to this frame
 
 
 _is_closing: ContextVar[bool] = ContextVar("handrail_is_closing", default=False)

@@ -101,7 +101,7 @@ class Fork(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Close the fork and check that it can be applied. If not, raises a `Conflict` that names what prevents it."""
+        """Close the fork and check that it can be applied. Raises a `Conflict` that names what others have changed, if that prevents it."""
         ...
 
     def apply(self) -> None:
@@ -420,7 +420,7 @@ class Environment(ABC):
         return ()
 
     def run_started(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
-        """Handle the start of a run that may be parked. Called on the run's loop."""
+        """Handle the start or the resumption of a run that may be parked. Called on the run's loop."""
 
     def run_waiting(self, parking: Parking) -> None:
         """Handle a run in which everything waits for answers. The default parks it.
@@ -458,7 +458,7 @@ class Workers(Protocol):
         ...
 
     def why_not(self, name: str, /) -> str:
-        """Return why a worker can't be called: it does not exist, or the run may not call it."""
+        """Return why the run may not call a worker. For an unknown worker, returns a hint at a similar name, or "" if there is none."""
         ...
 
     def arguments(self, input: Any, attachments: Sequence[Any], /) -> Mapping[str, Any]:
@@ -467,7 +467,7 @@ class Workers(Protocol):
 
 
 class WorkerSource(Protocol):
-    """A source of a run's workers: a registry, or one worker of a registry."""
+    """A source of a run's workers: a registry, or a run of one of its workers."""
 
     def open(self, frame: Any, /) -> None:
         """Make the workers available to the calls of the frame's run, for as long as the frame is used."""
