@@ -72,7 +72,7 @@ class WorkerFolder(Protocol):
         ...
 
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
-        """Return the worker that `text`, which `maker` wrote, describes.
+        """Return the worker described by `text`, which `maker` wrote.
 
         Raises `ToolValidationError` if the text has problems, or if the worker is not allowed.
         """
