@@ -159,7 +159,7 @@ SESSIONS: dict[str, Row] = {
     "saved in another version": (
         lambda: load_changed(version=99),
         SessionError,
-        "version 99",
+        "format 99",
         "Load it with the version",
     ),
     "saved without its parts": (

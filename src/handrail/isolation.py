@@ -80,7 +80,7 @@ def _drive(steps: Generator[Any, Any, None], waiting: Any, context: Context) -> 
             else:
                 waiting = context.run(_deliver, steps, thrown, task, counted)
         finally:
-            thrown = None  # the error's traceback refers to this frame
+            thrown = None  # to avoid a cycle: the error's traceback refers to this frame
 
 
 _is_closing: ContextVar[bool] = ContextVar("handrail_is_closing", default=False)

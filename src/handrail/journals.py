@@ -402,7 +402,7 @@ class Workspaces(Protocol):
         """Return the paths that changed after the version `since`, with their states; None for a removed path.
 
         Raises `JournalAltered` if the row of the workspace or of one of these paths was altered or, with `since=0`, if rows of
-        paths were added or removed.
+        paths were added, removed or set back to an earlier state.
         """
         ...
 

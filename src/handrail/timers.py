@@ -113,7 +113,7 @@ class Timer(msgspec.Struct, eq=False):
             self.wait(left)
 
     def restart(self) -> None:
-        """Count all the seconds again, from now on or from the end of the pause. This may be called from any thread."""
+        """Start over with the full time, from now or from the end of the pause. This may be called from any thread."""
         if self._left is None:
             self._due = self._clock.time() + self.seconds
         else:
@@ -141,7 +141,7 @@ class Timer(msgspec.Struct, eq=False):
     def fire(self) -> None:
         """Call the function if the time is up; otherwise wait for the rest."""
         left, now = self.left(), self._timers.loop.time()
-        if now + left > now:  # otherwise the rest is too short for the loop's clock to measure
+        if now + left > now:  # otherwise the time is up, or the rest is too short to measure
             self.wait(left)
             return
         call, self._call = self._call, None

@@ -126,7 +126,7 @@ def test_a_reply_may_be_a_function_of_the_prompt_or_an_error():
 def test_a_prompt_without_a_reply_says_what_to_lay_out():
     """The error for a prompt without a prepared reply quotes the prompt and says how to prepare one."""
     with pytest.raises(
-        NotSupported, match=r"No reply was prepared for the prompt 'hello'\. Pass `agent_context"
+        NotSupported, match=r"No reply was prepared for the prompt 'hello'\. Add one to the context's replies"
     ):
         agent_context({"bye": 1}).prompt_model("hello", int).wait()
 

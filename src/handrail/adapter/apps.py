@@ -15,7 +15,7 @@ from handrail.prompt import Prompt
 def code_of(app: str) -> str:
     """Return a digest of an app's own files: its module, or the `.md` and `.py` files in its folder; "" if there is no app.
 
-    Raises `ImportError` if its module can't be imported.
+    Raises `ImportError`, or another error from the module itself, if its module can't be imported.
     """
     if not app:
         return ""
@@ -35,7 +35,7 @@ def code_of(app: str) -> str:
 def prompt_of(run_id: str, app: str) -> Prompt[Any]:
     """Import and return the prompt of an app, `module:name`.
 
-    Raises `RunError` if `app` has a different form, can't be imported, or has no prompt.
+    Raises `RunError` if `app` has a different form, if importing it raises `ImportError`, or if it has no prompt.
     """
     module, colon, name = app.partition(":")
     if not colon or app.endswith(".md"):

@@ -118,7 +118,7 @@ async def begin_run(
     options: RunOptions,
     model: Model,
 ) -> None:
-    """Record a new run before it does anything. Raises `DefinitionError` if its `app` can't be imported."""
+    """Record a new run before it does anything. Raises `DefinitionError` if importing its `app` raises `ImportError`."""
     app = options.app
     try:
         code = code_of(app)

@@ -374,7 +374,7 @@ def call_line(event: ToolInvoked, cost: Decimal | None = None) -> Text:
 
 
 def attachment_line(attachment: Attachment) -> str:
-    """Format the line for an attachment: its name, type and size, and where it can be opened, if anywhere."""
+    """Format the line for an attachment: its name, type and size, and its address or the file that it is saved to, if any."""
     where = escape_line(attachment.address, _MAX_REASON) or str(_saved(attachment) or "")
     return f"{escape_line(attachment.name, _MAX_NAME)} ({attachment.media_type}, {shown_size(attachment.size)}) {where}".strip()
 

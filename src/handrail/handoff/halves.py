@@ -141,7 +141,7 @@ async def _finish(
         half = _without_params(_half(acts, end, acts.ends))
     else:
         half = _half(acts, end, acts.ends)
-    # The policies of `start` have already judged the call. Those of a run around this half have not.
+    # Policies do not judge a part. Those of `start` have judged the call already; those of a run around this half have not.
     kind = PART if frame.outer is None else CALL
     gate, call = _open(frame, half, params, (), kind)
     return await Claim(frame, parked.id, name, call.key).run(lambda: gate.pass_through(call))

@@ -143,7 +143,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
             raise ToolDefinitionError(
                 self.name,
                 f"its `client` returns {describe(act.returns)}",
-                "Return the answer itself. Only `after` returns a ToolResult.",
+                "Return the answer itself, without a ToolResult around it.",
             )
         return self._define("client", act, function)
 

@@ -1,6 +1,6 @@
 """A journal's schema: the tables that Handrail creates, and the check that a file has these and nothing else.
 
-A trigger or a view in the file would be code that runs in Handrail's own transactions. The schema is compared when
+A trigger or a view in the file would be code that runs in Handrail's own transactions. The schema is checked when
 the journal is opened, and SQLite is configured to refuse triggers and views that are added later.
 """
 

@@ -236,7 +236,7 @@ def _read_files(
         total += int.from_bytes(values[7])
         found[values[1]] = _state(values)
     if not since and _shown(total) != ((row and row.seal) or _shown(0)):
-        raise chains.altered(f"workspace {name}", 1, "rows of its files were added or removed")
+        raise chains.altered(f"workspace {name}", 1, "the rows of its files do not match its own row")
     return found
 
 

@@ -196,7 +196,7 @@ class Threads:
         await asyncio.gather(*(thread.park(grace) for thread in self.running()))
 
     async def poll(self) -> None:
-        """Resume parked runs with a question that has expired, or was answered or withdrawn in another process."""
+        """Resume each parked run if one of its questions has expired, or was answered or withdrawn in another process."""
         if not self._waiting or self.stopping:
             return
         open_now = {each.id for each in await self.journal.questions.open()}
@@ -278,7 +278,7 @@ class ThreadList:
     async def page(
         self, principal: str, *, limit: int, before: Mark | None = None, words: str = ""
     ) -> tuple[list[dict[str, Any]], Mark | None]:
-        """Return a page of threads after the mark `before`, and the mark for the next page.
+        """Return a page of threads, and the mark to pass as `before` to get the next page.
 
         A page has up to `limit` threads whose first message contains all `words`. The mark is None on the last page.
         If few threads match or belong to this app, a page can be short or even empty although it is not the last.
@@ -333,7 +333,7 @@ class ThreadList:
             if found is None:
                 try:
                     tree = await show(self._journal, row.record.id)
-                except JournalAltered:  # the thread is still listed, so that people can find it
+                except JournalAltered:  # the run is left out, so that its thread can still be listed
                     continue
                 found = (tree.usage, tree.cost)
                 if row.status in OVER:

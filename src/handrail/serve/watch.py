@@ -32,7 +32,7 @@ _MOST_LEFT = 100
 
 
 class Joined(NamedTuple):
-    """An opening, and the position in the feed after which its events continue."""
+    """An opening, and the position in the feed after which the events that follow it begin."""
 
     opening: Opening
     last: int
@@ -67,7 +67,7 @@ class Watch:
         self._is_synced = False
         """Whether the feed's readers have everything from before the next batch."""
         self._is_blind = False
-        """Whether the last reader who joined got no opening, so that it may not know what is in progress."""
+        """Whether the last reader who joined got no opening, and so may not know what is in progress."""
         self._open = ""
         """The id that the worker gave to the open leg; "" if no leg is open."""
         self._left: list[tuple[str, int]] = []
@@ -79,7 +79,7 @@ class Watch:
         self._heard_at = self._read_at = self._loop.time()
 
     async def start(self) -> None:
-        """Begin to watch. Once this returns, no later broadcast is missed."""
+        """Begin to watch. Once this returns, every later batch is read, unless it is lost."""
         if self._starting is None:
             self._starting = self._loop.create_task(self._start())
         await asyncio.shield(self._starting)
@@ -209,7 +209,7 @@ class Watch:
     def _take_opening(self, said: Said, opening: Opening) -> None:
         waits = [each for join, each in self._joining.items() if join <= said.join and not each.done()]
         if not waits and not self._is_synced and opening.leg:
-            self._feed.forget()  # the readers have joined without an opening
+            self._feed.forget()  # readers who got no opening when they joined must join again
         self._is_synced, self._open = True, opening.leg
         leg = self._names.get(opening.leg, opening.leg)
         joined = Joined(msgspec.structs.replace(opening, leg=leg), self._feed.last) if leg else None

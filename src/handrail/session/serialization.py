@@ -85,8 +85,8 @@ def load(
 ) -> Session:
     """Load a saved session. `types` are the types of its slices. Handrail's own types, and those in `slices`, can be left out.
 
-    Raises `SessionError` if the data is damaged or has a different version, or if a type is unknown. Raises it also if an
-    item no longer matches its type, or if the kind of a slice, or whether it has a key, has changed since it was saved.
+    Raises `SessionError` if the data is damaged or has a different version, if a type is unknown, or if an item no longer
+    matches its type. Also raises it if the kind of a slice, or whether it has a key, has changed since it was saved.
     """
     saved = _read(data)
     known = {_name(kind): kind for kind in (*_own_among(saved.slices), *types, *(slices or {}))}
@@ -95,7 +95,7 @@ def load(
         raise SessionError(
             saved.id,
             f"it contains the unknown types {', '.join(unknown)}",
-            "Pass them: load(data, types=[...]).",
+            "Pass them: load(data, types=[...]). Before you resume a run, import their modules.",
         )
     session = Session(
         id=saved.id,
@@ -144,7 +144,7 @@ def decode_item(data: bytes, session: str) -> Any:
         raise SessionError(
             session,
             f"it contains the unknown type {found.type}",
-            "Import the module that defines it before you resume the run.",
+            "Import the module that defines it. If it is defined inside a function, only the process that saved it can load it.",
         )
     return _decoded(kind, bytes(found.item), session)
 
@@ -164,7 +164,7 @@ def _imported(name: str) -> type | None:
 
 
 def check_serialisable(event: object) -> None:
-    """Raise `EventRefused` for an event that can't be saved as JSON, or that no longer equals itself after loading."""
+    """Raise `EventRefused` for an event that can't be saved as JSON, or that changes when it is saved and loaded."""
     try:
         again = _decoded(type(event), _encoded(event, "?"), "?")
     except SessionError as error:
@@ -243,7 +243,7 @@ def _check_kept_alike(session: Session, kind: type, contents: _SavedSlice) -> No
         raise SessionError(
             session.id,
             f"{kind.__name__} was saved as {was}, but is {now} here",
-            "Pass the rules it was saved with: load(data, slices={...}).",
+            "Pass the rules it was saved with: load(data, slices={...}), or Session(slices={...}) for a run.",
         )
 
 

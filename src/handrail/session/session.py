@@ -132,8 +132,8 @@ class Session:
     def record(self, fact: object) -> None:
         """Log a fact and publish it.
 
-        If a reducer raises, its error is logged. The fact is then kept only in logs without reducers and keys, and is still
-        published.
+        If a reducer raises, its error is logged. The fact is then kept only in logs that have neither a key nor reducers, and
+        is still published.
         """
         kind = type(fact)
         try:

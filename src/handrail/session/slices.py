@@ -16,7 +16,7 @@ SliceKind = Literal["state", "log"]
 
 Contents = Items[Any] | Table[Any]
 Reducer = Callable[[Any, Any], Any]
-"""A function `(slice, event) -> slice`. It must be pure, since it may run again when a call commits, and fast, since it holds a lock."""
+"""A function `(slice, event) -> slice`. It must be pure, since it may run again when a call commits, and fast, since it runs under a lock."""
 
 F = TypeVar("F", bound=type)
 
@@ -116,8 +116,8 @@ def rules_of(type_: type) -> SliceRules:
     if isinstance(own, SliceRules):
         if any(type_ not in _marked.get(event, ()) for event in own.reducers):
             raise DefinitionError(
-                f"{type_.__name__} was decorated with @kept before it was replaced by another class, as "
-                "@dataclass(slots=True) does. Put @kept above the other decorators."
+                f"{type_.__name__} was decorated with @kept, and another decorator, such as @dataclass(slots=True), then "
+                "replaced the class. Put @kept above the other decorators."
             )
         return own
     return _LOG if issubclass(type_, Fact) else _DEFAULT

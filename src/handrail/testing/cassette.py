@@ -1,7 +1,7 @@
 """`Cassette`: records the HTTP requests to models and their answers, and replays the answers without a network or a key."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Requests and answers are plain JSON.
+# Requests and answers are JSON data, whose types are not known.
 
 from __future__ import annotations
 
@@ -205,7 +205,8 @@ class Cassette:
 
     def _advice(self) -> str:
         return (
-            "If this change is intended, delete the file and run the test again with the provider's key set."
+            "If this change is intended, record it again: run the test with HANDRAIL_CASSETTES=record and the provider's "
+            "key set, in the mode 'auto'."
         )
 
     # --- the file -----------------------------------------------------------------------------

@@ -164,7 +164,9 @@ def cancel(context: ToolContext) -> None:
     """
     signal: object = context.signal
     if not isinstance(signal, MockSignal):
-        raise NotSupported("cancel", "Only contexts created by `handrail.testing` can be cancelled this way.")
+        raise NotSupported(
+            "cancel", "Only a context whose signal `handrail.testing` created can be cancelled this way."
+        )
     signal.fire()
 
 
@@ -412,7 +414,7 @@ class _Rules:
                     return value
             raise NotSupported(
                 "prompt_model",
-                f"No reply was prepared for the prompt {prompt!r}. Pass `agent_context({{'a piece of it': reply}})`.",
+                f"No reply was prepared for the prompt {prompt!r}. Add one to the context's replies: {{'a part of it': reply}}.",
             )
 
         return Operation(run, f"prompt_model({prompt[:40]!r})", self._call.home)

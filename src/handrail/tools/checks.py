@@ -82,7 +82,10 @@ def check(tool: Tool[Any, Any]) -> None:
 
 
 def check_words(tool: Tool[Any, Any]) -> None:
-    """Check the description and examples again, after they or the type of the result were changed. Raises `ToolDefinitionError` if invalid."""
+    """Check the description and examples again, after they or the type of the result were changed.
+
+    Raises `ToolDefinitionError` if they are invalid.
+    """
     check = _Check(tool)
     check.description()
     check.examples()
@@ -332,7 +335,7 @@ def _class_of(result: Any) -> type | tuple[type, ...] | None:
     if origin is float:
         return (float, int)
     if _is_sequence(origin) and any(map(_may_attach, get_args(result) or (Any,))):
-        return (origin,)  # in a tuple, because the gate looks at the items only if it can't compare the class
+        return (origin,)  # in a tuple, so that the gate skips its fast path, which misses attachments
     is_open = origin is object or is_typeddict(origin) or getattr(origin, "_is_protocol", False)
     return origin if isinstance(origin, type) and origin is not Any and not is_open else None
 

@@ -129,7 +129,7 @@ class Tool(Generic[ParamsT, ResultT]):
     """The class or classes by which `isinstance` can check a result's value; None if it can't."""
     _quick: Validate | None = dataclasses.field(init=False, repr=False, compare=False)
     copy_params: Copy = dataclasses.field(init=False, repr=False, compare=False)
-    """A function that takes params and the arguments they were parsed from, and returns params without shared mutable parts."""
+    """A function that takes params and the arguments they were parsed from, and returns params that share nothing mutable with them."""
     _paths: PathFinder = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +186,8 @@ class Tool(Generic[ParamsT, ResultT]):
     def mask(self, arguments: str | bytes | Mapping[str, Any]) -> str:
         """Return the arguments with their secrets masked, to be shown and recorded.
 
-        Invalid arguments, and those of a tool without params, are masked entirely.
+        Invalid arguments, and those of a tool without params, are withheld entirely. Arguments that are invalid only because
+        they already contain masks are not.
         """
         data = arguments if isinstance(arguments, str | bytes) else clear_json(arguments)
         return WITHHELD if self._schema is None else self._schema.mask(data)

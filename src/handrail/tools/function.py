@@ -321,7 +321,7 @@ def _handler(function: Any, signature: Signature, context_name: str | None) -> A
 
 
 def _by_name(function: Any, signature: Signature) -> Any:
-    """Wrap the function so that it takes all of its arguments by name."""
+    """Wrap the function, if it has positional-only parameters, so that it takes all of its arguments by name."""
     parameters = signature.parameters.items()
     names = [name for name, parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
     if not names:
@@ -386,7 +386,7 @@ def _mark(function: Any, param: str) -> Any:
         raise ToolDefinitionError(
             cast("Tool[Any, Any]", function).name,
             "`@tool_context` is above `@tool`",
-            "Put `@tool` above `@tool_context`, because it reads the mark.",
+            "Put `@tool` above it, because `@tool` reads the mark.",
         )
     if param not in inspect.signature(function).parameters:
         raise ToolDefinitionError(

@@ -83,7 +83,7 @@ def read(tool: str, function: Callable[..., Any], namespace: Mapping[str, Any], 
         raise ToolDefinitionError(
             tool,
             f"the name {error.name!r} in the annotations of its {what} can't be found",
-            "Import it at the top of the module, outside `if TYPE_CHECKING:`.",
+            "Import it at the top of the module, outside `if TYPE_CHECKING:`, or define it above the tool.",
         ) from None
     except (TypeError, SyntaxError) as error:
         raise ToolDefinitionError(
@@ -240,7 +240,7 @@ def parameter_descriptions(docstring: str) -> dict[str, str]:
     """Return a docstring's description of each parameter, in the Google, NumPy or Sphinx style."""
     found = _PARAMETERS.search(docstring)
     if found is None:
-        return {}  # true of most docstrings, so the parser is rarely imported
+        return {}  # most docstrings describe no parameters, so the parser is rarely imported
     import logging
 
     from griffe import Docstring, DocstringSectionParameters, Parser

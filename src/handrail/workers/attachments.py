@@ -63,7 +63,8 @@ def as_argument(given: Any) -> Any:
     """Convert an attachment to an argument of a call.
 
     The attachment is the path of one of the run's files (`str`), a path on disk (`Path`), which is read now, or an
-    `Attachment`. Raises `DefinitionError` for any other value, and if the file on disk can't be read.
+    `Attachment`. Raises `DefinitionError` for any other value, and if the file on disk can't be read. Raises
+    `ToolValidationError` if the bytes of an `Attachment` are not in memory, for example because it has an address.
     """
     if isinstance(given, str):
         return given
@@ -118,7 +119,9 @@ def accept(
 def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem]) -> Attachment:
     name = given if isinstance(given, str) else str(given.name)
     if not name or len(name) > 255 or not name.isprintable():
-        raise ToolValidationError(f"{name[:40]!r} is not a file name. Pass the name of a file")
+        raise ToolValidationError(
+            f"{name[:40]!r} is not a file name of 1 to 255 printable characters. Rename the file"
+        )
     if rule.suffixes is not None and not any(name.lower().endswith(end.lower()) for end in rule.suffixes):
         raise ToolValidationError(
             f"{name} does not end in {' or '.join(rule.suffixes)}. Pass a file that does"
@@ -142,7 +145,7 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
         content = folder.read_bytes(name)
     except ResourceError:
         raise ToolValidationError(
-            f"{name} can't be read, because this run has no files, or they are not open yet. Pass its bytes instead"
+            f"{name} can't be read, because this run has no files, or they are not open yet. Put what matters into the input, or pass an Attachment from code"
         ) from None
     except FileError as error:
         raise ToolValidationError(str(error).rstrip(".")) from None

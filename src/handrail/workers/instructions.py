@@ -401,6 +401,6 @@ def rendered(instructions: Instructions, name: str, input: str, attachments: Ite
     text = instructions.render({"input": input, "attachments": tuple(attachments), "worker": name})
     if not text.strip():
         raise WorkerError(
-            f"the instructions of the worker {name!r} are empty. Write some below its front matter."
+            f"the instructions of the worker {name!r} are empty for this input. Write some that do not depend on it."
         )
     return text

@@ -111,10 +111,10 @@ class Trial(NamedTuple):
     """The content of the journal, or b"" if the scenario has no `unrecorded` texts."""
 
     def doubtful(self) -> frozenset[str]:
-        """Return the ids of the calls whose results may differ from the uncrashed run.
+        """Return the ids of the calls whose results may differ from those in the uncrashed run.
 
-        These are the interrupted calls, the calls whose start was recorded but whose handler was not entered yet, and
-        the calls whose request was recorded without the secret in it.
+        These are the interrupted calls whose outcome may be unknown, the calls whose start was recorded but whose handler
+        was not entered yet, the calls whose request was recorded without the secret in it, and the calls around them.
         """
         found = list(self.seen.cut)
         for _, began in self.seen.restarts():
@@ -157,7 +157,7 @@ def the_run_ends(trial: Trial) -> Iterator[str]:
 
 
 def each_call_has_its_result(trial: Trial) -> Iterator[str]:
-    """Check that the run's conversation is well-formed, and that no conversation differs from the uncrashed run.
+    """Check that the run's conversation is well-formed, and that no conversation deviates from that of the uncrashed run.
 
     Results that may differ, and what follows them, are not compared. Nor are the conversations of an overtaken process.
     """

@@ -36,7 +36,7 @@ from handrail.testing.virtual_time import VirtualClock
 FILES, WORLD, REST = "files", "world", "rest"
 
 _PARKS = 40
-"""Maximum number of times that a run may be parked in one process before the process gives up."""
+"""A process gives up on its run once it has been parked this many times."""
 _AMPLE = Budget(tool_calls=1_000_000)
 """A budget that no run exceeds. Calls are charged only if the run has a budget."""
 
@@ -304,7 +304,8 @@ def _watch_handlers(world: World) -> None:
         if call.kind.undoes:
             world.happened("undoing", id=call.id)
         if call.kind.is_auxiliary:
-            return await start_handler(gate, call, *rest)  # compensations and probes may run twice
+            # Compensations and probes may run twice, so they are not recorded as entered.
+            return await start_handler(gate, call, *rest)
         tool, outer, ids = call.tool, call, list[str]()
         while outer is not None:
             ids.append(outer.id)

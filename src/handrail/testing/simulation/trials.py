@@ -138,8 +138,7 @@ class Trials:
         """Run the scenario three times without a crash, and add to `broken` if it breaks a law or takes different steps.
 
         In the first run the person is connected. The others are compared with it, because a run that is parked and replayed
-        must have the same outcome.
-        Returns the folder of a run without a crash, or None if a run does not end.
+        must have the same outcome. Returns the folder of the second run, or None if a run does not end.
         """
         measured: list[tuple[Sequence[int], int]] = []
         for name in ("connected", "uncrashed", "again"):
