@@ -101,7 +101,7 @@ class Fork(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Close the fork and check that it can be applied. If not, raises a `Conflict` that names what prevents it."""
+        """Close the fork and check that it can be applied. Raises a `Conflict` that names what others have changed, if that prevents it."""
         ...
 
     def apply(self) -> None:
@@ -420,7 +420,7 @@ class Environment(ABC):
         return ()
 
     def run_started(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
-        """Handle the start of a run that may be parked. Called on the run's loop."""
+        """Handle the start or the resumption of a run that may be parked. Called on the run's loop."""
 
     def run_waiting(self, parking: Parking) -> None:
         """Handle a run in which everything waits for answers. The default parks it.

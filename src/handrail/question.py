@@ -54,7 +54,7 @@ class Quorum(msgspec.Struct, frozen=True):
         )
 
     def counts(self, vote: Vote) -> bool:
-        """Return whether the voter had the role that this quorum requires, or the quorum requires none."""
+        """Return whether this quorum requires no role, or one that the voter had."""
         return self.role is None or self.role in vote.roles
 
 

@@ -65,7 +65,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt's name."""
     model: str
     began_at: float
-    """When the run began, in seconds since 1970. For a run that has not begun, when it was submitted or is due."""
+    """When the run began, in seconds since 1970. For a run that has not begun, when it was submitted or, in a series, is due."""
     begin: bytes = b""
     """The data that is needed to begin the run in the same way again, as the adapter encodes it; b"" for a run that has not begun."""
     app: str = ""
@@ -314,7 +314,7 @@ class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
     entries: Sequence[Entry] = ()
     units: Sequence[CommitUnit] = ()
     steps: Sequence[tuple[str, bytes | None]] = ()
-    """The settled values, as `(key, value)`. The value is None if the outcome is unknown."""
+    """The key and the settled value of each step. The value is None if the outcome is unknown."""
     blobs: Sequence[bytes] = ()
     """The blobs that the run refers to."""
     forked_from: str = ""

@@ -63,8 +63,8 @@ def commit_recorded(
 ) -> Coroutine[Any, Any, None] | None:
     """Record the changes of a prepared call, then apply them. The caller must prevent other commits meanwhile.
 
-    If the call changes no files, its result has no attachments, and the journal can record it without waiting, everything
-    is done immediately, and this returns None. Otherwise it returns a coroutine that waits for the end of the work, even if its task is cancelled.
+    If the call has used no durable resource, its result has no attachments, and the journal can record it without waiting,
+    everything is done immediately, and this returns None. Otherwise it returns a coroutine that waits for the end of the work, even if its task is cancelled.
     Concurrent calls always wait, so that they commit in the same order when their run is replayed.
     """
     transaction = attempt.open_transaction
@@ -88,7 +88,7 @@ def commit_recorded(
 async def _finish(
     begun: Pending[bool], journal: Journal, attempt: Attempt, result: ToolResult[Any], unit: CommitUnit
 ) -> None:
-    """Wait for the record of a call that changes no files, and apply its changes."""
+    """Wait for the record of a call that has used no durable resource, and apply its changes."""
     if await begun.wait():
         attempt.open_transaction.apply()
     else:
@@ -103,7 +103,7 @@ async def _commit(
 ) -> None:
     """Record and apply the changes of a prepared call.
 
-    1. The new bytes are staged beside their targets, and synced if the journal is. Those of files in a workspace are
+    1. The new bytes are written to the staging folder, and synced if the journal is. Those of files in a workspace are
        stored in the journal.
     2. The journal records everything in one transaction, the commit point.
     3. The files are renamed into place.

@@ -1,4 +1,4 @@
-"""The content of a file in a directory: on disk, in memory until it is written, a link, a pipe, a socket or a device.
+"""The content of a path in a directory: a file on disk, a file in memory, a link, a pipe, a socket or a device.
 
 The version of a file on disk is one integer that encodes its status: device, inode, mode, size, mtime and ctime. A file
 with the same version has not changed, so no other state is needed. A folder's version encodes only device, inode
