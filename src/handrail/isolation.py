@@ -44,7 +44,7 @@ def begin_isolated(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
 
 
 async def isolated(work: Awaitable[T]) -> T:
-    """Await user code in the current task, as `begin_isolated` does, and return its value."""
+    """Await user code, isolated in the same way as in `begin_isolated`, and return its value."""
     value: Any = None
 
     async def keep() -> None:

@@ -34,7 +34,7 @@ class CallAsked(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Data that must be sent back to its provider unchanged, such as signed thinking. Only that provider's wire reads it."""
+    """Data that must be sent back to its provider unchanged, such as signed thinking. It is sent only over that provider's wire."""
 
     wire: str
     """The wire that the data came from, followed by the provider or model if only that one can read it, as in `chat:deepseek`."""
@@ -120,7 +120,7 @@ class Sent(Generic[T]):
     def encoded(self, encode: Encode, between: Between | None = None) -> bytearray:
         """Return all items, encoded for one wire. This is the cache itself: it grows, and must not be changed.
 
-        `between` returns the separator of two neighbouring items. Without it, they are separated by commas.
+        `between` returns the separator between two neighbouring items. Without it, they are separated by commas.
         """
         items = self._items
         done, written = self._encoded.get(encode, (0, None))

@@ -458,7 +458,7 @@ class Workers(Protocol):
         ...
 
     def why_not(self, name: str, /) -> str:
-        """Return why a worker can't be called: it does not exist, or the run may not call it."""
+        """Return why the run may not call a worker. For an unknown worker, returns a hint at a similar name, or "" if there is none."""
         ...
 
     def arguments(self, input: Any, attachments: Sequence[Any], /) -> Mapping[str, Any]:
@@ -467,7 +467,7 @@ class Workers(Protocol):
 
 
 class WorkerSource(Protocol):
-    """A source of a run's workers: a registry, or one worker of a registry."""
+    """A source of a run's workers: a registry, or a run of one of its workers."""
 
     def open(self, frame: Any, /) -> None:
         """Make the workers available to the calls of the frame's run, for as long as the frame is used."""

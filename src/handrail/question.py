@@ -1,4 +1,4 @@
-"""Questions to people, and their answers. Approvals, `wait_for` and handoffs use them.
+"""Questions to people, and their answers. Approvals, `wait_for`, `once` and handoffs use them.
 
 A question is plain data, so that it can be shown anywhere, kept for days, and answered in a process
 other than the one that asked.
@@ -121,7 +121,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     kind: QuestionKind
     name: str
-    """What the question is about: a `wait_for` kind, a tool, a handoff, a permission, or the message of `request_approval`."""
+    """What the question is about: a `wait_for` kind, a tool, a handoff, a permission, a `once`, or the message of `request_approval`."""
     message: str
     """The sentence that the person reads, such as the reason for an approval. Invisible characters in it are escaped."""
     payload: Any

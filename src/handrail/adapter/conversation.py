@@ -240,7 +240,7 @@ def check_well_formed(messages: Iterable[Message]) -> None:
 
 
 _ids: WeakKeyDictionary[Session, dict[str, int]] = WeakKeyDictionary()
-"""The call ids taken in each session, each with the last number that was appended to make a repeat of it unique."""
+"""The call ids and prefixes taken in each session, each with the number last used to make a unique id from it."""
 
 
 def _ids_of(session: Session) -> dict[str, int]:

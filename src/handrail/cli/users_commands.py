@@ -90,7 +90,9 @@ def revoke(
     with _people(journal) as people:
         ended = people.revoke(name=name) or people.revoke(id=name)
         if not ended:
-            raise UsageError(f"{name!r} has no session. `handrail users list` shows the sessions.")
+            raise UsageError(
+                f"{name!r} has no session and is not the id of one. `handrail users list` shows the sessions."
+            )
         people.note("", "sessions revoked", of=name, ended=ended)
         typer.echo(f"{counted(ended, 'session')} ended.")
 

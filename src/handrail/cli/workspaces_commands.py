@@ -26,7 +26,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The workspace's name.
 
 @command("list", app=app)
 async def list_workspaces(journal: AnyJournal) -> Report:
-    """List the workspaces, with their files and the runs that have them."""
+    """List the workspaces, with the number and size of their files, and the runs that use them."""
     lines = await runs.list_workspaces(journal)
     text = [_shown(each) for each in lines]
     is_altered = any(each.altered for each in lines)

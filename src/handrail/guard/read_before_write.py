@@ -95,7 +95,10 @@ class ReadBeforeWritePolicy:
     def _judge(
         self, tool: Tool[Any, Any], params: Any, edits: list[Edit], source: Any, context: ToolContext
     ) -> None:
-        """Raise `FileError` if the call changed an existing file that was neither read, nor declared and checked before."""
+        """Raise `FileError` if the call changed an existing file that was not read.
+
+        Files that the call declared are skipped, because `check` has judged them.
+        """
         declared = _parsed(each.path for each in tool.paths(params) if each.access == "write")
         files = context.filesystem
         if isinstance(files, HasLinks):

@@ -83,7 +83,7 @@ class Leases(Protocol):
     """An SQL condition that is true for every run that may be free now. `:now` is the time."""
 
     def until(self, connection: Connection, now: float) -> float:
-        """Begin or renew this process's lease. Returns its end for the run's row; 0 if the row does not record that."""
+        """Begin or renew this process's lease. Returns the end to record in the run's row; 0 if the row records none."""
         ...
 
     def renew(self, connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:
@@ -109,7 +109,10 @@ class Leases(Protocol):
         ...
 
     def held(self, connection: Connection, now: float) -> Callable[[str, float], bool]:
-        """Return a function from an owner and the end of its lease to whether the owner is alive and holds it."""
+        """Return a function that checks whether an owner is alive and holds its lease.
+
+        Its arguments are the owner and the end of the lease.
+        """
         ...
 
 

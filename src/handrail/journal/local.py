@@ -246,7 +246,7 @@ class LocalQuestions:
             )
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
-        """Return the questions without an answer, oldest first. Limit them to one run or principal if these are given."""
+        """Return the questions without an answer, oldest first; if given, only those of this run or to this principal."""
         return tuple(
             each.question
             for each in self._all()

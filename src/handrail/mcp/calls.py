@@ -53,7 +53,7 @@ NO_PAGE = (
 )
 """Why a question that asks for a secret is not asked if the person can't be sent to a page."""
 _SETTLE = 0.01
-"""Seconds to wait for further questions of a call, so that the client gets them together."""
+"""Seconds to wait for further questions from a call, so that the client gets them together."""
 
 _PLACE = ".1"
 """The place of the call in its run."""
@@ -149,7 +149,7 @@ class Calls:
             await gate.close()
 
     def find(self, run_id: str, principal: str) -> LiveCall | None:
-        """Return a principal's call that this process executes, or whose result it has kept; None if there is none."""
+        """Return a principal's call that this process is executing, or whose result it has kept; None if there is none."""
         call = self._live.get(run_id) or self._left.get(run_id)
         return call if call is not None and call.principal == principal else None
 
@@ -183,7 +183,7 @@ class Calls:
         return ToolResult.error(decode_outcome(row).error or f"The call was {row.status}.")
 
     async def answer(self, run_id: str, principal: str, responses: Mapping[str, Any]) -> None:
-        """Record the answers to the open questions of a call that this process does not execute.
+        """Record the answers to the open questions of a call that this process is not executing.
 
         Refused answers, and answers to questions that approvers decide, are ignored. Raises `CallUnknown` if there is no such call.
         """
@@ -241,7 +241,7 @@ class Calls:
         return self.journal
 
     def running(self) -> int:
-        """Return the number of calls that this process executes."""
+        """Return the number of calls that this process is executing."""
         return len(self._live)
 
     def ended(self, call: LiveCall) -> None:
@@ -264,7 +264,7 @@ class Calls:
 
 
 class LiveCall:
-    """A call that this process executes, across all requests of the client that belong to it."""
+    """A call that this process is executing, across all of the client's requests that belong to it."""
 
     def __init__(
         self, calls: Calls, run_id: str, name: str, principal: str, *, asks: bool, opens: bool = False
@@ -281,7 +281,7 @@ class LiveCall:
         """Why the last answer to a question was refused, by the question's id."""
         self.parking: Parking | None = None
         self.rests = False
-        """Whether the call waits for answers. A recorded call counts as waiting only if everything in it waits."""
+        """Whether the call is waiting for answers. A recorded call counts as waiting only if everything in it is waiting."""
         self.is_parked = False
         self.is_left = False
         """Whether the client got the call's questions, and must call again for the result."""
@@ -339,7 +339,7 @@ class LiveCall:
         await self._started.wait()
 
     async def wait(self) -> bool:
-        """Wait until the call ends, is parked or waits for answers. Returns False only if it waits for answers."""
+        """Wait until the call ends, is parked or is waiting for answers. Returns False only if it is waiting for answers."""
         while not self.task.done():
             if self.rests:
                 await asyncio.sleep(_SETTLE)
@@ -433,7 +433,7 @@ class LiveCall:
             self.questions.pop(question.id, None)
 
     def rest(self) -> None:
-        """Note that the call waits for answers. A recorded call is parked after `park_after` seconds if it can be parked then."""
+        """Note that the call is waiting for answers. A recorded call is parked after `park_after` seconds if it can be parked then."""
         self.rests = True
         self._stay()
         if self.parking is not None:
@@ -471,7 +471,7 @@ class LiveCall:
 async def _report(report: Report, done: float, total: float | None, message: str) -> None:
     try:
         await report(done, total, message)
-    except Exception:  # the client may have gone, which must not fail the call
+    except Exception:  # the client may be gone, which must not make the call fail
         log.debug("progress could not be sent", exc_info=True)
 
 

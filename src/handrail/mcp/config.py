@@ -121,7 +121,7 @@ def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str
 
 
 def _login(headers: Mapping[str, str]) -> Login | None:
-    """Return how to log in to a server; None if its headers have an `Authorization`."""
+    """Return how to log in to a server; None if its headers include `Authorization`."""
     return None if any(name.lower() == "authorization" for name in headers) else Login()
 
 

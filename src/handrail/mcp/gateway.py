@@ -1,8 +1,8 @@
 """The gateway: the tools of other MCP servers behind Handrail's gate, for any MCP client.
 
 Each call of a client is a separate run, under the policies in a file. A call that needs approval waits for the
-approvers, who decide in the inbox of `handrail serve` on the same journal. The client that makes the call does not
-decide on it, unless it is trusted.
+approvers, who decide in the inbox of a `handrail serve` that uses the same journal. The client that makes the call does
+not decide on it, unless it is trusted.
 """
 
 from __future__ import annotations

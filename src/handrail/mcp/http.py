@@ -1,6 +1,6 @@
 """`HttpServer`: an MCP server over streamable HTTP, as an ASGI app.
 
-It has the guard of `handrail serve`, which checks hosts and origins, authenticates requests and enforces limits. Each request
+It uses the guard of `handrail serve`, which checks hosts and origins, authenticates requests and enforces limits. Each request
 belongs to the principal who sent it, and so does each call.
 """
 
@@ -112,7 +112,7 @@ class HttpServer:
         await self._guard(scope, receive, send)
 
     def running(self) -> int:
-        """Return the number of calls that this process executes."""
+        """Return the number of calls that this process is executing."""
         return self.served.calls.running()
 
     async def start(self) -> None:

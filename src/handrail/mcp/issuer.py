@@ -44,7 +44,7 @@ class Issuer:
     """Verifies access tokens that are JWTs (RFC 9068), and publishes the metadata of the resource server (RFC 9728).
 
     A token must be signed by the issuer, be for this server's `audience`, not have expired, and have all `scopes`. Its subject
-    is the principal. `resource` is the address of the MCP endpoint as clients see it. It is also the default of `audience`.
+    is the principal. `resource` is the address of the MCP endpoint as clients see it. It is also the default for `audience`.
     Raises `DefinitionError` if the issuer's address is neither https nor http on loopback, or if a scope is malformed, and
     pydantic's `ValidationError` if `resource` is not an http or https address.
     """
@@ -77,7 +77,7 @@ class Issuer:
         self._reading = asyncio.Lock()
 
     def routes(self) -> Sequence[BaseRoute]:
-        """Return the route of the metadata, from which clients learn where to get a token."""
+        """Return the route that serves the metadata, from which clients learn where to get a token."""
         issuers = [AnyHttpUrl(self.address)]
         return create_protected_resource_routes(self._resource, issuers, list(self.scopes) or None)
 

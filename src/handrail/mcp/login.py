@@ -1,4 +1,4 @@
-"""Login to an MCP server by OAuth, through the SDK.
+"""Login to an MCP server with OAuth, through the SDK.
 
 The person is asked to open an address. The tokens are kept in a private file.
 """
@@ -43,7 +43,7 @@ class LoginNeeded(HandrailError, ConnectionError):
 
 @dataclasses.dataclass(frozen=True)
 class Login:
-    """How to log in to a server by OAuth.
+    """How to log in to a server with OAuth.
 
     The tokens are kept in a file that only its owner can read, in `folder` or, if that is None, in the folder `mcp` of
     Handrail's state folder. After the login the browser is sent to `redirect`. If that is a loopback address, this program

@@ -209,7 +209,7 @@ class Tasks:
 
 
 def has_tasks(request: Any) -> bool:
-    """Return whether the client supports tasks: it uses protocol version 2026-07-28, and declared the extension for this request."""
+    """Return whether the client supports tasks: it uses protocol version 2026-07-28, and declares the extension for this request."""
     capabilities = request.session.client_capabilities
     declared = None if capabilities is None else capabilities.extensions
     return request.protocol_version in MODERN_PROTOCOL_VERSIONS and bool(declared) and EXTENSION in declared

@@ -1,4 +1,4 @@
-"""The tokens of a login by OAuth, in a file that several processes may share.
+"""The tokens of an OAuth login, in a file that several processes may share.
 
 The SDK stores neither when a token expires nor which server issued it, and reads stored tokens only once. Without this module,
 the person would have to log in again when a stored token has expired, or when another process has refreshed it.
@@ -165,7 +165,7 @@ class SharedLogin(OAuthClientProvider):
                 await flow.aclose()
 
     async def _must_refresh(self) -> bool:
-        """Take over the tokens from the file if they have changed. Returns whether they have expired and can be refreshed."""
+        """Switch to the tokens in the file if they have changed. Returns whether they have expired and can be refreshed."""
         context = self.context
         context.client_info = context.client_info or await self._file.get_client_info()
         stored = self._file.stored()

@@ -23,7 +23,7 @@ from handrail.tools import Effect, Tool, ToolResult
 
 MAX_NAME = 64
 MAX_TOOLS = 1_000
-"""Maximum number of tools of one server."""
+"""Maximum number of tools that one server may have."""
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 

@@ -202,7 +202,7 @@ class _Checked:
 
 
 def words_of(error: BaseException) -> str:
-    """Describe an error of the connection in a few words."""
+    """Describe a connection error in a few words."""
     match error:
         case httpx2.ConnectError():
             return f"can't connect: {in_short(error)}"

@@ -387,7 +387,7 @@ class _Pieces:
         self._endpoint = endpoint
         self._wire = wire
         self._inputs: dict[int, list[str]] = {}
-        """The pieces so far of the inputs to the provider's own tools, by block."""
+        """The pieces that have arrived of the inputs to the provider's own tools, by block."""
         self._blocks: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, int] = {}
         self._given: dict[int, Any] = {}

@@ -130,7 +130,7 @@ class Chosen:
     def __init__(self, choose: Callable[[ModelRequest], Model | str]) -> None:
         if not callable(choose):
             raise DefinitionError(
-                f"by takes a function of the request, not {describe_kind(choose)}. "
+                f"`by` takes a function of the request, not {describe_kind(choose)}. "
                 "Write by(lambda request: 'openai:gpt-5')."
             )
         self._choose = choose

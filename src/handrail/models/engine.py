@@ -208,7 +208,7 @@ def find_weights() -> Path:
 def checked_weights(model: str) -> Path:
     """Return the path of the weights after verifying their digest.
 
-    Raises `DefinitionError` if a package is missing, and `ModelRequestRefused` if the weights can't be read or differ.
+    Raises `DefinitionError` if a package is missing, and `ModelRequestRefused` if the weights can't be read or are not the expected ones.
     """
     path = find_weights()
     try:

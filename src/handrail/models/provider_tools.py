@@ -81,7 +81,7 @@ _MODELS = {
     "Gemini's": GEMINI,
     "OpenAI's with OpenAIModel(..., api='responses')": RESPONSES,
 }
-"""The providers that have tools of their own, as errors name them."""
+"""The models whose providers have their own tools, as errors name these models, and the forms of their wires."""
 
 
 def written(model: str, request: ModelRequest, forms: Forms) -> bytes:

@@ -20,8 +20,8 @@ def settings_fields(
 
     In a request without tools, the settings about calls are left out.
 
-    Raises `ModelRequestRefused` for a setting that the provider does not have, a value that the model does not have,
-    and a `tool_choice` of a tool that is not offered.
+    Raises `ModelRequestRefused` for a setting that the provider does not have, a value that the model does not accept,
+    and a `tool_choice` that names a tool that is not offered.
     """
     settings, fields = request.settings, dict[str, Any]()
     if settings is DEFAULT_SETTINGS:

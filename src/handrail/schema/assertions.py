@@ -45,7 +45,7 @@ _ANYTHING: Mapping[str, Any] = {}
 
 
 def find_mistakes(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
-    """Return the first mistakes in a value, up to a limit. With `secret`, no part of the value is repeated.
+    """Return the first mistakes in a value, up to a limit. With `secret`, no value is quoted, only keys.
 
     The schema must have passed `check_schema`. If checking takes too many steps or levels, the only mistake says so.
     """

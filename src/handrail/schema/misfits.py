@@ -71,7 +71,7 @@ def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -
     """Return the definite mistakes in a value: wrong types, missing and unknown fields, invalid choices.
 
     Other mistakes are left to the process that has the Python type or runs the tool. At most `_MAX_FOUND` mistakes are returned.
-    With `secret`, no part of the value is repeated. If checking takes too many steps or levels, the only mistake says so.
+    With `secret`, no value is quoted, only keys. If checking takes too many steps or levels, the only mistake says so.
     """
     return found_by(Comparison(schema), value, secret=secret)
 

@@ -15,7 +15,7 @@ import pydantic_core
 from handrail.errors import ToolValidationError
 
 LONG = 10_000
-"""Arguments of up to this many characters are not checked, because they can't contain enough values to matter."""
+"""Arguments of up to this many characters need no check, because they can't contain enough values to matter."""
 MOST_VALUES = 20_000
 """Maximum number of values in the arguments of one call, including those inside lists and objects."""
 MOST_BIG_INTEGERS = 1_000

@@ -61,9 +61,9 @@ class Emissions:
             await self._record(call_id, is_over=True)
 
     async def _record(self, call_id: str, *, is_over: bool = False) -> None:
-        """Record the events of a call. If this process no longer owns the run, does so only with `is_over`.
+        """Record the events of a call. A failure is logged.
 
-        A failure is logged.
+        If this process no longer owns the run, nothing is recorded without `is_over`.
         """
         shown = self._calls[call_id]
         entry = Entry("emitted", call_id, self._clock.now().timestamp(), msgspec.msgpack.encode(shown))

@@ -4,9 +4,9 @@ Arguments of calls and structured answers are constrained by their JSON Schema. 
 
 - A tool that `tool_choice` names is always called.
 - With `required`, the only tool is called, and a request with several tools is refused.
-- With `auto`, which is the default, the only tool is called once for each message of the user. With several tools, the
-  answer is text.
-- With `none`, the answer is text.
+- With `auto`, which is the default, the only tool is called once for each message of the user. With several tools, none
+  is called.
+- With `none`, no tool is called.
 """
 
 from __future__ import annotations

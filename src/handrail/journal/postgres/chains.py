@@ -54,7 +54,7 @@ class FencedRecord(NewRecord, gc=False):
     owners: tuple[str, ...] = ()
     """The owners that its run may have at the head of its chain: this process, and "" if the run need not be recorded."""
     sent: tuple[_Head, bytes, tuple[Any, ...]] | None = None
-    """The chain's head with the record, the record's MAC, and the values of the statement, as they were sent; None until then."""
+    """The chain's head after the record, the record's MAC, and the statement's values, as they were sent; None until then."""
 
 
 class PostgresChains(Chains):

@@ -5,7 +5,7 @@ call is therefore attached to the nearest enclosing call that a model made.
 
 `FrontendTool` is a tool that a client provides. A run's model calls it, and the client executes it. Such a call
 is a question to the client: it is recorded in the journal, can wait for days, survives a restart, and is
-answered once, by a tool message in one of the client's next inputs.
+answered once, by a tool message in a later input of the client.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class MessageWriter:
         """Return the events that send the rest of a complete answer, and end everything that the answer started.
 
         If the complete text, or a call's complete arguments, do not begin with what was sent, the rest is not sent.
-        Reasoning is sent only if none was.
+        Reasoning is sent only if none has been sent yet.
         """
         events = self.thought(run, message.thought) if not run.thoughts else []
         events += self._end_thought(run)
