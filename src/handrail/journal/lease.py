@@ -83,7 +83,7 @@ class Leases(Protocol):
     """An SQL condition that is true for every run that may be free now. `:now` is the time."""
 
     def until(self, connection: Connection, now: float) -> float:
-        """Begin or renew this process's lease. Returns its end for the run's row; 0 if the row does not record that."""
+        """Begin or renew this process's lease. Returns the end to record in the run's row; 0 if the row records none."""
         ...
 
     def renew(self, connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:

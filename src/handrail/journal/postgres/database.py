@@ -305,7 +305,7 @@ class PostgresDatabase(Database):
             time.sleep(0.02)
 
     def _reconnect(self, connection: PostgresConnection, lost: psycopg.Error) -> None:
-        """Replace a lost connection. Tries once, and again as long as this process's lease lasts, and then raises `lost`."""
+        """Replace a lost connection. Tries at least once, and as long as this process's lease lasts, then raises `lost`."""
         until = SYSTEM_CLOCK.monotonic() + min(self._own_leases.left(), self._lease)
         pause = 0.02
         while True:

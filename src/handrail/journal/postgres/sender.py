@@ -93,7 +93,7 @@ class Sender:
     # --- in the loop, with the lock held ---
 
     def begin(self, addition: Addition) -> bool:
-        """Begin to add a record after those that were begun before. Returns False if only the thread can add it."""
+        """Begin to add a record, after those that are still being added. Returns False if only the thread can add it."""
         if not self._is_idle() or os.getpid() != self._process:
             return False
         if self._queue:
@@ -154,7 +154,7 @@ class Sender:
     # --- in the loop ---
 
     def _read(self, reader: _Reader) -> None:
-        """Read what has arrived. If that is an answer, deliver it and send the next record."""
+        """Read what has arrived. If the answer is complete, deliver it and send the next record."""
         with self._lock:
             if (
                 reader is not self._reader or not self._queue
