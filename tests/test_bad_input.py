@@ -556,7 +556,7 @@ GATES: dict[str, Row] = {
         lambda: any_gate([plain]),
         DefinitionError,
         "plain is not a tool",
-        "Decorate the function with `@tool`",
+        "Pass a function decorated with `@tool`",
     ),
     "two tools of one name": (
         lambda: open_gate([tool(plain), tool(plain)]),
@@ -862,7 +862,7 @@ TOLD: dict[str, Told] = {
         ("do", {}),
         "error",
         "context.call_worker",
-        "call the tool in a worker",
+        "use the tool in a worker",
     ),
 }
 
