@@ -357,7 +357,7 @@ class MockApprovals:
 
 
 class _Rules:
-    """Finds the prepared answer to a question, and validates it like a real one."""
+    """Finds the prepared answer to a question or a prompt, and validates it like a real one."""
 
     def __init__(self, call: MockCall, answers: Answers) -> None:
         self._call = call

@@ -100,8 +100,9 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
 
 _NUMBERS = frozenset([int, float, bool])
 
-# The gate renders a result before the call is committed, and keeps what it rendered in the result's `__dict__`. So a
-# value that can be rendered only once, or changes later, is shown and recorded as it was.
+# The gate renders a result before the call is committed, and keeps the rendering in the result's `__dict__`. So a value
+# that can be rendered only once, or changes later, is shown and recorded as it was. For an inner call, and for a value
+# that is a string, a number, a boolean or None, the rendering is kept only if the gate had to correct it.
 
 
 def keep_rendering(result: ToolResult[Any], text: str, json: str | None) -> None:
