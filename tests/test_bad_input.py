@@ -207,7 +207,7 @@ SESSIONS: dict[str, Row] = {
     "reducer that raises": (
         reducer_that_raises,
         ReducerError,
-        "'raises' raised ZeroDivisionError",
+        "'raises' failed on the event Broken with ZeroDivisionError",
         "not applied",
     ),
     "stale commit": (commit_over_another, Conflict, "Plan", "Look at the new state and try again"),
@@ -556,7 +556,7 @@ GATES: dict[str, Row] = {
         lambda: any_gate([plain]),
         DefinitionError,
         "plain is not a tool",
-        "Decorate the function with `@tool`",
+        "Pass a function decorated with `@tool`",
     ),
     "two tools of one name": (
         lambda: open_gate([tool(plain), tool(plain)]),
@@ -862,7 +862,7 @@ TOLD: dict[str, Told] = {
         ("do", {}),
         "error",
         "context.call_worker",
-        "call the tool in a worker",
+        "use the tool in a worker",
     ),
 }
 

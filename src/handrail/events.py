@@ -137,7 +137,7 @@ class ApprovalRemembered(Fact, frozen=True):
     asked_by: tuple[str, ...]
     """The path of calls that led to the request."""
     key: str
-    """The key of the requests that the decision covers. It is valid only for this session and its principal."""
+    """The key of the requests that the decision covers. It was computed for the session in which the decision was made, and its principal."""
     run_context: RunContext
 
 
@@ -172,7 +172,7 @@ class QuestionAnswered(Fact, frozen=True):
 
 
 class HandoffParked(Fact, frozen=True):
-    """A handoff now waits for its answer. This event does not contain the private data."""
+    """A handoff now waits for its answer. The event does not contain the handoff's private data."""
 
     call_id: str
     tool: str

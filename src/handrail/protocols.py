@@ -151,7 +151,7 @@ class DurableFork(Fork, Protocol):
     def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
         """Store everything that `apply` needs, after `prepare`. Returns the manifest, or None if there is nothing to apply.
 
-        The manifest is recorded in the key's journal, as one of the unit's `files`. With `synced`, everything that is
+        The manifest is recorded in the key's journal, among the `files` of the call's `CommitUnit`. With `synced`, everything that is
         stored survives a power cut.
         """
         ...

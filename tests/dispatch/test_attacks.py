@@ -662,7 +662,7 @@ def test_unwrap_gives_the_value_or_says_why_not() -> None:
         ("deadline", 5, "Deadline.after"),
         ("budget", 5, "Budget(tool_calls=100)"),
         ("policies", CapabilityPolicy(), "a list of policies"),
-        ("environment", Person, "Person()"),
+        ("environment", Person, "an instance of Environment"),
         ("policies", [object()], "`check` and `on_result`"),
     ],
 )

@@ -235,7 +235,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         return self.inner
 
     def next_verb(self, verb: str) -> int:
-        """Return the number of the verb that is about to begin.
+        """Count the verb that is about to begin, and return its number.
 
         Raises `Diverged` if the record has a different verb at that place.
         """
@@ -260,7 +260,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         if result is UNFINISHED or tool.delegates or self.kind.is_auxiliary:
             return None
         value: Any = None
-        if isinstance(result, ToolResult):  # otherwise the handler ran too, but returned a wrong value
+        if isinstance(result, ToolResult):  # if it is anything else, the handler has still run
             if not result.success:
                 return None
             value = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
@@ -463,7 +463,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         if workers is None:
             raise NotSupported(
                 "call_worker",
-                "Give the run its workers with `Adapter(model, workers=WorkerRegistry(folder))`, or call the tool in a worker.",
+                "Give the run its workers with `Adapter(model, workers=WorkerRegistry(folder))`, or use the tool in a worker.",
             )
         arguments = workers.arguments(input, attachments)
         inner = new_call(self.gate, name, arguments, parent=self)

@@ -123,7 +123,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         force_setattr(self, "tool", tool)
 
     def restore(self, tool: Tool[Any, Any]) -> None:
-        """Set the tool of a call that is over, whose result is replayed from the record."""
+        """Set the tool of a call that may be replayed from the record. Unlike `resolve`, this never refuses the call."""
         force_setattr(self, "tool", tool)
 
     def settle(self, arguments: Any) -> None:

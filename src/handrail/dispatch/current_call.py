@@ -51,13 +51,13 @@ def call_around() -> Attempt | None:
 
 
 def refuse_inside_call(verb: str) -> None:
-    """Raise `DefinitionError` if a handler starts a run by hand with a verb that can't be part of its call."""
+    """Raise `DefinitionError` inside a handler, because the run that this verb starts or resumes can't be part of a call."""
     attempt = call_around()
     if attempt is not None:
         raise DefinitionError(
-            f"{verb} was called inside the call {attempt.name}, but it starts a run of its own, to which neither the "
-            "limits nor the denials of that call would apply. Use `await context.adapter.evaluate(...)`, or start the "
-            "run outside of the call."
+            f"{verb} was called inside the call {attempt.name}, but neither the limits nor the denials of that call would "
+            f"apply to its run. Call {verb} outside of the call, or start a run inside it with "
+            "`await context.adapter.evaluate(...)`."
         )
 
 

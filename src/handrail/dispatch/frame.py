@@ -444,9 +444,7 @@ def check_tool(given: object) -> None:
     """Raise `DefinitionError` if the argument is not a tool, for example a plain function."""
     if not isinstance(given, Tool):
         name = getattr(given, "__name__", repr(given))
-        raise DefinitionError(
-            f"{name} is not a tool. Decorate the function with `@tool`, or wrap it in a `Tool`."
-        )
+        raise DefinitionError(f"{name} is not a tool. Pass a function decorated with `@tool`, or a `Tool`.")
 
 
 def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:

@@ -58,7 +58,7 @@ class PolicySession(CallSession):
             raise EventRefused(
                 event,
                 "a policy's `check` may only append to a log",
-                "Keep the policy's counts in a slice of kind 'log'.",
+                "Keep what the policy remembers in a slice of kind 'log'.",
             )
         session.dispatch(event)
 

@@ -58,7 +58,7 @@ def next_leg(run: RunRow) -> str:
 
 
 def queue_name(queue: str) -> str:
-    """Return a name for a queue that is short enough for every engine."""
+    """Return a queue's name in a form that is short enough for every engine."""
     return f"handrail-{hashlib.sha256(queue.encode()).hexdigest()[:16]}"
 
 

@@ -166,7 +166,9 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
     answer = APPROVAL_ANSWER.parse_value(value)
     offered = request.scopes
     if request.recall is None and answer.remember != "once":
-        raise ToolValidationError("this request can't be remembered. Answer with remember='once'.")
+        raise ToolValidationError(
+            "an answer to this request can't be remembered. Answer with remember='once'."
+        )
     if answer.remember != "scope":
         if answer.scope is not None:
             raise ToolValidationError(

@@ -249,7 +249,7 @@ def approvals_of(session: Session) -> ApprovalMemory:
 
 
 def remembered_in(session: Session) -> tuple[ApprovalRemembered, ...]:
-    """Return the decisions in force in this session: its own, and denials of the session that it was forked from."""
+    """Return the decisions in force in this session: its own, and denials from sessions that it was forked from."""
     kept = session[ApprovalRemembered].all()
     if not kept:
         return ()

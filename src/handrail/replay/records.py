@@ -69,7 +69,9 @@ def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
     try:
         shown, json = rendering_of(result) if text is None else (text, json_of(result))
     except ToolValidationError as error:
-        raise WrongResult(f"its return value {error}, and this run has a journal") from None
+        raise WrongResult(
+            f"its return value {error}, and this run has a journal: return plain data"
+        ) from None
     message, excluded = clean_text(result.message), bool(result.exclude_value_from_context)
     return _encode(
         _Written(message, msgspec.Raw(json), bool(result.success), excluded, shown, result.attachments)

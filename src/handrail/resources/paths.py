@@ -207,7 +207,9 @@ def _check_names(path: str, names: list[str]) -> None:
     if sizes and max(sizes) > MAX_NAME:
         raise PathRefused(_cut(path), f"a name in it is longer than {MAX_NAME} bytes. Use a shorter one")
     if sum(sizes) + len(sizes) - 1 > MAX_PATH:
-        raise PathRefused(_cut(path), f"it is longer than {MAX_PATH} bytes. Use fewer or shorter folders")
+        raise PathRefused(
+            _cut(path), f"it is longer than {MAX_PATH} bytes. Use fewer folders or shorter names"
+        )
 
 
 def _cut(path: str) -> str:

@@ -54,7 +54,7 @@ _SHARE_IT = "Create it with `sqlite3.connect(..., check_same_thread=False)`."
 
 
 def _is_sqlite_connection(thing: Any) -> bool:
-    sqlite3 = sys.modules.get("sqlite3")  # without the module, there are no connections
+    sqlite3 = sys.modules.get("sqlite3")  # if the module was never imported, there are no connections
     return sqlite3 is not None and isinstance(thing, sqlite3.Connection)
 
 

@@ -191,5 +191,5 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
             await journal.runs.stop(run_id)
         row = await journal.runs.get(run_id)
         if row.status in OVER or row.held:
-            break  # otherwise its process has left it before it could see the request
+            break  # otherwise, its process released the run before it saw the request
     return row

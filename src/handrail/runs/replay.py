@@ -316,7 +316,10 @@ class _Walk:
         return self._differs(step, "tools", unit, unit.tool, f"there is no tool {unit.tool!r}")
 
     def _open(self, step: int, unit: CommitUnit) -> Divergence | None:
-        """Open the sections that the recorded model opened, so that their tools can be called. Returns the difference, if any."""
+        """Open the sections that the model opened in the recorded run, so that their tools can be called.
+
+        Returns the difference, or None if there is none.
+        """
         self._tally.taken += 1
         if unit.status != "ok":
             return None

@@ -203,7 +203,7 @@ def _refuse_files(unit: CommitUnit, row: RunRow, filesystem: UndoesFiles | None)
         )
     changed = unit.diff or any(place.startswith("file ") for place in unit.writes)
     if changed and not unit.files and not unit.workspaces:
-        origin = row.record.forked_from
+        origin = row.record.forked_from.rpartition("#")[0]
         problem = f"its files belong to the run {origin!r}, so undo it there"
         raise UndoRefused(unit.call_id, (), problem if origin else "it changed files that are not recorded")
 

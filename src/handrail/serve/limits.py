@@ -24,7 +24,7 @@ class Limits:
     """
 
     body_bytes: int = 2**20
-    """Maximum size of a request body, without the attachments of a message."""
+    """Maximum size of a request body. For a message, room for the largest attachments, in base64, is added."""
     attachment_bytes: int = 8 * 2**20
     """Maximum total size of one message's attachments."""
     attachments: int = 50

@@ -370,7 +370,10 @@ def _check_file(database: sqlite3.Connection, path: Path) -> None:
     if application != _APPLICATION or not version:
         raise _refusal(path, "it is a database, but not a users file")
     if version != VERSION:
-        raise _refusal(path, f"its format has version {version}, but this version of Handrail uses {VERSION}")
+        raise _refusal(
+            path,
+            f"its format has version {version}, but this version of Handrail uses {VERSION}: use the version that wrote it",
+        )
     if problem := describe_difference(found, expected_schema(_TABLES)):
         raise _refusal(path, problem)
 

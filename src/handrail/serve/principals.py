@@ -143,7 +143,7 @@ class Principals:
             raise RequestRefused(
                 403,
                 "UserUnknown",
-                f"{name} is not a user of this server. Ask its operator to run: handrail users add {name}.",
+                f"{name} is not a user of this server. Ask its operator to run `handrail users add {name}`.",
             )
         return self.new_link(name, HANDOVER_SECONDS, browser)
 

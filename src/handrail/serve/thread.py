@@ -180,7 +180,7 @@ class Thread(ThreadRecord):
             return await self._go_on(taken, leg)
 
     async def cancel(self) -> None:
-        """Cancel the active or waiting run. Does nothing if there is none."""
+        """Cancel the active or waiting run, if there is one. If another process executes it, that process stops it soon."""
         async with self._lock:
             live = await self._settled()
             if live is not None:

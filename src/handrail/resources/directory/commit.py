@@ -210,7 +210,7 @@ class Commit:
         try:
             folders.sync(self._disk)
         except BaseException as error:
-            self.is_stuck = True  # until the steps are reverted, which needs the lock again
+            self.is_stuck = True  # until the steps are reverted: getting the lock again may fail
             with self._lock.held(self.folder):
                 stuck = self._take_back(folders)
             self.is_stuck = False

@@ -319,7 +319,7 @@ class DirectoryFork(Linked, FileFork):
             top = stack.top
             if top is None:
                 raise ContextError(f"the fork of {self._owner!r} has no layers. Call layers() first")
-            self._ground.jail.check_in_place()  # the command opened the folder by its path
+            self._ground.jail.check_in_place()  # the command opened the folder by its path, where a different folder may be now
             entries = list(top.changed())
             for entry in entries:
                 if entry.kind == "other" and not is_pipe_or_socket(entry.status):

@@ -5,8 +5,8 @@ is no gap between check and use. `Linked` resolves the links that stay inside, o
 
 This module uses two Linux system calls that Python does not offer, `openat2` and `renameat2`. Without `openat2`, a path
 is opened one name at a time with `O_NOFOLLOW`, which is slower but has the same result. Where `renameat2` is not
-supported, `move_into` uses a hard link for a file, and a check and a rename for a folder. `exchange` then raises
-`NotImplementedError`.
+supported, `move_into` uses a hard link for a file, and a check and a rename for what can't be linked, such as a folder.
+`exchange` then raises `NotImplementedError`.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _rename(source: int, name: str, target: int, new_name: str, how: int) -> Non
 
 
 def _move_by_link(source: int, name: str, target: int, new_name: str) -> None:
-    """Emulate `move_into` with a hard link. A folder is renamed after a check.
+    """Emulate `move_into` with a hard link. What can't be linked, such as a folder, is renamed after a check.
 
     Raises `FileExistsError` if the target exists.
     """

@@ -1,6 +1,6 @@
 """`LayerStack`: a fork's changes as overlay layers, which are mounted for its commands.
 
-Handrail writes only to the topmost layer, and only while nothing is mounted on it. Once another fork uses a layer, or
+Handrail writes only to the topmost layer, and only while no mount uses it. Once another fork uses a layer, or
 another layer is above it, it never changes again. So a nested fork uses its parent's layers unchanged, and adds its
 own layers to them when it commits.
 
@@ -286,7 +286,7 @@ class LayerStack:
         self._flushed[path] = node.version
 
     def forget(self) -> None:
-        """Remove all layers from disk."""
+        """Remove all layers and work folders of this stack from disk."""
         for folder in self._folders:
             self._area.disk.forget(folder)
         self._folders.clear()

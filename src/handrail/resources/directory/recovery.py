@@ -76,7 +76,9 @@ async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recove
     unapplied: list[Unapplied] = []
     for unit in units:
         if await _is_given_up(journal, unit.run_id, unit.call_id):
-            await journal.calls.applied(unit)  # the process ended between the two steps of giving up a commit
+            await journal.calls.applied(
+                unit
+            )  # `discard` was interrupted before its second step, which is this one
             continue
         manifests = [msgspec.convert(each, Manifest) for each in unit.files]
         states = await run_in_thread(lambda manifests=manifests: recovery.finish(manifests))

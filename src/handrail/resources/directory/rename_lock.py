@@ -1,4 +1,4 @@
-"""`RenameLock`: makes the renames of a commit exclusive among all processes that change the same folder.
+"""`RenameLock`: makes the renames of a commit exclusive among all Handrail processes that use the same folder.
 
 The lock is a `flock` on the folder itself, so it needs no file, and the kernel releases it if its holder dies. It is
 held for the renames only. People and other programs don't take it, so a commit still checks what it displaces.

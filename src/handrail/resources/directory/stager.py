@@ -212,7 +212,7 @@ class _Stager:
         """Yield the path at which to create the content of the slot `at`, and then move it to the slot.
 
         If new files in the target folder inherit facts from it, such as its group, the path is in a temporary folder from
-        which they inherit the same. Otherwise, it is the slot itself. With `facts` that set a group, nothing is inherited.
+        which they inherit the same facts. Otherwise, it is the slot itself. With `facts` that set a group, nothing is inherited.
         """
         born = None if facts is not None and facts.gid >= 0 else self._inherited(split(path)[0])
         if born is None:
@@ -232,7 +232,7 @@ class _Stager:
         return self._born[folder]
 
     def _bring(self, data: OnDisk, slot: Path) -> None:
-        """Stage a file: move it if a command wrote it, and link or copy it otherwise. A new pipe or socket is created.
+        """Stage a file: move it if a command wrote it, and link or copy it otherwise. For a new pipe or socket, create one.
 
         Raises `Conflict` if a file that was moved or linked has changed since it was looked up.
         """

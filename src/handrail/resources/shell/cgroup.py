@@ -41,7 +41,7 @@ class Cgroup:
             self._folders[controller] = folder
 
     def close(self) -> bool:
-        """Remove the cgroups, in which no process may be left. Returns whether the kernel killed one for lack of memory."""
+        """Remove the cgroups, which must be empty. Returns whether the kernel killed a process in them for lack of memory."""
         killed = False
         for controller, folder in self._folders.items():
             file = {"": "memory.events", "memory": "memory.oom_control"}.get(controller)

@@ -172,7 +172,7 @@ class Execution:
             backend, notes = _choose_backend(self.settings, support)
             if backend == "overlay" and self.settings.backend == "auto" and self._is_staged_inside():
                 backend, notes = "copy", (_STAGED_INSIDE,)
-            # An overlay needs an empty work folder for each mount.
+            # Each command gets new folders, because an overlay needs an empty work folder for each mount.
             shelter = Path(tempfile.mkdtemp(prefix="run-", dir=self.layers.work)).resolve()
             try:
                 for name in ("work", "home", "tmp", "mask"):

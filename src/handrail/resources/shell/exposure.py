@@ -1,4 +1,4 @@
-"""The host's files that a shell exposes to its commands, and those that it must expose for a missing program."""
+"""The host's paths that a shell exposes to its commands, and those to expose so that commands find a missing program."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Keeper:
                 self.cgroups[process].close()
 
     def begin(self) -> bool:
-        # `socket.recv_fds` is not used, because it drops its flags, so that the command would inherit the descriptors.
+        # `socket.recv_fds` is not used, because it ignores its `flags`, so that the command would inherit the descriptors.
         room = socket.CMSG_LEN(struct.calcsize("3i"))
         data, extra, _, _ = self.requests.recvmsg(64, room, socket.MSG_CMSG_CLOEXEC)
         if not data:

@@ -35,12 +35,12 @@ class Limits(NamedTuple):
 
     @property
     def most_processes(self) -> int:
-        """The kernel's limit on processes, set a little higher so that Handrail ends the command first and reports why."""
+        """The kernel's limit on processes. It is above `processes`, so that Handrail ends the command first and reports why."""
         return self.processes + 32
 
     @property
     def most_memory(self) -> int:
-        """The kernel's limit on memory, set higher so that Handrail ends the whole command before the kernel kills a single process."""
+        """The kernel's limit on memory. It is above `memory`, so that Handrail ends the whole command before the kernel kills one process."""
         return self.memory * 5 // 4
 
     @property

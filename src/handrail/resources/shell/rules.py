@@ -144,7 +144,9 @@ class Allow:
     def _check(self) -> None:
         words = self._words()
         if not self._pattern:
-            raise RuleError(repr(self), "it names no program", "Write Allow(...) to allow every command.")
+            raise RuleError(
+                repr(self), "it names no program", "Name one, or write Allow(...) to allow every command."
+            )
         if len(words) != len(self._pattern) - self._open:
             raise RuleError(
                 repr(self),

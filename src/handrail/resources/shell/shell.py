@@ -33,7 +33,7 @@ OUTPUT_LIMIT = 64 * 1024
 
 @checked_arguments
 class Shell:
-    """Runs the commands that its rules allow on a folder, in a sandbox in which they can't change the real files.
+    """Runs commands on a folder, in a sandbox in which they can't change the real files. Rules say which commands are allowed.
 
     A command's writes to the folder go to the upper layer of `layers`, in overlay format. In the sandbox, the command sees
     the folder at its real path, so absolute paths work. It also sees the system's programs, libraries and settings, the interpreter
@@ -165,9 +165,9 @@ class Shell:
 
     @property
     def reach(self) -> str:
-        """A sentence that says what commands can reach besides their folder and the system; "" if there is nothing else.
+        """A sentence that says why a command waits for approval: what it can reach besides its folder and the system.
 
-        What a command does there can't be undone, so the command needs approval before it runs.
+        It is "" if commands can reach nothing else. Effects outside the folder can't be undone, so such a command needs approval.
         """
         settings, found = self._settings, list[str]()
         if settings.network:

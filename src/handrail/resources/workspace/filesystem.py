@@ -91,7 +91,7 @@ class WorkspaceFilesystem(DirectoryFilesystem):
     @contextlib.contextmanager
     def _alone(self) -> Generator[DirectoryFork]:
         raise FileError(
-            ".", "only the calls of a run change a workspace. Write through the call's filesystem"
+            ".", "only the calls of a run can change a workspace. Write through the call's filesystem"
         )
         yield  # pyright: ignore[reportUnreachable]  # makes this a generator
 

@@ -31,7 +31,7 @@ _FETCHED = 8 * 1024 * 1024
 
 @checked_arguments
 class Workspace:
-    """A folder that Handrail owns, and that moves with its run. Pass it where a filesystem is passed to a run.
+    """A folder that Handrail owns, and that moves with its run. Pass it to a run as its `filesystem`.
 
     Its files are recorded in the run's journal. A call's changes are part of the record of the call. Before the
     call is recorded, none of them is visible outside the call. Afterwards, all of them are visible, on whichever
