@@ -267,7 +267,7 @@ def _run_background(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            # A task raised this. asyncio stops the loop, and the code that waits for the task receives the error.
+            # A task raised this, which stopped the loop. The code that waits for the task gets the error, so run the loop again.
             continue
         return
 

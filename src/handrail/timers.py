@@ -174,7 +174,7 @@ class Timers:
         return self.loop.time() - self.lost.seconds
 
     def standstill(self, timer: Timer) -> float:
-        return 0.0  # a listener that blocks the loop blocks the timers as well
+        return 0.0  # it stands still only while a listener blocks the loop, and then nothing is checked
 
     def start(
         self,

@@ -74,7 +74,7 @@ class Watch:
         """Legs that were replaced by later ones. What their workers still broadcast is out of date."""
         self._expected = ""
         self._names: dict[str, str] = {}
-        """Maps the ids that workers gave to legs to the ids by which this process's readers know them."""
+        """Maps the id that a leg has at its worker to the id by which this process's readers know the leg."""
         self._joining: dict[int, asyncio.Future[Joined | None]] = {}
         self._heard_at = self._read_at = self._loop.time()
 

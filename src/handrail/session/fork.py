@@ -145,7 +145,10 @@ class SessionFork(msgspec.Struct, eq=False):
         return sorted({f"slice {target.slice.__qualname__}" for route in routes for target in route.state})
 
     def stale(self) -> tuple[str, ...]:
-        """Return the names of the slices that this fork or a fork of it has read, and that others have changed since."""
+        """Return the names of the slices that were read and that others have changed since this fork was made or last refreshed.
+
+        Reads in forks of this fork count too.
+        """
         now, base = self._parent.state, self._base
         if now is base:
             return ()

@@ -178,7 +178,7 @@ def check_serialisable(event: object) -> None:
         raise EventRefused(
             event,
             "it changes when it is saved as JSON, and this run has a journal",
-            "Use plain data for its fields.",
+            "Use plain data for its fields, and do not set `eq=False` on its class.",
         )
 
 

@@ -39,8 +39,8 @@ class Person(Environment):
 
     - `approve` decides approvals; by default everything is denied.
     - `answers` has the answer to each kind of `wait_for` question: a value, an exception to raise, or a function
-      of the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` become those outcomes; any other
-      exception means that the environment failed. A question without an answer is declined.
+      of the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` mean that the question is declined, cancelled
+      or timed out; any other exception means that the environment failed. A question without an answer is declined.
     - `after` delays each answer until an event is set, or by a number of seconds.
     - `wrong_first` is the answer to each question the first time it is asked.
     - `forge` names the part that is forged in every answer.

@@ -254,7 +254,7 @@ def _described(annotation: Any, description: str | None) -> Any:
 
 def _schema(name: str, parameter: str, annotation: Any, namespace: Mapping[str, Any]) -> Schema[Any]:
     with warnings.catch_warnings():
-        # An alias has no effect on an annotation that is parsed by itself, as here.
+        # pydantic warns that an alias has no effect on an annotation that is parsed by itself. That does not matter here.
         warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
         try:
             return Schema[Any](annotation, namespace)

@@ -155,8 +155,8 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
 
     The worker may have at most the creator's tools, workers and limits, and must have the same policies. A setting that
     is given must have the creator's value. A model that is given must be the creator's, or the one in the creation
-    defaults. The worker may not create workers, be locked, or commit each call. This is checked both for a new worker
-    and for one from a session's state.
+    defaults. The worker may not create workers, be locked, or commit its calls one by one. This is checked both for a
+    new worker and for one from a session's state.
     """
     own = {_called(entry): entry for entry in maker.front.tools}
     more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]
@@ -200,7 +200,7 @@ def _check_name(registry: WorkerFolder, maker: Worker, name: str) -> None:
         raise ToolValidationError(f"the name {name!r} is not allowed. {name_hint(name, 'helper')}")
     if name in registry.locked:
         raise ToolValidationError(
-            f"the worker {name} is locked, so its name can't be used. Use another name."
+            f"the worker {name} is locked or its file has problems, so its name can't be used. Use another name."
         )
     if name == maker.name or name in maker.tools or name in BUILT_IN:
         raise ToolValidationError(

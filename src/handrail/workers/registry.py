@@ -334,7 +334,7 @@ class WorkerRegistry:
         return None if found is None else self.from_text(maker, name, found.text)
 
     def from_text(self, maker: Worker, name: str, text: str) -> Worker:
-        """Return the worker that `text`, which `maker` wrote, describes.
+        """Return the worker described by `text`, which `maker` wrote.
 
         Raises `ToolValidationError` if the text has problems, or if `check_rights` does not allow the worker.
         """

@@ -72,7 +72,7 @@ class WorkerFolder(Protocol):
         ...
 
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
-        """Return the worker that `text`, which `maker` wrote, describes.
+        """Return the worker described by `text`, which `maker` wrote.
 
         Raises `ToolValidationError` if the text has problems, or if the worker is not allowed.
         """
@@ -354,7 +354,7 @@ class Draft:
         if front.model is not None:
             try:
                 for each in split_names(front.model):
-                    split_name(each)  # whether the model exists is checked when it is needed
+                    split_name(each)  # checks only the form; whether the model exists is checked later
             except DefinitionError as error:
                 self.refuse("model", *error.parts)
         template = Instructions(text.body, str(self.path), text.body_line)

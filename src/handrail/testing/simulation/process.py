@@ -1,4 +1,4 @@
-"""One process of a simulation. It begins or continues a run, until the run or the process ends."""
+"""One process of a simulation. It begins or resumes a run, and works on it until the run or the process ends."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def _say_the_contrary(world: World, journal: AnyJournal, answer: Answer) -> None
 
 
 class Attempts:
-    """The current attempt of this process to finish the run, and the world that records it."""
+    """This process's current attempt to finish the run, and the world that records it."""
 
     def __init__(self, world: World) -> None:
         self.world = world

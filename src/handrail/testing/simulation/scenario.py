@@ -113,7 +113,7 @@ class Play(NamedTuple):
     one_at_a_time: bool = False
     """Whether only the first of several open questions is answered before the run continues."""
     session: Callable[[], Session] | None = None
-    """A function that creates an empty session with a fixed id; None unless the scenario's slices have their own rules."""
+    """A function that creates an empty session with a fixed id. It is needed only if the session has its own slice rules."""
 
 
 class Seen(NamedTuple):
