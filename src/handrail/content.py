@@ -216,6 +216,7 @@ class Attachment:
                 f"these are not the bytes of the attachment {self.name!r}. Pass the bytes that have its digest."
             )
         self.__dict__["_content"] = content
+        self.__dict__.pop("is_text", None)  # it depends on the bytes
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:

@@ -219,7 +219,7 @@ class ContextError(HandrailError, RuntimeError):
 
 
 class ContextExpired(ContextError):
-    """The context can't be used any more, because its call is over. `call` is "" if the call is not known."""
+    """The context can't be used any more, because its handler or its call has ended. `call` is "" if it is not known."""
 
     def __init__(self, call: str) -> None:
         which = f"the call {call!r}" if call else "the call whose handler started this code"

@@ -471,6 +471,8 @@ def test_a_workspace_needs_a_good_name_and_a_journal():
             Workspace(name)
     with pytest.raises(DefinitionError, match="ignore is a string"):
         Workspace("w", ignore="x")
+    with pytest.raises(DefinitionError, match="startup_files is a string"):
+        Workspace("w", startup_files=".envrc")
     with pytest.raises(DefinitionError, match="evaluated or resumed with a journal"):
         adapter().evaluate(PROMPT, "go", filesystem=Workspace("w")).wait()
     assert Workspace.named("workspace:x").name == "x"  # type: ignore[union-attr]

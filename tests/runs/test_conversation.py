@@ -2,15 +2,19 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from handrail import Session
+from handrail import Attachment, Prompt, Session, ToolResult, tool
 from handrail.errors import RunParked, RunUnknown
 from handrail.events import MessageAdded
 from handrail.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from handrail.runs import cancel, said, undo
 from handrail.runs import session as session_of
-from support.recorded import PROMPT, Noted, Recorder, call
+from support.recorded import PROMPT, TOOLS, Noted, Recorder, call
+
+FIRST = Attachment(b"first", "first.txt")
+SECOND = Attachment(b"second", "second.txt")
 
 
 def texts(messages: list[Message]) -> list[str]:
@@ -91,3 +95,33 @@ async def test_what_a_parked_run_has_said_so_far(recorder: Recorder):
     assert texts(await said(recorder.journal, "one")) == ["go", "hello"]
     with pytest.raises(RunUnknown):
         await said(recorder.journal, "none")
+
+
+async def test_a_cancelled_run_keeps_its_attachments(recorder: Recorder):
+    """The conversation of a parked run includes the attachments of its message and of its results, also after it is cancelled."""
+
+    @tool(effect="read")
+    async def fetch() -> ToolResult[str]:
+        """Fetch a file."""
+        return ToolResult.ok("here", attachments=[SECOND])
+
+    prompt = Prompt("work", "Do.", tools=[*TOOLS, fetch])
+    script = [call("fetch"), call("choose")]
+    with pytest.raises(RunParked):
+        await recorder.adapter(*script).evaluate(prompt, run_id="one", attachments=[FIRST])
+    before = await said(recorder.journal, "one")
+    await cancel(recorder.journal, "one")
+    for messages in (before, await said(recorder.journal, "one")):
+        asked, _, answered, *_ = messages
+        assert isinstance(asked, UserMessage)
+        assert isinstance(answered, ToolMessage)
+        assert (asked.text, asked.attachments) == ("", (FIRST,))
+        assert answered.results[0].attachments == (SECOND,)
+
+
+def test_text_is_recognised_once_its_bytes_are_loaded():
+    """A reference is not text until its bytes are loaded, even if it was asked before."""
+    reference = msgspec.json.decode(msgspec.json.encode(FIRST), type=Attachment)
+    assert not reference.is_text
+    reference.load(FIRST.content)
+    assert reference.is_text

@@ -10,7 +10,7 @@ import msgspec
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.lineage import lineage_of
-from handrail.adapter.loop import NO_MESSAGE
+from handrail.adapter.loop import first_text
 from handrail.adapter.requests import decode_request
 from handrail.adapter.run_record import decode_begin
 from handrail.dispatch.failures import what_stands
@@ -19,7 +19,7 @@ from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, CallAsked, Message, ToolMessage, UserMessage
 from handrail.place import RUN, Place
 from handrail.records import OVER, CommitUnit, Entry, RunRow
-from handrail.replay.records import InnerCall, text_of
+from handrail.replay.records import InnerCall, attachments_in, text_of
 from handrail.session import Session
 from handrail.session.serialization import said_in
 
@@ -52,7 +52,8 @@ async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = 
     if begin.history and not len(conversation.messages):
         conversation.begin_with(begin.history, record.id)
     began = len(conversation.messages)
-    conversation.add(UserMessage(NO_MESSAGE if begin.message is None else begin.message), record.id)
+    attached = tuple(begin.attached)
+    conversation.add(UserMessage(first_text(begin.message, attached), attachments=attached), record.id)
     _Retold(record.id, conversation, entries, units, unfinished).tell()
     return conversation.messages.since(began)
 
@@ -102,7 +103,8 @@ class _Retold:
     def _result(self, call: CallAsked, place: Place) -> CallAnswered | None:
         unit = self._units.get(place)
         if unit is not None:
-            return CallAnswered(call.id, call.name, text_of(unit.result), unit.status != "ok")
+            text, attached = text_of(unit.result), attachments_in(unit.result)
+            return CallAnswered(call.id, call.name, text, unit.status != "ok", attachments=attached)
         if self._unfinished is None:
             return None
         begun = any(kind == "call begun" and each.attempt_at(place) for kind, each in self._found)

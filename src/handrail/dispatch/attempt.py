@@ -77,7 +77,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     lost: float = 0.0
     """The seconds that the loop had lost to listeners when the call began."""
     clock: WorkClock | None = None
-    """The clock that the call's timeouts run on. None until a timeout, or a listener on one of the handler's threads, needs it."""
+    """The clock that the call's timeouts run on. None until a timeout, or an event from a thread, needs it."""
     params: Any = None
     checked: list[tuple[ToolPolicy, Any]] = []
     """The policies that have checked the call, each with its own copy of the params."""

@@ -94,6 +94,15 @@ def text_of(result: bytes) -> str:
     return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON
 
 
+class _Attached(msgspec.Struct, frozen=True):
+    attachments: tuple[Attachment, ...] = ()
+
+
+def attachments_in(result: bytes) -> tuple[Attachment, ...]:
+    """Return references to the attachments of a recorded result."""
+    return msgspec.json.decode(result, type=_Attached).attachments if result.startswith(b"{") else ()
+
+
 def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
     """Decode a value as the declared type, or as plain data if there is none or the value no longer matches it."""
     schema = tool.result_schema

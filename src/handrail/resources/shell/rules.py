@@ -158,7 +158,7 @@ class Allow:
         program, *arguments = words
         name = program.rpartition("/")[2]  # the folders in the path may contain spaces
         if not program or program != program.strip() or len(name.split()) > 1:
-            parts = ", ".join(map(repr, program.split())) or "..."
+            parts = ", ".join(map(repr, program.split())) or "'git', 'status'"
             hint = f"Write one string for each argument: Allow({parts})."
             raise RuleError(repr(self), f"{program!r} is not the name of a program", hint)
         if _WILD.search(program):

@@ -64,8 +64,9 @@ class Workspace:
                 f"{name!r} can't be the name of a workspace. Use up to 100 letters, digits, '.', '_' and '-', and begin "
                 "with a letter or digit."
             )
-        if isinstance(ignore, str):
-            raise DefinitionError(f"ignore is a string. Pass a list of names: [{ignore!r}].")
+        for what, given in (("ignore", ignore), ("startup_files", startup_files)):
+            if isinstance(given, str):
+                raise DefinitionError(f"{what} is a string. Pass a list of names: [{given!r}].")
         self.name = name
         self.cache = None if cache is None else Path(cache)
         self.ignore = tuple(each.rstrip("/") for each in ignore)  # `build/` is the folder `build`
