@@ -202,7 +202,7 @@ class Tool(Generic[ParamsT, ResultT]):
 
     @property
     def enters_again(self) -> bool:
-        """Whether an interrupted handler may be entered again from the top, unless its arguments contained a secret."""
+        """Whether an interrupted handler may be entered again from the top, unless its call was given a secret."""
         again = EFFECTS[self.effect].after_crash in ("run again", "run again with the same key")
         return again or self.reenters or self.delegates
 
