@@ -20,6 +20,7 @@ class Raw:
     def __init__(self, answers: tuple[bytes, ...]) -> None:
         self._answers = list(answers)
         self._writers: list[asyncio.StreamWriter] = []
+        self._serving: set[asyncio.Task[Any] | None] = set()
         self.url = ""
         self.heads: list[bytes] = []
         """The request line and headers of each request, in lower case."""
@@ -29,6 +30,7 @@ class Raw:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.append(writer)
+        self._serving.add(asyncio.current_task())
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -53,6 +55,14 @@ class Raw:
         for writer in self._writers:
             writer.close()
 
+    async def wait_closed(self) -> None:
+        """Wait until the tasks of all connections have ended.
+
+        A task that the event loop cancels at its end is logged, and the log would keep the loop in memory.
+        """
+        while serving := [task for task in self._serving if task is not None and not task.done()]:
+            await asyncio.wait(serving)
+
 
 @asynccontextmanager
 async def raw_server(*answers: bytes) -> AsyncGenerator[Raw]:
@@ -65,7 +75,7 @@ async def raw_server(*answers: bytes) -> AsyncGenerator[Raw]:
     finally:
         server.close()
         raw.close()
-        await asyncio.sleep(0.01)
+        await raw.wait_closed()
 
 
 def whole(answer: Any, status: int = 200) -> bytes:
