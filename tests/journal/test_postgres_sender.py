@@ -41,7 +41,10 @@ def opened(url: str) -> Generator[PostgresJournal]:
 
 @contextlib.asynccontextmanager
 async def begun(url: str) -> AsyncGenerator[PostgresJournal]:
-    """Open a journal with the run `run` and its first call, after which the statement that adds a record is prepared."""
+    """Open a journal, and record the run `run` and its first call.
+
+    That prepares the statement that adds records, so the event loop can send the next ones itself.
+    """
     with opened(url) as journal:
         await begin(journal)
         yield journal

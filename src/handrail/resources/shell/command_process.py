@@ -253,9 +253,9 @@ class Outcome(NamedTuple):
 def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: Stop, clock: Clock) -> Outcome:
     """Run a command until it ends, and then end everything that it started.
 
-    If a process is stuck in the kernel, `ShellError` is raised while it is still running. After `timeout` seconds the
-    command is killed. If `stop` is requested, the command is killed and `CommandStopped` is raised. Output is read as it
-    arrives, and at most `limit` bytes of it are kept.
+    The command is killed after `timeout` seconds, or when `stop` is requested. Raises `CommandStopped` if `stop` was
+    requested. Raises `ShellError` instead if the command has not ended some seconds after the kill, because it is stuck in
+    the kernel. Output is read as it arrives, and at most `limit` bytes of it are kept.
     """
     with contextlib.ExitStack() as closing:
         process = _Process(request, stdin, limit, closing)
