@@ -410,7 +410,7 @@ MUTANTS = [
         "dispatch/attempt.py",
         "            raise ContextExpired(self.call.id)",
         "            pass",
-        "tests/context/test_context.py tests/dispatch/test_gate.py",
+        "tests/resources/test_resources.py::test_a_dead_context_gives_no_resources",
     ),
     # --- inheritance of nested runs ---------------------------------------------------------------------
     Mutant(
