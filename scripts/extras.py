@@ -209,17 +209,19 @@ def postgres() -> str:
 
 def dbos() -> str:
     """Check that a dispatcher on DBOS can be created."""
+    from handrail import MemoryJournal
     from handrail.fleet.dbos import DbosDispatcher
 
-    DbosDispatcher("postgresql://127.0.0.1/none", executor="one")
+    DbosDispatcher("postgresql://127.0.0.1/none", MemoryJournal())
     return "a dispatcher was created"
 
 
 def procrastinate() -> str:
     """Check that a dispatcher on procrastinate can be created."""
+    from handrail import MemoryJournal
     from handrail.fleet.procrastinate import ProcrastinateDispatcher
 
-    ProcrastinateDispatcher("postgresql://127.0.0.1/none")
+    ProcrastinateDispatcher("postgresql://127.0.0.1/none", MemoryJournal())
     return "a dispatcher was created"
 
 

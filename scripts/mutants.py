@@ -43,8 +43,8 @@ MUTANTS = [
     Mutant(
         "version check skipped",
         "dispatch/gate.py",
-        "stale, tool = transaction.stale(), passage",
-        "stale, tool = (), passage",
+        "if stale and EFFECTS[tool.effect].transactional:",
+        "if False:",
         "tests/dispatch/test_effects.py tests/dispatch/test_transactions.py",
     ),
     Mutant(
@@ -99,7 +99,7 @@ MUTANTS = [
     Mutant(
         "policy error allows",
         "dispatch/policies.py",
-        "        except Exception as error:\n            raise _undecided(attempt, policy) from error\n        if not isinstance",
+        "        except (Exception, GeneratorExit) as error:\n            raise _undecided(attempt, policy) from error\n        if not isinstance",
         "        except Exception:\n            continue\n        if not isinstance",
         "tests/dispatch/test_failure_table.py",
     ),
@@ -113,9 +113,23 @@ MUTANTS = [
     Mutant(
         "an approval of one diff covers another diff",
         "guard/approval_memory.py",
-        "        exact=_key(whose, *about, exactly, diff),\n",
-        '        exact=_key(whose, *about, exactly, ""),\n',
+        "        exact=_key(whose, *about, exactly, diff) if",
+        '        exact=_key(whose, *about, exactly, "") if',
         "tests/guard/test_approval_memory.py",
+    ),
+    Mutant(
+        "the installation that runs Handrail can be changed",
+        "resources/directory/directory_fork.py",
+        "            self._ground.refuse_installed(join(folder, name), around=not node.is_folder)\n",
+        "            pass\n",
+        "tests/resources/test_installation.py",
+    ),
+    Mutant(
+        "a sandbox shows what a link in its folder leads to",
+        "resources/shell/view.py",
+        "            if not each.leads_through(request.root)\n",
+        "",
+        "tests/resources/test_installation.py",
     ),
     Mutant(
         "links lead out of a scope",
@@ -168,10 +182,45 @@ MUTANTS = [
     ),
     Mutant(
         "two processes rename at once",
-        "resources/directory/rename_lock.py",
-        "            _take(fd)\n",
-        "",
+        "resources/directory/claim_table.py",
+        "                if _lock(fd):\n",
+        "                if True:\n",
         "tests/resources/directory/test_processes.py",
+    ),
+    Mutant(
+        "claims in one process ignored",
+        "claims.py",
+        "        return any(clash(each.places, claim.places)",
+        "        return False and any(clash(each.places, claim.places)",
+        "tests/isolation/test_law.py tests/isolation/test_cases.py",
+    ),
+    Mutant(
+        "claims of other processes ignored",
+        "resources/directory/claim_table.py",
+        "                    place = self._blocked(claim)\n",
+        "                    place = None\n",
+        "tests/isolation/test_law.py tests/isolation/test_cases.py tests/resources/directory/test_claim_table.py",
+    ),
+    Mutant(
+        "commits since the check ignored",
+        "resources/directory/claim_table.py",
+        "                        self._check_since(claim)\n",
+        "",
+        "tests/isolation/test_law.py tests/isolation/test_cases.py tests/resources/directory/test_claim_table.py",
+    ),
+    Mutant(
+        "calls that conflict fail",
+        "dispatch/gate.py",
+        "        if can_repeat and transaction.others_committed():\n",
+        "        if False:\n",
+        "tests/isolation/test_cases.py",
+    ),
+    Mutant(
+        "overlapping roots accepted",
+        "resources/directory/open_roots.py",
+        "            _refuse_overlap(mine, other)\n",
+        "            pass\n",
+        "tests/resources/directory/test_open_roots.py",
     ),
     Mutant(
         "links followed by the kernel",
@@ -183,8 +232,8 @@ MUTANTS = [
     Mutant(
         "staged bytes forgotten before the record is void",
         "resources/directory/directory_fork.py",
-        "                    if not asked_for:\n                        self.drop()\n",
-        "                    self.drop()\n",
+        "                if not asked_for:\n                    self.drop()\n",
+        "                self.drop()\n",
         "tests/resources/directory/test_crash.py",
     ),
     Mutant(
@@ -238,10 +287,10 @@ MUTANTS = [
     ),
     Mutant(
         "answer taken twice",
-        "journal/questions.py",
-        "                if found.answer != plain:\n",
-        "                connection.execute('UPDATE questions SET answer = ? WHERE id = ?', (encoded, answer.question_id))\n                if False:\n",
-        SIMULATED,
+        "journal/expiry.py",
+        "    if asked.answer is not None:\n        return asked\n",
+        "",
+        f"{SIMULATED} tests/journal/test_journal_contract.py",
     ),
     Mutant(
         "step recorded after its effect",
@@ -316,7 +365,7 @@ MUTANTS = [
     Mutant(
         "irreversible call not marked as begun",
         "replay/marks.py",
-        '    if attempt.call.place.kind == "compensation" or not can_reenter(attempt) or _is_charged_once(attempt):\n',
+        '    if attempt.call.place.kind == "compensation" or not can_reenter(attempt) or _is_not_repeated(attempt):\n',
         "    if False:\n",
         SIMULATED,
     ),
@@ -358,7 +407,7 @@ MUTANTS = [
     Mutant(
         "somebody asked twice because something changed",
         "dispatch/gate.py",
-        " or tool.reenters",
+        " and not tool.reenters",
         "",
         "tests/handoff/test_handoff.py",
     ),
@@ -379,8 +428,8 @@ MUTANTS = [
     Mutant(
         "tool offered where nobody can play it",
         "adapter/run.py",
-        "shown = [tool for tool in rendered.tools if frame.offers(tool)]",
-        "shown = list(rendered.tools)",
+        "shown = [tool for tool in own if frame.offers(tool)]",
+        "shown = list(own)",
         "tests/environment/test_environments.py",
     ),
     # --- calls and their places ------------------------------------------------------------------------
@@ -537,7 +586,7 @@ MUTANTS = [
     Mutant(
         "a compensation is undone with the call around it",
         "dispatch/gate.py",
-        "        if transaction.parent is not None and not call.kind.is_auxiliary:\n",
+        "        if transaction.parent is not None and not passage.call.kind.is_auxiliary:\n",
         "        if transaction.parent is not None:\n",
         "tests/dispatch/test_auxiliary_calls.py",
     ),
@@ -565,10 +614,10 @@ MUTANTS = [
     # --- questions -------------------------------------------------------------------------------------
     Mutant(
         "a late answer is taken",
-        "journal/answers.py",
-        "now >= question.expires_at:",
-        "False:",
-        "tests/dispatch/test_questions.py tests/guard/test_approval_attacks.py",
+        "journal/expiry.py",
+        "question.expires_at is not None and now >= question.expires_at",
+        "False",
+        "tests/journal/test_journal_contract.py tests/dispatch/test_questions.py",
     ),
     Mutant(
         "the last answer wins",
@@ -636,14 +685,14 @@ MUTANTS = [
     ),
     Mutant(
         "a resumed run has a new budget",
-        "adapter/run_record.py",
+        "adapter/recorded_session.py",
         "budget=None if limits is None else Budget(**limits)",
         "budget=None",
         "tests/adapter/test_run_ownership.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
     ),
     Mutant(
         "a resumed run has no deadline",
-        "adapter/run_record.py",
+        "adapter/recorded_session.py",
         "deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock)",
         "deadline=None",
         "tests/adapter/test_run_ownership.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",

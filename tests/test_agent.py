@@ -321,6 +321,47 @@ def test_it_needs_no_adapter_around_it() -> None:
     assert result.value == "It is 129 euros."
 
 
+def test_its_extras_are_its_own_and_its_callers() -> None:
+    """An agent that is called as a tool keeps its adapter's extras, as one that is run. Its caller's are there too."""
+    seen: list[Any] = []
+
+    @tool(effect="read")
+    async def look(context: ToolContext) -> str:
+        """Look at the extras."""
+        seen.append({name: context.extras.get(name) for name in ("tenant", "region", "plan")})
+        return "seen"
+
+    adapter = Adapter(
+        ScriptedModel([ToolCall("look"), "Seen."] * 3), extras={"tenant": "acme", "plan": ["gold"]}
+    )
+    inner = desk(adapter, tools=[look])
+    inner.run("go").wait()
+    mine = {"tenant": "umbrella", "region": "eu"}
+    outer(Adapter(calls(), extras=mine), inner).run("go").wait()
+    open_gate([inner.as_tool()], extras=mine).invoke("desk", {"message": "go"}).wait()
+    assert seen == [
+        {"tenant": "acme", "region": None, "plan": ["gold"]},
+        *[{"tenant": "acme", "region": "eu", "plan": ["gold"]}] * 2,
+    ]
+
+
+def test_its_depth_limit_is_its_own() -> None:
+    """An agent that is called as a tool nests no deeper than its adapter allows, as one that is run inside a call."""
+
+    @tool(effect="read")
+    async def dig(levels: int, context: ToolContext) -> str:
+        """Call itself."""
+        return "ground" if levels == 0 else (await context.call("dig", levels=levels - 1)).unwrap()
+
+    for limit, reached in ((1, True), (0, False)):
+        adapter = Adapter(ScriptedModel([ToolCall("dig", {"levels": 1}), "Done."]), depth_limit=limit)
+        session = Session()
+        gate = open_gate([desk(adapter, tools=[dig]).as_tool()], session=session)
+        gate.invoke("desk", {"message": "go"}).wait()
+        outermost = [each for each in session[ToolInvoked].all() if each.path == ("desk", "dig")]
+        assert [each.result.success for each in outermost] == [reached]
+
+
 def test_its_workers_are_its_own(tmp_path: Path) -> None:
     """An agent that is called as a tool uses its own adapter's workers."""
 

@@ -343,8 +343,8 @@ ANSWERS: dict[str, Row] = {
     "answer too late": (
         lambda: answered(after=61),
         AnswerRefused,
-        "there is no such question",
-        "Answer one of the open questions",
+        "the question has expired",
+        "It ended without an answer, and its run continues without one",
     ),
     "answer of no kind": (
         lambda: answered(outcome="yes"),

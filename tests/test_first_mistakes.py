@@ -23,8 +23,10 @@ from handrail import (
     Shell,
     ShellTools,
     ToolCall,
+    kept,
     open_gate,
     tool,
+    tool_context,
 )
 from handrail.errors import DefinitionError
 from handrail.events import ToolInvoked
@@ -169,3 +171,17 @@ def test_a_folder_given_as_a_text_is_told_what_makes_it_files():
     """A string passed as the filesystem is refused, and the error shows how to open a folder."""
     with pytest.raises(DefinitionError, match=r"filesystem is a str.*DirectoryFilesystem\('folder'\)"):
         open_gate([weather], filesystem=wrongly("site"))
+
+
+def test_decorators_that_need_parentheses_say_so():
+    """`@kept` without parentheses and `@tool_context("x")` are refused where they stand, with what to write."""
+    bare: Any = kept
+    with pytest.raises(DefinitionError, match=r"@kept above Note has no arguments. Write @kept\(kind="):
+
+        @bare
+        class Note:
+            pass
+
+    marker: Any = tool_context
+    with pytest.raises(DefinitionError, match=r"@tool_context\(param='ctx'\)"):
+        marker("ctx")

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from handrail.resources.workspace import Workspace
     from handrail.sections import FileTools, ShellTools
     from handrail.session import Session, kept
-    from handrail.tools import PathArg, ProviderTool, Tool, ToolExample, ToolResult, tool
+    from handrail.tools import PathArg, ProviderTool, Tool, ToolExample, ToolResult, tool, tool_context
     from handrail.workers import Worker, WorkerRegistry
 
 _HOMES = {
@@ -100,7 +100,7 @@ _HOMES = {
     "handrail.resources.shell": "Allow Shell",
     "handrail.sections": "FileTools ShellTools",
     "handrail.session": "Session kept",
-    "handrail.tools": "PathArg ProviderTool Tool ToolExample ToolResult tool",
+    "handrail.tools": "PathArg ProviderTool Tool ToolExample ToolResult tool tool_context",
     "handrail.workers": "Worker WorkerRegistry",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
@@ -184,16 +184,19 @@ __all__ = [
     "open_gate",
     "run_as_agent",
     "tool",
+    "tool_context",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    module = _HOME_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module 'handrail' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
+
+    def __getattr__(name: str) -> Any:
+        module = _HOME_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module 'handrail' has no attribute {name!r}")
+        value = getattr(importlib.import_module(module), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Unpack, cast, overload
 
 from pydantic import Field
@@ -74,6 +75,19 @@ class Agent(Generic[OutputT]):
         description: str = ...,
         tools: Iterable[Tool[Any, Any]] = ...,
         output: type[OutputT],
+        policies: Iterable[ToolPolicy] = ...,
+        model_settings: ModelSettings = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Agent[Any],
+        model: Adapter | Model | str,
+        instructions: str | Sequence[str | Section[Any]],
+        *,
+        name: str = ...,
+        description: str = ...,
+        tools: Iterable[Tool[Any, Any]] = ...,
+        output: UnionType,
         policies: Iterable[ToolPolicy] = ...,
         model_settings: ModelSettings = ...,
     ) -> None: ...
@@ -169,7 +183,7 @@ class Agent(Generic[OutputT]):
 
         The tool takes the prompt's params if the prompt has any, or else a `message`. The nested run uses the caller's
         budget, deadline, session, files and environment, but the agent's own model, and its workers if it has any. The
-        agent's resources take precedence over the caller's. Raises `DefinitionError` if the agent has no description.
+        agent's resources and extras take precedence over the caller's. Raises `DefinitionError` if the agent has no description.
         """
         if not self.description.strip():
             raise DefinitionError(
@@ -208,12 +222,12 @@ class Agent(Generic[OutputT]):
         if not isinstance(attempt, Attempt):
             raise NotSupported("adapter", "Call the agent through a gate.")
         own = self.adapter
-        options = RunOptions(workers=own.workers, resources=own.resources)
+        options = RunOptions(workers=own.workers, resources=own.resources, extras=own.options.extras)
         if isinstance(params, AgentCall):
             options = options.replace(message=params.message)
         else:
             options = options.replace(params=params)
-        response = await own.inside(attempt).run(self.prompt, options)
+        response = await own.inside(attempt).run(self.prompt, options, levels=own.levels)
         return result_of(self.name, response, self.prompt.output is not None)
 
     def __repr__(self) -> str:

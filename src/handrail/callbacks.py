@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
+from handrail.isolation import isolated
+
 log = logging.getLogger("handrail.callbacks")
 
 T = TypeVar("T")
@@ -32,7 +34,7 @@ class Callback(Generic[T]):
     def __call__(self, value: T) -> None:
         try:
             came = self._function(value)
-        except Exception:
+        except (Exception, GeneratorExit):
             log.exception("%s raised; the run goes on", self._name)
             return
         if inspect.isawaitable(came):
@@ -65,7 +67,7 @@ class Callback(Generic[T]):
     async def _await_all(self) -> None:
         while self._waiting:
             try:
-                await self._waiting.popleft()
+                await isolated(self._waiting.popleft())
             except Exception:
                 log.exception("%s raised; the run goes on", self._name)
 

@@ -21,9 +21,11 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from handrail.cancel_notice import Listener, cancel_without_notice, forget, listen
+from handrail.claims import GaveUp, Stop
 from handrail.deadline import Deadline
 from handrail.errors import DeadlineExceededError
 from handrail.isolation import deliveries, settle
+from handrail.threads import run_in_thread
 from handrail.timers import Timer, TimerClock, timers_of
 
 T = TypeVar("T")
@@ -70,6 +72,8 @@ class CancelScope(msgspec.Struct, eq=False):
     _landing: int = 0
     """How many cancellations will be delivered in the next pass of the loop."""
     _watchdog: Timer | None = None
+    _unnoticed: int = 0
+    """The task's cancellation count when the listener was added, if a cancellation had landed without notice; otherwise 0."""
 
     @property
     def interrupted(self) -> bool:
@@ -108,8 +112,14 @@ class CancelScope(msgspec.Struct, eq=False):
             if before is None or before.work is not listener.work:
                 if before is not None:
                     forget(self.task, before)  # the listener of an earlier attempt
+                self._unnoticed = self.task.cancelling() if self.interrupted else 0
                 listen(self.task, listener)
                 self.listener = listener
+
+    @property
+    def landed(self) -> bool:
+        """Whether a cancellation had landed before there was a listener to be told, and was not taken back."""
+        return bool(self._unnoticed) and self.task.cancelling() >= self._unnoticed
 
     def ignore(self) -> None:
         """Remove the listener, because its work is over. Does nothing if there is none."""
@@ -304,7 +314,27 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
     return value
 
 
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
+async def stoppable(work: Callable[[Callable[[], bool]], T]) -> T:
+    """Run `work` in a thread to its end, and return its value. If this task is cancelled, the function passed to `work` returns True.
+
+    The cancellation is not lost, as with `shielded`.
+    """
+    stop = threading.Event()
+    running = run_in_thread(lambda: work(stop.is_set))
+    return (await _to_its_end(running, stop.set))[0]
+
+
+async def unless_stopped(work: Callable[[Stop], T]) -> T:
+    """Run `work` in a thread to its end, as `stoppable` does. If it raises `GaveUp`, raise `CancelledError`: this task was cancelled."""
+    try:
+        return await stoppable(work)
+    except GaveUp:
+        raise asyncio.CancelledError from None
+
+
+async def _to_its_end(
+    work: Coroutine[Any, Any, T], on_cancel: Callable[[], object] | None = None
+) -> tuple[T, bool]:
     """Return the value of `work`, and whether this task was cancelled meanwhile."""
     import anyio
 
@@ -315,6 +345,8 @@ async def _to_its_end(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
                 await asyncio.wait({task})
             except asyncio.CancelledError:
                 was_cancelled = True
+                if on_cancel is not None:
+                    on_cancel()
     try:
         return task.result(), was_cancelled
     except GeneratorExit as error:

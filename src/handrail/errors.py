@@ -38,6 +38,8 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │   └── DepthExceededError (RecursionError)    .path, .limit, .depth
     ├── StateError                               a session, a journal or a resource refused an operation
     │   ├── SessionError (ValueError)              .session
+    │   │   └── SessionOutdated (RuntimeError)       another run has worked on the recorded session since it was loaded
+    │   ├── SessionBusy (RuntimeError)             .session, .run_id, .owner: another run is working on the session
     │   ├── ReducerError (RuntimeError)            .event: a reducer failed; the dispatch was undone
     │   ├── EventRefused (TypeError)               .event: it can't be dispatched or published as an event
     │   ├── Conflict (RuntimeError)                .places: what somebody else changed in the meantime
@@ -56,7 +58,8 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │       ├── FileInTheWay (FileExistsError)       something else exists there
     │       ├── PathRefused (ValueError)             an invalid path, or one outside the root
     │       ├── EditRefused (ValueError)             the text to replace is empty, equals the new text, or is not there or not unique
-    │       └── FileLimitReached                     too large, or too many, or the disk is full
+    │       ├── FileLimitReached                     too large, or too many, or the disk is full
+    │       └── UnfinishedCommit                     .journal, .run_id, .call_id: a dead process's changes come first
     ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or invalid
     ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
     ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is using it
@@ -382,6 +385,32 @@ class SessionError(StateError, ValueError):
         self.session = session
 
 
+class SessionOutdated(SessionError, RuntimeError):
+    """Another run has worked on a recorded session since this object was loaded, so what it holds may no longer be true."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(
+            session,
+            "the journal has runs of this session that this object does not include",
+            f"To continue it, pass session={session!r} to the run, or load it again with "
+            f"`await handrail.runs.session(journal, {session!r}, principal=...)`. To begin a new one, choose another id.",
+        )
+
+
+class SessionBusy(StateError, RuntimeError):
+    """Another run is working on a recorded session. Only one at a time can."""
+
+    def __init__(self, session: str, run_id: str, owner: str) -> None:
+        super().__init__(
+            f"the session {session!r} is in use by the run {run_id!r} in the process {owner!r}. "
+            "Try again when that run is over or parked, or cancel it."
+        )
+        self.session = session
+        self.run_id = run_id
+        self.owner = owner
+        """The process that executes the run."""
+
+
 class ReducerError(StateError, RuntimeError):
     """A reducer raised or did not return a slice, and its dispatch was undone. If the reducer raised, its error is the cause."""
 
@@ -459,16 +488,16 @@ class JournalAltered(JournalError):
         self.chain = chain
         """The kind of chain that the record belongs to: `run`, `outside`, `session`, `sessions`, `decisions` or `step`.
 
-        It is `blob` for a blob, `workspace` for a workspace, and `file` for damage that belongs to no record.
+        It is `blob` for a blob, `workspace` for a workspace, `lease` for the lease of a process, and `file` for damage that belongs to no record.
         """
         self.id = id
         """What the chain belongs to, by name.
 
-        This is the id of the run or session, the session and principal, the key of the step, the digest of the blob, or
-        the name of the workspace. It is "" for the list of sessions and for the file.
+        This is the id of the run or session, the session and principal, the key of the step, the digest of the blob, the
+        name of the workspace, or the owner of the lease. It is "" for the list of sessions and for the file.
         """
         self.record = record
-        """1-based position of the record in its chain; 0 if it was never recorded. It has no meaning for a blob, a workspace or a file."""
+        """1-based position of the record in its chain; 0 if it was never recorded. It has no meaning for a blob, a workspace, a lease or a file."""
         self.what = what
         """The kind and key of the record; "" if they are not known."""
         self.problem = problem
@@ -575,6 +604,25 @@ class PathRefused(FileError, ValueError):
     """The path is invalid or outside the root."""
 
 
+class UnfinishedCommit(FileError):
+    """A process died while it committed a call that changes this path, and a journal may have recorded the call.
+
+    Nobody can change the path before somebody with that journal has finished the call's changes or given them up.
+    """
+
+    def __init__(self, path: str, journal: str, run_id: str, call_id: str) -> None:
+        run, call = run_id or "RUN", call_id or "CALL"
+        super().__init__(
+            path,
+            "a process died while it committed changes to it. With that run's journal, finish them with "
+            f"`handrail runs resume {run}`, or give them up with `handrail runs discard {run} {call}`",
+        )
+        self.journal = journal
+        """The id of the journal that may have recorded the call."""
+        self.run_id = run_id
+        self.call_id = call_id
+
+
 class EditRefused(FileError, ValueError):
     """The text to replace is empty, equals the new text, is not in the file, or occurs there more than once."""
 
@@ -672,16 +720,19 @@ class RunBusy(RunError):
 class RunParked(RunError):
     """The run was parked, usually because it waits for answers. Resume it once its `questions` are answered.
 
-    `questions` is empty if the run was parked by force while no question was open.
+    `questions` is empty if the run was parked by force while no question was open. `due_at` is when the first of them
+    expires or the run's deadline passes, in seconds since 1970, by the journal's clock; None if nothing has a time. From then
+    on, the run can be resumed without an answer.
     """
 
-    def __init__(self, run_id: str, questions: Sequence[Any]) -> None:
+    def __init__(self, run_id: str, questions: Sequence[Any], due_at: float | None = None) -> None:
         asked = ", ".join(repr(question.name) for question in questions)
         if asked:
             super().__init__(run_id, f"it waits for an answer to {asked}", "Answer it, then resume the run.")
         else:
             super().__init__(run_id, "it was parked, and it has no open question", "Resume the run.")
         self.questions = tuple(questions)
+        self.due_at = due_at
 
 
 class Diverged(RunError):

@@ -1,6 +1,6 @@
-"""The facts that Handrail publishes. A call has one `ToolStarted` and one `ToolInvoked`, unless its run is interrupted in between.
+"""The facts that Handrail publishes. A call has one `ToolStarted` and one `ToolInvoked`, over all legs of its run.
 
-Facts go to the subscribers of the event bus. All except `ToolStarted`, `Progress`, `Emitted`, `PromptRendered`,
+Facts go to the subscribers of the event bus. All except `ToolStarted`, `ToolResumed`, `Progress`, `Emitted`, `PromptRendered`,
 `ModelRequested` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
 own events with `context.emit`, which wraps them in `Emitted`.
 """
@@ -35,6 +35,20 @@ class ToolStarted(Fact, frozen=True, gc=False):
     path: tuple[str, ...]
     at: float
     """Seconds since the run began or was last resumed."""
+    run_context: RunContext
+
+
+class ToolResumed(Fact, frozen=True, gc=False):
+    """A call that started in an earlier leg of its run continues in this one. Its start is not published again.
+
+    An act of the call, an inner call or a question of it may come from the record; it continues after them.
+    """
+
+    call_id: str
+    tool: str
+    path: tuple[str, ...]
+    at: float
+    """Seconds since the run was last resumed."""
     run_context: RunContext
 
 

@@ -44,12 +44,21 @@ def begin_isolated(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
 
 
 async def isolated(work: Awaitable[T]) -> T:
-    """Await user code, isolated in the same way as in `begin_isolated`, and return its value."""
+    """Await user code, isolated in the same way as in `begin_isolated`, and return its value.
+
+    If the code raises `GeneratorExit`, this raises `RuntimeError` instead.
+    """
     value: Any = None
 
     async def keep() -> None:
         nonlocal value
-        value = await work
+        try:
+            value = await work
+        except GeneratorExit as error:
+            if is_closing():
+                raise
+            # A `GeneratorExit` would look as if the coroutine that awaits this had been closed.
+            raise RuntimeError("user code raised GeneratorExit") from error
 
     rest = begin_isolated(keep())
     if rest is not None:

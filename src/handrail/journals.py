@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from handrail.clock import Clock
 from handrail.errors import HandrailError
 from handrail.question import Answer, Question, Vote
 from handrail.queue import Queue
@@ -26,6 +27,8 @@ from handrail.records import (
     RunRow,
     RunStatus,
     SessionRow,
+    SessionTurn,
+    TakenTurn,
     Verification,
     WorkspaceFile,
     WorkspaceLine,
@@ -45,20 +48,30 @@ Mask = Callable[[Any], Any]
 
 
 class Runs(Protocol):
-    """Runs and the leases on them."""
+    """Runs and the leases on them. One run at a time works on a session: it has the session's turn while its lease is held."""
 
-    async def begin(self, run: RunRecord, /) -> None:
-        """Record a new run and take its lease. Raises `RunError` if the id is in use.
+    async def begin(self, run: RunRecord, /, *, followed: SessionTurn | None = None) -> SessionTurn:
+        """Record a new run, take its lease and its session's next turn, and return that turn.
 
         If the id is that of a queued run that this process has taken, that run begins with this record, and keeps its request.
+
+        `followed` is the last turn that the session in memory includes; None if it includes none. Raises `RunError` if the id
+        is in use, `SessionBusy` while another run has the turn, and `SessionOutdated` if there was a turn since.
         """
         ...
 
-    async def take(self, run_id: str, /) -> RunRow:
-        """Take the lease of a run to resume it. Returns the run's previous row, with the new counts of legs and deaths.
+    async def turn(self, session_id: str, principal: str, /) -> SessionTurn | None:
+        """Return the current or last turn of a principal's session, which is loaded next; None if it has had none."""
+        ...
 
-        Raises `RunUnknown` if there is no such run, `RunBusy` while another process holds it, and `RunError` if it was
-        submitted and a process owns another submitted run of its session.
+    async def take(self, run_id: str, /, *, turn: TakenTurn = "new") -> RunRow:
+        """Take the lease of a run, to resume it. Returns the run's previous row, with the new counts of legs and deaths.
+
+        A run that is not over gets its session's next turn. `"same"` excludes other runs too, but leaves sessions in memory
+        up to date, and `"none"` leaves the turn to the run that has it.
+
+        Raises `RunUnknown` if there is no such run, `RunBusy` while another process holds it, and `SessionBusy` while a
+        different run has the turn.
         """
         ...
 
@@ -176,6 +189,13 @@ class Calls(Protocol):
         """Return the units of a session that are not void, in order."""
         ...
 
+    async def history(self, session_id: str, /) -> Sequence[tuple[str, CommitUnit | Entry]]:
+        """Return what `load_session` returns and the `entries` of the session's runs, in the order in which all were recorded.
+
+        Each comes with the id of its run.
+        """
+        ...
+
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
         """Return the units that were committed after this one, in any run, and are neither void nor undone, in order."""
         ...
@@ -235,6 +255,7 @@ class Questions(Protocol):
     ) -> Answer:
         """Record a question, put it to the asker, and wait for its answer. A recorded answer that is still valid is returned at once.
 
+        A question that was asked before keeps its expiry. If its time is over, it has timed out.
         The answer may come from the asker or through `answer`. If nobody answers, the returned answer's outcome says why.
         An answer whose value `check` rejects is refused. An answer with secrets is recorded as `mask` returns it, so if the
         question is asked again, it needs a new answer.
@@ -243,6 +264,8 @@ class Questions(Protocol):
 
     def answer(self, answer: Answer, /) -> None:
         """Accept an answer. The first one wins and a repeat is harmless; anything else raises `AnswerRefused`.
+
+        The journal's clock decides, in the transaction that records the answer, whether it is in time.
 
         Secrets are not recorded. So an answer that may contain one is refused if the asker is not waiting in this process,
         unless it repeats the recorded answer.
@@ -258,7 +281,7 @@ class Questions(Protocol):
         ...
 
     async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
-        """Return the open, answered and declined questions of a run, oldest first."""
+        """Return the open, answered, declined and expired questions of a run, oldest first."""
         ...
 
     async def withdraw(self, question_id: str, /) -> None:
@@ -277,7 +300,7 @@ class Votes(Protocol):
         """Record a vote, and return all votes on the question. Casting the same vote twice is harmless.
 
         Raises `AnswerRefused` if the run did not ask exactly this question, or if the person has voted differently on
-        it, and `JournalAltered` if the run was altered.
+        it with the same account, and `JournalAltered` if the run was altered.
         """
         ...
 
@@ -428,7 +451,7 @@ class Workspaces(Protocol):
         """Reverse a unit's changes to workspaces, and record the entry in the unit's run. Returns the changed paths, sorted.
 
         Raises `UndoRefused` if a path is no longer as the unit left it or a folder to remove has other files, `WorkspaceBusy`
-        while a different run has the workspace, and `RunBusy` while a process holds the lease of the unit's run.
+        while a different run has the workspace, and `RunBusy` if this process does not own the unit's run.
         """
         ...
 
@@ -450,6 +473,11 @@ class Journal(Protocol):
     @property
     def owner(self) -> str:
         """The name that identifies this process as an owner of leases."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that decides when leases, questions and tickets end. For a shared database, it is the database's."""
         ...
 
     @property

@@ -23,11 +23,12 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextvars import ContextVar
 from importlib.abc import MetaPathFinder
-from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
 _wanted: ContextVar[str] = ContextVar("the app that is being imported by name", default="")
+_importing: ContextVar[bool] = ContextVar("whether an app is being imported", default=False)
 
 
 class _SourceLoader(SourceFileLoader):
@@ -152,17 +153,42 @@ def _wanting(name: str) -> Generator[None]:
 
 def import_app(name: str) -> ModuleType:
     """Import a user's module by name, from the installed packages or from the folders added by `search`."""
-    with _wanting(name):
+    with _wanting(name), _app_importing():
         return importlib.import_module(name)
 
 
 def find_app(name: str) -> ModuleSpec | None:
-    """Return the spec of a user's module by name; None if there is no such module. Only its parent packages are imported.
-
-    Raises `ModuleNotFoundError` if a parent package does not exist.
-    """
+    """Return the spec of a user's module by name; None if there is no such module. Nothing is imported."""
     with _wanting(name):
-        return importlib.util.find_spec(name)
+        return find_module(name)
+
+
+def find_module(name: str) -> ModuleSpec | None:
+    """Return the spec of a module that an `import` statement would find; None if there is none. Nothing is imported."""
+    top, *parts = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # the module was created without a spec
+        return None
+    for part in parts:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    return spec
+
+
+def is_importing() -> bool:
+    """Return whether an app, or the `tools.py` of workers, is being imported, so that its own code is running."""
+    return _importing.get()
+
+
+@contextlib.contextmanager
+def _app_importing() -> Generator[None]:
+    token = _importing.set(True)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
 
 
 def is_neighbour(name: str) -> bool:
@@ -186,7 +212,8 @@ def load_file(path: Path, name: str) -> ModuleType:
     sys.modules[name] = module  # annotations are resolved through `sys.modules`
     _finder.homes[name] = os.path.realpath(path.parent)
     try:
-        loader.exec_module(module)
+        with _app_importing():
+            loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name)
         _finder.homes.pop(name)

@@ -89,6 +89,9 @@ class Fork(Protocol):
     refuses reads and writes from every thread with `ContextExpired`.
 
     Subclass it. The members below `drop` have defaults, for a fork whose changes can't be described.
+
+    Handlers and policies get the fork itself, and are trusted not to commit it. If it has a method `handler_view()`, they get
+    what that returns instead.
     """
 
     __slots__ = ()
@@ -415,9 +418,13 @@ class Environment(ABC):
     async def ask(self, question: Question, /) -> Answer | None:
         """Ask a question and return the answer, or None to leave it open until its answer comes through the journal."""
 
-    def voters(self, quorum: Quorum, principal: str, /) -> Sequence[str]:
-        """Return the names of the people who could vote in this quorum on this principal's run. The default is nobody."""
-        return ()
+    def voters(self, quorum: Quorum, principal: str, /) -> Mapping[str, float]:
+        """Return the people who could vote in this quorum on this principal's run. The default is nobody.
+
+        With each name comes the time that the person's account was added, which is `since` in the votes that count; 0
+        if there are no accounts.
+        """
+        return {}
 
     def run_started(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
         """Handle the start or the resumption of a run that may be parked. Called on the run's loop."""

@@ -32,7 +32,7 @@ class DecisionKeys(msgspec.Struct, frozen=True, kw_only=True):
     words: str
     """A description of this request, for lists of remembered decisions."""
     exact: str
-    """The key for approving exactly this request, including its diff."""
+    """The key for approving exactly this request, including its diff. "" if such an approval can't be remembered."""
     any_diff: str
     """The key for denying this request, whatever its diff."""
     scopes: dict[str, str]
@@ -79,6 +79,8 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
     question_id: str
     digest: str
     by: str
+    since: float = 0.0
+    """When the voter's account was added, as a timestamp. An account that is added later under the same name is another one."""
     roles: tuple[str, ...]
     """The roles that the person had when they voted."""
     approved: bool

@@ -37,6 +37,7 @@ EntryKind = Literal[
     "attachments",
     "emitted",
     "remote work",
+    "parked",
 ]
 """The kinds of entries in a run's record.
 
@@ -48,6 +49,7 @@ informed of undone calls. `deadline`: the state of a deadline that pauses for pe
 decided at the entry's place, so that a resumed run decides the same. `attachments`: the files that a call gave to a worker.
 `emitted`: the events of a call that the web page showed; the key is the call's id.
 `remote work`: the id of the work that a call has started elsewhere.
+`parked`: the run was parked; what was published about its unfinished calls. The key is the number of the leg.
 """
 
 
@@ -160,6 +162,18 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     def mark(self) -> Mark:
         """The session's position in a list of sessions, from which the next page continues."""
         return self.changed_at, self.session_id
+
+
+class SessionTurn(msgspec.Struct, frozen=True):
+    """A turn of a recorded session: the time in which one run works on it."""
+
+    id: str
+    links: int | None = None
+    """How many records the run that has the turn had when the turn was read; None if the turn was over, or is the caller's own."""
+
+
+TakenTurn = Literal["new", "same", "none"]
+"""Whether a run that is taken gets the next turn of its session, the last one again, or none."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -287,6 +301,10 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The id that this folder keeps when it is moved; "" if there is no folder, or if nothing had been written to it yet."""
     decision: str = ""
     """The policies' decision: `allow`, `ask: why`, or `deny`; "" without policies."""
+    logged: Sequence[bytes] = ()
+    """What the call added to the session's logs, in order. It stays if the call failed or is undone."""
+    path: tuple[str, ...] = ()
+    """The names of the calls around an inner call, outermost first, followed by its own name; () for a call of the run itself."""
 
     def is_in(self, root: str, root_id: str) -> bool:
         """Return whether the call worked in this folder.

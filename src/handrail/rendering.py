@@ -17,6 +17,9 @@ from typing import Any, cast
 
 import msgspec
 
+UNSHOWN = "can't be shown"
+"""The words of a diff for changes that it leaves out. An approval of such a diff is not remembered as exact."""
+
 FOLD_CHARACTERS = 600
 FOLD_LINES = 12
 """Maximum number of characters and lines of a value that are shown. The rest is folded, unless it is short."""

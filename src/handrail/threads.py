@@ -43,6 +43,15 @@ async def run_in_thread(function: Callable[[], T]) -> T:
     return await future
 
 
+def is_on_loop() -> bool:
+    """Return whether an event loop runs in this thread, so that the thread must not wait."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 async def call_either(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """Call an async function in this task, or a plain function in a thread, and return its value.
 

@@ -20,12 +20,14 @@ from handrail import (
     Deadline,
     MarkdownSection,
     MemoryFilesystem,
+    MemoryJournal,
     Prompt,
     PromptEvaluationError,
     ScriptedModel,
     Session,
     ToolCall,
     ToolContext,
+    UserContext,
     tool,
 )
 from handrail.adapter import Retry, Throttle
@@ -57,6 +59,7 @@ from handrail.models.providers import Quirks
 from handrail.models.scripted import Reply
 from handrail.session import load, save
 from handrail.testing import Agent, RecordingSubscriber, VirtualClock, run_virtual
+from support.parked_runs import park_and_resume
 
 
 @dataclass(frozen=True)
@@ -705,6 +708,28 @@ def test_a_tool_sees_the_request_that_led_to_it() -> None:
     assert (accumulator.text, accumulator.calls) == ("Let me see.", ("c1",))
     assert extras[RETRIES] == 1
     assert extras.get(PROVIDER_REQUEST_ID) is None
+
+
+@pytest.mark.parametrize("ids", [(None,), (None, None), ("c1", None), ("c1", "c1")])
+async def test_the_accumulated_response_has_the_id_of_each_call(ids: tuple[str | None, ...]) -> None:
+    """A call's id is in its `response_accumulator` also if the provider gave none, or one that is taken, and after a resume."""
+    seen: list[Any] = []
+
+    @tool(effect="idempotent")
+    async def look(context: UserContext) -> str:
+        """Look around."""
+        assert context.response_accumulator is not None
+        seen.append((context.call_id, context.response_accumulator.calls))
+        return await context.wait_for("go_on", {}) if len(seen) == 2 * len(ids) else "seen"
+
+    turn = [ToolCall("look", {}, id) for id in ids]
+    adapter = Adapter(ScriptedModel([turn, turn, "Done."]), journal=MemoryJournal())
+    assert await park_and_resume(adapter, Prompt("p", "Go.", tools=[look])) == "Done."
+    assert len(seen) >= 2 * len(ids) + 1
+    assert all(call_id and call_id in calls and len(calls) == len(ids) for call_id, calls in seen)
+    first, second, again = seen[0][1], seen[len(ids)][1], seen[-1][1]
+    assert not set(first) & set(second)
+    assert again == second
 
 
 # --- nesting -----------------------------------------------------------------------------------

@@ -278,9 +278,9 @@ class Live(LiveSection):
         super().__init__("Live", "live", "Live.")
         self._states = list(states)
 
-    async def connect(self) -> None: ...
+    async def connect(self, principal: str) -> None: ...
 
-    def current_tools(self) -> tuple[ProviderTool, ...]:
+    def current_tools(self, principal: str) -> tuple[ProviderTool, ...]:
         return self._states[0]
 
     def advance(self) -> None:

@@ -428,6 +428,44 @@ async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Pat
     there_files.close()
 
 
+async def test_what_was_read_under_two_tickets_can_not_both_hold(stage: Stage):
+    """Of two redemptions that both saw a seat as free, the second one does not fit, and the call fails with a conflict."""
+
+    async def book(context: ToolContext) -> str:
+        if not context.session[Note].all():
+            context.session.dispatch(Note("booked"))
+        return "done"
+
+    async def here(context: ToolContext) -> str:
+        tickets = [context.ticket(), context.ticket()]
+        for ticket in tickets:
+            await stage.redeem(ticket, acting(book))
+        return "sold"
+
+    said = await stage.run(acting(here))
+    assert "Note" in said
+    assert stage.ends[-1].status == "conflict"
+    assert stage.notes == []
+
+
+async def test_a_read_under_a_ticket_counts_as_a_read_of_the_call(stage: Stage):
+    """If another call changes what was read under a ticket before the call commits, the call runs again."""
+    runs: list[int] = []
+
+    async def look(context: ToolContext) -> str:
+        return str(len(context.session[Note].all()))
+
+    async def here(context: ToolContext) -> str:
+        runs.append(1)
+        seen = await stage.redeem(context.ticket(), acting(look))
+        if len(runs) == 1:
+            stage.session.dispatch(Note("meanwhile"))
+        return seen.value
+
+    await stage.run(acting(here))
+    assert len(runs) == 2
+
+
 async def test_another_try_has_tickets_of_its_own(stage: Stage):
     """Each attempt at a call issues its own tickets, and work under a failed attempt's tickets is discarded."""
     tickets: list[str] = []

@@ -273,7 +273,7 @@ def test_a_resumed_run_has_the_servers_of_its_file(folder: Path, here: Here, nam
     entry = {"command": sys.executable, "args": ["-S", str(server)], "env": {"API_TOKEN": "hunter2-x"}}
     config = folder.parent / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"trial": entry}}))
-    (folder.parent / "envoy.py").write_text(
+    source = (
         "from handrail import Agent, ScriptedModel, ToolCall\n"
         "def answer(request):\n"
         "    said = request.messages[-1]\n"
@@ -282,6 +282,8 @@ def test_a_resumed_run_has_the_servers_of_its_file(folder: Path, here: Here, nam
         "agent = Agent(model, 'Go.')\n"
     )
     (folder.parent / "workers").mkdir(exist_ok=True)
+    for place in (folder.parent, folder.parent / "workers"):
+        (place / "envoy.py").write_text(source)
     (folder.parent / "workers" / "envoy.md").write_text("---\nname: envoy\nmodel: envoy:model\n---\nGo.\n")
     code, _, error = here("run", named, "x", "-q", "--approve", "later", "--mcp", "mcp.json")
     assert code == 5, error
@@ -379,6 +381,26 @@ def test_a_broken_worker_is_reported_with_its_line(folder: Path):
     listed = handrail("workers", "team", cwd=folder.parent)
     assert (listed.returncode, "hello\t" in listed.stdout, "bad" in listed.stdout) == (2, True, False)
     assert "can't load bad. `handrail workers check team` says why." in listed.stderr
+
+
+def test_looking_at_workers_runs_nothing(folder: Path, here: Here):
+    """`workers`, `list`, `show` and `check` run neither `tools.py` nor a model's module. `check --import` runs `tools.py`."""
+    mark = f"import pathlib\npathlib.Path({str(folder / 'ran')!r}).touch()\n"
+    with (folder / "tools.py").open("a") as tools:
+        tools.write(f"{mark}def add(a: int) -> int:\n    'Add.'\n    return a\n")
+    for place in (folder, folder.parent):
+        (place / "planted.py").write_text(f"{mark}model = None\n")
+    (folder / "hello.md").write_text("---\nmodel: planted:model\ntools: [add]\n---\nGo.\n")
+    for words in (["team"], ["list", "team"], ["check", "team/hello.md"], ["show", "team/hello.md"]):
+        code, out, err = here("workers", *words)
+        assert (code, bool(out)) == (0 if "check" not in words else code, True), err
+        assert not (folder / "ran").exists()
+    here("workers", "check", "team")
+    here("models", "--json")
+    assert not (folder / "ran").exists()
+    assert here("workers", "list", "team", "--import")[0] == 2
+    assert here("workers", "check", "team/hello.md", "--import")[0] == 0
+    assert (folder / "ran").exists()
 
 
 def test_tracebacks_are_shown_on_request(folder: Path):
@@ -520,6 +542,28 @@ def test_chat_reads_piped_lines(folder: Path):
     assert handrail("chat", "team/payer.md", cwd=folder.parent, stdin="one\n").returncode == 3
     quiet = handrail("chat", "team/failing.md", "-q", cwd=folder.parent, stdin="one\n")
     assert (quiet.returncode, quiet.stdout, "the key is wrong" in quiet.stderr) == (1, "", True)
+
+
+def test_a_conversation_is_continued(tmp_path: Path):
+    """`--continue` goes on with the newest conversation with this agent, in another process, and says so if there is none."""
+    (tmp_path / "app.py").write_text(
+        "from handrail import Agent, ScriptedModel\n"
+        "agent, other = (Agent(ScriptedModel(lambda request: f'{len(request.messages)} messages'), 'Help.') for _ in range(2))\n"
+    )
+    none = handrail("run", "app.py", "hello", "--continue", cwd=tmp_path)
+    assert (none.returncode, "Leave out --continue" in none.stderr) == (2, True)
+    for app, more, said in (
+        ("app:agent", [], "1 messages"),
+        ("app:other", [], "1 messages"),
+        ("app:agent", ["--continue"], "3 messages"),
+        ("app:agent", [], "1 messages"),
+        ("app:agent", ["-c"], "3 messages"),
+    ):
+        assert handrail("run", app, "hello", *more, cwd=tmp_path).stdout == f"{said}\n"
+    assert (
+        handrail("chat", "app:agent", "-c", cwd=tmp_path, stdin="one\ntwo\n").stdout
+        == "5 messages\n7 messages\n"
+    )
 
 
 # --- `new`, `workers`, and the program itself ---

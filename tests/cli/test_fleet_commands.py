@@ -126,7 +126,7 @@ def test_an_altered_workspace_is_listed_with_the_others(
     assert handrail("workspaces", "list", code=1).splitlines() == [
         "before  1 file, 5 bytes",
         r"mid\x1b[2Jdle  altered: its row was changed",
-        "middle  altered: the rows of its files do not match its own row",
+        "middle  altered: it was removed",
         "next  altered: the row of 'a.txt' was changed",
         "`handrail runs verify` lists every altered record.",
     ]

@@ -195,7 +195,7 @@ def test_a_call_that_was_not_approved(line: Line):
 
 def answer_and_resume(line: Line, run_id: str, *more: str) -> bool:
     """Answer the run's question, resume it with a model that writes `.envrc`, and return whether it was written."""
-    (question,) = line.json("resume", run_id, "--model", "the_app:writer", code=5)["questions"]
+    (question,) = line.json("resume", run_id, "--model", "the_app:writer", *more, code=5)["questions"]
     line("answer", run_id, "--value", '{"n": 3}', "--digest", question["digest"])
     written = line.base / "files" / ".envrc"
     written.unlink(missing_ok=True)
@@ -216,7 +216,9 @@ def test_a_resumed_run_keeps_the_startup_files_it_was_allowed(line: Line):
     assert answer_and_resume(line, "tea")
     assert not answer_and_resume(line, "two")
     assert not answer_and_resume(line, "three", "--startup-files", "other")
-    assert not answer_and_resume(line, "imported")  # nobody here has allowed what the imported file claims
+    assert not answer_and_resume(
+        line, "imported", "--app", "the_app:prompt"
+    )  # nobody here has allowed what the imported file claims
 
 
 def test_fork_undo_replay(line: Line):
@@ -316,6 +318,9 @@ def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.Mon
 
     class There(Environment):
         run_mode = "user"
+
+        def __init__(self, **streams: object) -> None:
+            """Take the streams of a terminal, which are not used."""
 
         async def ask(self, question: Question, /) -> Answer:
             assert question.name == "pick"

@@ -1,11 +1,23 @@
 """Extras: a read-only mapping with validated names and values, and typed keys."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from handrail.context import PROVIDER_REQUEST_ID, RATE_LIMIT, TRACING_SPAN, ExtraKey, Extras, RateLimit
+from handrail.context import (
+    PROVIDER_REQUEST_ID,
+    RATE_LIMIT,
+    TRACING_SPAN,
+    ExtraKey,
+    Extras,
+    PerCall,
+    RateLimit,
+)
 from handrail.errors import DefinitionError, ExtraKeyError
 
 
@@ -125,3 +137,104 @@ def test_a_key_can_be_subscripted_and_is_a_value():
 def test_its_repr_shows_names_and_no_values():
     """The repr of extras shows only the keys, because a value may be a provider's secret."""
     assert repr(Extras({"provider_request_id": "sk-secret"})) == "Extras(provider_request_id)"
+
+
+# --- frozen copies ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Tenant:
+    """A declared type whose values can be changed in place."""
+
+    name: str
+    tags: list[str]
+
+
+TENANT = ExtraKey("tenant", Tenant)
+
+
+def test_json_values_are_frozen_copies():
+    """What a tool reads equals what was given, does not follow later changes to it, and can't be changed, at any depth."""
+    source: Any = {"limits": {"a": [1, 2]}, "names": ["x", {"y": 1}]}
+    extras = Extras(source)
+    source["limits"]["a"].append(3)
+    source["names"][1]["y"] = 2
+    assert extras["limits"] == {"a": [1, 2]}
+    assert extras["names"] == ["x", {"y": 1}]
+    for change in (
+        lambda: extras["limits"]["a"].append(3),
+        lambda: extras["limits"].update(b=1),
+        lambda: extras["names"][1].clear(),
+    ):
+        with pytest.raises(TypeError, match="read-only"):
+            change()
+    assert ExtraKey("limits", dict) in extras
+    assert extras[ExtraKey("limits", dict)] == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize("way", [lambda extras: extras[TENANT], lambda extras: dict(extras)["tenant"]])
+def test_a_declared_value_that_can_be_changed_is_copied_for_each_reader(way: Callable[[Extras], Tenant]):
+    """Neither who gave a value nor who read it can change what others read."""
+    given = Tenant("acme", ["a"])
+    extras = Extras({TENANT: given})
+    given.tags.append("later")
+    first = way(extras)
+    first.tags.append("mine")
+    first.name = "mine"
+    assert way(extras) == Tenant("acme", ["a"])
+    assert way(extras.merged(Extras({"other": 1}))) == Tenant("acme", ["a"])
+
+
+def test_a_declared_value_that_can_not_be_changed_is_shared():
+    """Immutable values are not copied."""
+    limit = RateLimit(requests_left=3)
+    extras = Extras({RATE_LIMIT: limit})
+    assert extras[RATE_LIMIT] is extras[RATE_LIMIT] is limit
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Tenant("acme", []), datetime(2030, 1, 1, tzinfo=UTC), {1: 2}, [Tenant("acme", [])], {"a": {"b"}}],
+    ids=["dataclass", "datetime", "number as name", "inside a list", "set"],
+)
+def test_an_object_is_refused_unless_its_key_declares_its_type(value: object):
+    """A value that is not JSON, although it could be written as JSON, needs a key that declares its type."""
+    with pytest.raises(ExtraKeyError, match=r"not JSON.*ExtraKey\('it', "):
+        Extras({"it": value})
+    key = ExtraKey("it", type(value))
+    assert Extras({key: value})[key] == value
+    assert Extras({"it": value}, (key,))[key] == value
+
+
+def test_a_value_that_can_not_be_copied_is_refused_by_name():
+    """A declared value that can be written as JSON but not copied needs an opaque key."""
+
+    @dataclass
+    class Locked:
+        name: str
+
+        def __deepcopy__(self, memo: Any) -> Locked:
+            raise TypeError("it holds a lock")
+
+    with pytest.raises(ExtraKeyError, match=r"can't be copied: TypeError.*opaque=True"):
+        Extras({ExtraKey("it", Locked): Locked("a")})
+    opaque = ExtraKey("it", Locked, "Lives as long as the run; any thread.", opaque=True)
+    kept = Locked("a")
+    assert Extras({opaque: kept})[opaque] is kept
+
+
+def test_the_value_of_one_call_is_a_frozen_copy_too():
+    """A value that is found for each call is checked and frozen like one that is given."""
+    found: dict[str, Any] = {"1": ["a"], "2": Tenant("acme", []), "3": object()}
+    extras = Extras({"it": PerCall(found.get)})
+    value = extras.for_call("1", Extras())["it"]
+    found["1"].append("b")
+    assert value == ["a"]
+    with pytest.raises(TypeError, match="read-only"):
+        value.append("c")
+    for call in ("2", "3"):
+        with pytest.raises(ExtraKeyError):
+            extras.for_call(call, Extras())
+    declared = Extras({TENANT: PerCall(found.get)}).for_call("2", Extras())
+    declared[TENANT].tags.append("mine")
+    assert declared[TENANT] == Tenant("acme", [])

@@ -20,8 +20,8 @@ from handrail import (
     TransientError,
     tool,
 )
+from handrail.claims import WHOLE, Claim
 from handrail.dispatch import Gate, open_gate
-from handrail.dispatch.transaction import commit_lock_of
 from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.journal.sqlite import MemoryJournal
@@ -367,13 +367,15 @@ def test_a_loop_is_freed_with_its_timers() -> None:
 
 
 def test_a_loop_is_freed_although_a_session_it_committed_to_lives_on() -> None:
-    """A session's commit lock does not keep closed event loops alive, even if tasks on them waited for the lock."""
-    lock = commit_lock_of(session := Session())
+    """A session's claims do not keep closed event loops alive, even if tasks on them waited for a claim."""
+    claims = Session().claims
 
     async def main() -> weakref.ref[Any]:
         async def commit() -> None:
-            async with lock:
-                await asyncio.sleep(0)
+            claim = Claim(WHOLE)
+            await claims.enter(claim)
+            await asyncio.sleep(0)
+            claims.leave(claim)
 
         await asyncio.gather(commit(), commit())
         return weakref.ref(asyncio.get_running_loop())
@@ -381,7 +383,7 @@ def test_a_loop_is_freed_although_a_session_it_committed_to_lives_on() -> None:
     first, _ = asyncio.run(main()), asyncio.run(main())
     gc.collect()
     assert first() is None
-    assert commit_lock_of(session) is lock
+    assert not claims.is_busy
 
 
 def test_uncancelling_does_not_save_a_handler_from_a_cancelled_run() -> None:

@@ -171,19 +171,22 @@ async def test_an_async_message_callback_is_awaited(tmp_path: Path) -> None:
     assert done[-1] == "Hello, Ada."
 
 
-async def test_a_callback_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """Errors in sync and async callbacks are logged, and later values still arrive."""
+@pytest.mark.parametrize("error", [ValueError("no"), GeneratorExit("no")])
+async def test_a_callback_that_fails_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    """Errors in sync and async callbacks are logged, and later values still arrive. `GeneratorExit` is an error like any other."""
     done = list[int]()
 
     async def later(value: int) -> None:
         await asyncio.sleep(0)
         if value == 1:
-            raise ValueError("one")
+            raise error
         done.append(value)
 
     def tell(value: int) -> Any:
         if value == 3:
-            raise ValueError("three")
+            raise error
         return later(value)
 
     callback = Callback(tell, "tell")

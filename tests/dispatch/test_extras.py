@@ -156,3 +156,54 @@ async def test_a_call_without_a_value_of_its_own_has_none() -> None:
     gate = open_gate([reading(seen, TRACING_SPAN)], extras={TRACING_SPAN: PerCall(lambda call_id: None)})
     (await gate.invoke("read")).unwrap()
     assert seen == [[None]]
+
+
+class Listing(ScriptedModel):
+    """A model that contributes a list with each answer."""
+
+    async def stream(self, request: Any) -> AsyncGenerator[Any]:
+        yield SentPart(b"{}", {}, extras={"labels": ["new"]})
+        async for part in super().stream(request):
+            yield part
+
+
+async def test_a_tool_changes_no_extras_for_other_calls_and_runs() -> None:
+    """What a tool does to a value that it reads is not seen by other calls, by nested runs, or by who gave the value."""
+    mine: dict[str, Any] = {"quota": {"left": 3}}
+    seen: list[Any] = []
+
+    @tool(effect="idempotent")
+    async def spoil(context: ToolContext) -> str:
+        """Read the extras, and try to change them."""
+        seen.append((dict(context.extras["quota"]), list(context.extras["labels"])))
+        with pytest.raises(TypeError, match="read-only"):
+            context.extras["quota"]["left"] = 0
+        with pytest.raises(TypeError, match="read-only"):
+            context.extras["labels"].append("spoilt")
+        return "tried"
+
+    prompt = Prompt("p", "Spoil.", tools=[spoil])
+    adapter = Adapter(Listing([[ToolCall("spoil"), ToolCall("spoil")], "Done."] * 2), extras=mine)
+    for _ in range(2):
+        await adapter.evaluate(prompt, "go")
+    assert seen == [({"left": 3}, ["new"])] * 4
+    assert mine == {"quota": {"left": 3}}
+
+
+async def test_a_calls_own_extras_can_be_passed_on() -> None:
+    """`context.extras` can be passed to a nested run, with opaque objects and declared types."""
+    seen: list[Any] = []
+    handle: list[int] = []
+    inner = Prompt("inner", "Read.", tools=[reading(seen, TENANT, HANDLE)])
+
+    @tool
+    async def outer(context: ToolContext) -> str:
+        """Pass the extras on."""
+        await context.adapter.evaluate(inner, "go", extras=context.extras)
+        return "nested"
+
+    adapter = Adapter(ScriptedModel(calling("read")))
+    gate = open_gate([outer], adapter=adapter, extras={TENANT: "acme", HANDLE: handle})
+    (await gate.invoke("outer")).unwrap()
+    assert seen == [["acme", handle]]
+    assert seen[0][1] is handle

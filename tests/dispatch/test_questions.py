@@ -166,12 +166,8 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
     ),
     "wrong principal": (wrong_principal, "'mallory' may not answer it", "Only 'ada' may."),
     "unknown id": (unknown_id, "there is no such question", "Answer one of the open questions."),
-    "late": (late, "the question is over: timed out", "Only an open question can be answered."),
-    "late by the clock": (
-        late_by_the_clock,
-        "the question has expired",
-        "It can no longer be answered; the run has to ask again.",
-    ),
+    "late": (late, "the question has expired", "It ended without an answer"),
+    "late by the clock": (late_by_the_clock, "the question has expired", "It ended without an answer"),
     "second": (second, "the question is over: answered", "Only an open question can be answered."),
     "second declines": (
         second_declines,
@@ -236,6 +232,9 @@ def test_an_answer_that_does_not_count_is_refused(name: str):
     assert str(refused).startswith(f"answer to {refused.question!r} refused: ")
     assert isinstance(refused, HandrailError)
     assert isinstance(refused, ValueError)
+    if name.startswith("late"):
+        assert isinstance(ended, Answer)
+        assert ended.outcome == "timed out"
     if isinstance(ended, Answer) and ended.outcome == "answered":
         assert ended.value == (1 if name.startswith("second") else 2)
 

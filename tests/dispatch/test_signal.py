@@ -123,6 +123,55 @@ def test_a_handler_that_polls_its_signal_sees_it(reason: str) -> None:
     assert run(make, reason) == ["signal True"]
 
 
+@pytest.mark.parametrize("reason", OUTSIDE)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_handler_that_first_reads_its_signal_when_it_is_cancelled_sees_it(
+    reason: str, nested: bool
+) -> None:
+    """A signal that is first read inside `except CancelledError` has fired, also for a cancellation of a call around it."""
+
+    def make(stopped: Stopped) -> Any:
+        async def inner(params: None, *, context: ToolContext) -> ToolResult[None]:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                stopped.seen.append(f"signal {context.signal.cancelled}")
+                if context.signal.cancelled:
+                    await context.signal.wait()  # returns at once
+                stopped.seen.append(f"again {context.signal.cancelled}")
+                raise
+            return ToolResult.ok(None)
+
+        async def outer(params: None, *, context: ToolContext) -> ToolResult[None]:
+            gate = open_gate([Tool[None, Any]("inner", "Waits.", inner, effect="read")])
+            return await gate.invoke("inner")
+
+        return outer if nested else inner
+
+    assert run(make, reason) == ["signal True", "again True"]
+
+
+def test_a_timeout_of_the_handlers_own_is_not_its_signal() -> None:
+    """Once a timeout inside the handler is over, a signal that is first read then has not fired, and fires when the call is stopped."""
+
+    def make(stopped: Stopped) -> Any:
+        async def work(params: None, *, context: ToolContext) -> ToolResult[None]:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    try:
+                        await asyncio.sleep(60)
+                    finally:
+                        _ = context.signal  # reading it here does not make it fire
+            stopped.seen.append(f"own {context.signal.cancelled}")
+            await context.signal.wait()
+            stopped.seen.append(f"signal {context.signal.cancelled}")
+            return ToolResult.ok(None)
+
+        return work
+
+    assert run(make, "the caller's task") == ["own False", "signal True"]
+
+
 @pytest.mark.parametrize("reason", REASONS)
 async def test_a_sync_handler_sees_its_signal(reason: str) -> None:
     """In a sync handler, the signal fires for each reason to stop."""

@@ -272,3 +272,10 @@ async def test_a_secret_is_hidden_while_typed_and_masked_when_shown() -> None:
     assert "**********" in typist.text
     assert not any("user" in prompt for prompt in typist.hid)
     assert len(typist.hid) == 6
+
+
+def test_a_count_may_be_written_with_a_fraction_of_zero() -> None:
+    """A form checks `maxLength: 2.0` as 2."""
+    assert parse({"type": "string", "maxLength": 2.0}, "ab") == "ab"
+    with pytest.raises(ValueError, match="at most 2 characters, not 3"):
+        parse({"type": "string", "maxLength": 2.0}, "abc")

@@ -14,11 +14,12 @@ from handrail.adapter.run_record import decode_outcome
 from handrail.fleet import FleetApp, Runner, Submission, submit
 from handrail.fleet.dispatcher import Engine
 from handrail.journal.sqlite import SqliteJournal
+from handrail.journals import Journal
 from handrail.question import Answer
 from handrail.records import OVER
 from support import PATIENCE, fleet_app, postgres
 
-MakeEngine = Callable[[str], Engine]
+MakeEngine = Callable[[Journal], Engine]
 
 
 pytestmark = pytest.mark.skipif(
@@ -32,7 +33,7 @@ def engine(tmp_path: Path) -> MakeEngine:
         pytest.skip("dbos is not installed")
     from handrail.fleet.dbos import DbosDispatcher
 
-    return lambda owner: DbosDispatcher(f"sqlite:///{tmp_path}/dbos.db", executor=owner, poll=0.02)
+    return lambda journal: DbosDispatcher(f"sqlite:///{tmp_path}/dbos.db", journal, poll=0.02)
 
 
 async def test_an_engine_drives_runs_through_questions_and_restarts_of_the_worker(
@@ -50,7 +51,7 @@ async def test_an_engine_drives_runs_through_questions_and_restarts_of_the_worke
 
     async def work(until: Callable[[str], bool], run_id: str) -> None:
         stop = asyncio.Event()
-        runner = Runner(journal, [app], dispatcher=engine(journal.owner))
+        runner = Runner(journal, [app], dispatcher=engine(journal))
         task = asyncio.ensure_future(runner.run(stop, grace=0))
         async with asyncio.timeout(PATIENCE):
             while not until((await journal.runs.get(run_id)).status):
@@ -93,7 +94,7 @@ async def test_a_leg_that_ended_or_was_lost_before_it_claimed_its_run_is_started
             await lost.wait()
 
     taken = 0
-    dispatcher = engine(journal.owner)
+    dispatcher = engine(journal)
     working = asyncio.ensure_future(dispatcher.work(execute, [app.queue], 10))
     async with asyncio.timeout(PATIENCE):
         for _ in range(3):
@@ -117,11 +118,11 @@ async def test_a_submitted_run_is_started_by_the_engine_even_before_a_worker_is_
     """
     app = FleetApp.load(str(Path(fleet_app.__file__)))
     journal = SqliteJournal(tmp_path / "runs.db")
-    door, started = engine("door"), asyncio.Queue[str]()
+    door, started = engine(journal), asyncio.Queue[str]()
     now = await submit(journal, app, "pay rent", dispatcher=door)
     soon = await submit(journal, app, Submission("pay rent", at=time.time() + 0.1), dispatcher=door)
     late = await submit(journal, app, Submission("pay rent", at=time.time() + 100_000), dispatcher=door)
-    dispatcher = engine(journal.owner)
+    dispatcher = engine(journal)
     working = asyncio.ensure_future(dispatcher.work(started.put, [app.queue], 10))
     async with asyncio.timeout(PATIENCE):
         assert {await started.get(), await started.get()} == {now.record.id, soon.record.id}
@@ -145,7 +146,7 @@ async def test_procrastinate_opens_a_database_again_that_was_lost(tmp_path: Path
     journal = SqliteJournal(tmp_path / "runs.db")
     row = await submit(journal, app, "pay rent")
     started: asyncio.Queue[str] = asyncio.Queue()
-    dispatcher = ProcrastinateDispatcher(url)
+    dispatcher = ProcrastinateDispatcher(url, journal)
     with psycopg.connect(url.replace(name, "postgres"), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")  # pyright: ignore
         working = asyncio.ensure_future(dispatcher.work(started.put, [app.queue], 10))

@@ -1,22 +1,25 @@
 """Workers execute the runs that wait in a journal, even if some of the workers are lost."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from handrail import runs
+from handrail import Adapter, CapabilityPolicy, Prompt, ScriptedModel, runs
 from handrail.adapter.evaluation import MOST_WORKER_DEATHS
 from handrail.adapter.requests import decode_request
 from handrail.adapter.run_lease import renew_now
 from handrail.adapter.run_record import decode_outcome
-from handrail.clock import SYSTEM_CLOCK
+from handrail.clock import SYSTEM_CLOCK, SystemClock
 from handrail.errors import JournalError, RunError
+from handrail.events import ToolInvoked
 from handrail.fleet import FleetApp, JournalDispatcher, Runner, Submission, submit
 from handrail.fleet.dispatcher import Execute
 from handrail.fleet.submission import repeat
@@ -24,6 +27,7 @@ from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.journals import Journal
 from handrail.question import Answer
 from handrail.records import OVER, RunRow, WorkerRow
+from handrail.serve.sources import PromptSource
 from support import PATIENCE, fleet_app
 
 
@@ -112,6 +116,39 @@ async def test_a_waiting_run_leaves_memory_and_continues_once_it_is_answered(
         row = await over(journal, run_id)
     assert (decode_outcome(row).text, log()) == ("Result: chose green", ["chose green"])
     journal.close()
+    door.close()
+
+
+async def test_a_rate_limit_and_the_log_of_calls_move_with_a_session_from_worker_to_worker(
+    app: FleetApp, log: Callable[[], list[str]], tmp_path: Path
+):
+    """Each leg of a session's runs is executed by another worker. The limit of two calls holds for all of them together."""
+    door = SqliteJournal(tmp_path / "runs.db")
+    for number in ("1", "2", "3"):
+        await submit(door, app, Submission("choose tea", session_id="s", run_id=number))
+
+    async def next_leg(done: Callable[[], Any]) -> None:
+        journal = SqliteJournal(tmp_path / "runs.db")
+        async with worker(journal, app) as runner:
+            await until(done)
+            await until(lambda: not runner.running)
+        journal.close()
+
+    for number in ("1", "2"):
+        await next_leg(lambda number=number: door.questions.open(number))
+        [question] = await door.questions.open(number)
+        value = {"name": "green"}
+        door.questions.answer(
+            Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
+        )
+    await next_leg(lambda: over(door, "3"))
+    assert "2 calls in 3600 seconds is the limit" in decode_outcome(await over(door, "3")).text
+    session = await runs.session(door, "s", principal="local")
+    assert [(each.tool, each.status) for each in session[ToolInvoked].all()] == [
+        ("choose", "ok"),
+        ("choose", "ok"),
+        ("choose", "denied"),
+    ]
     door.close()
 
 
@@ -283,7 +320,7 @@ async def test_runs_repeated_within_a_second_have_different_ids(app: FleetApp):
     journal = MemoryJournal()
     row = await submit(journal, app, Submission("pay rent", every=0.4, key="rent", at=4e9))
     for _ in range(4):
-        await repeat(journal, row, decode_request(row.record), JournalDispatcher(), SYSTEM_CLOCK)
+        await repeat(journal, row, decode_request(row.record), JournalDispatcher())
         row = max(await journal.runs.list(), key=lambda each: each.due_at or 0.0)
     assert len({each.record.id for each in await journal.runs.list()}) == 5
 
@@ -397,8 +434,8 @@ async def test_a_run_is_not_blamed_for_the_death_of_a_few_workers(
     run_id = (await submit(journal, app, "choose tea")).record.id
     take = journal.runs.take
 
-    async def taken(id: str, /) -> RunRow:
-        return msgspec.structs.replace(await take(id), deaths=deaths)
+    async def taken(id: str, /, **how: Any) -> RunRow:
+        return msgspec.structs.replace(await take(id, **how), deaths=deaths)
 
     async with worker(journal, app) as runner:
         [question] = await until(lambda: journal.questions.open(run_id))
@@ -468,15 +505,139 @@ async def test_a_run_whose_release_failed_with_the_journal_is_released_later(
     run_id = (await submit(journal, app, "pay rent")).record.id
     begin, get, failures = journal.runs.begin, journal.runs.get, ["get", "begin"]
 
-    async def failing(name: str, method: Callable[..., Any], *given: Any) -> Any:
+    async def failing(name: str, method: Callable[..., Any], *given: Any, **named: Any) -> Any:
         if failures and failures[-1] == name:
             failures.pop()
             raise JournalError("journal", "it is gone for a while", "Wait.")
-        return await method(*given)
+        return await method(*given, **named)
 
-    monkeypatch.setattr(journal.runs, "begin", lambda *given: failing("begin", begin, *given))
-    monkeypatch.setattr(journal.runs, "get", lambda *given: failing("get", get, *given))
+    monkeypatch.setattr(journal.runs, "begin", partial(failing, "begin", begin))
+    monkeypatch.setattr(journal.runs, "get", partial(failing, "get", get))
     async with worker(journal, app):
         await until(lambda: not failures)
         row = await over(journal, run_id)
     assert (row.status, row.legs) == ("done", 2)
+
+
+# --- time goes on while a run is parked ------------------------------------------------------------------
+
+
+class Hands(SystemClock):
+    """A clock that a test can set forward."""
+
+    by = timedelta()
+
+    def now(self) -> datetime:
+        return super().now() + self.by
+
+    def monotonic(self) -> float:
+        return SYSTEM_CLOCK.monotonic() + self.by.total_seconds()
+
+
+def timed(app: FleetApp, clock: Hands) -> FleetApp:
+    """Return the app with an adapter that goes by this clock, in whose runs shipping must be approved within an hour."""
+    adapter = Adapter(ScriptedModel(fleet_app.answer), clock=clock, approval_seconds=3600.0)
+    prompt = Prompt(
+        "shop",
+        "You run a shop.",
+        tools=[fleet_app.ship, fleet_app.hurry, fleet_app.choose],
+        policies=[CapabilityPolicy()],
+    )
+    return dataclasses.replace(app, source=PromptSource(prompt, adapter, app=app.name))
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+@pytest.mark.parametrize(
+    ("said", "ended"),
+    [
+        ("hurry tea", "Result: hurry failed: question 'pick': nobody answered in time"),
+        ("ship tea", "Result: ship was not approved (timed out)"),
+        ("choose tea", "the deadline"),
+    ],
+)
+async def test_a_parked_run_whose_time_ends_is_continued_by_a_worker_once(
+    app: FleetApp, log: Callable[[], list[str]], said: str, ended: str, stopped: bool
+):
+    """A question, an approval and a deadline end on workers as they would live, and the run is taken once for that.
+
+    It does not matter whether a worker was up when the time was over.
+    """
+    clock = Hands()
+    journal, app = MemoryJournal(clock), timed(app, clock)
+    deadline = 3600.0 if said.startswith("choose") else None
+    run_id = (await submit(journal, app, Submission(said, deadline=deadline))).record.id
+
+    async def parked() -> bool:
+        return (await journal.runs.get(run_id)).status == "parked"
+
+    async with worker(journal, app, clock=clock) as runner:
+        await until(parked)
+        await until(lambda: not runner.running)
+        if not stopped:
+            clock.by = timedelta(hours=2)
+            await over(journal, run_id)
+    assert stopped or not await parked()
+    clock.by = timedelta(hours=2)
+    async with worker(journal, app, clock=clock):
+        row = await over(journal, run_id)
+    outcome = decode_outcome(row)
+    assert ended in (outcome.text or outcome.error)
+    assert (row.legs, row.questions) == (2, 0)
+    assert "ship tea" not in log()
+
+
+async def test_a_run_with_an_expired_question_and_an_open_one_is_not_taken_again_and_again(app: FleetApp):
+    """An expired question ends when it is looked at, even if the resumed run does not ask it again."""
+    clock = Hands()
+    journal, app = MemoryJournal(clock), timed(app, clock)
+    run_id = (await submit(journal, app, "choose tea")).record.id
+
+    async def parked() -> bool:
+        return (await journal.runs.get(run_id)).status == "parked"
+
+    async with worker(journal, app, clock=clock) as runner:
+        await until(parked)
+        await until(lambda: not runner.running)
+    [question] = await journal.questions.open(run_id)
+    await journal.runs.take(run_id)
+    stray = msgspec.structs.replace(
+        question, id=f"{run_id}.9?1", expires_at=question.asked_at + timedelta(hours=1)
+    )
+    asking = asyncio.ensure_future(journal.questions.ask(stray))
+
+    async def has_two() -> bool:
+        return len(await journal.questions.open(run_id)) == 2
+
+    await until(has_two)
+    asking.cancel()
+    await asyncio.wait({asking})
+    assert stray.expires_at is not None
+    await journal.runs.leave(run_id, "parked", due_at=stray.expires_at.timestamp())
+    clock.by = timedelta(hours=2)
+
+    async with worker(journal, app, clock=clock) as runner:
+
+        async def taken() -> bool:
+            asked = await journal.questions.open(
+                run_id
+            )  # ends the expired one, which makes the run due once more
+            row = await journal.runs.get(run_id)
+            is_idle = row.status == "parked" and row.due_at is None and not row.owner and not runner.running
+            return is_idle and len(asked) == 1
+
+        await until(taken)
+    assert [each.id for each in await journal.questions.open(run_id)] == [question.id]
+    assert (await journal.runs.get(run_id)).due_at is None
+
+
+async def test_a_schedule_that_passed_while_no_worker_was_up_runs_once(app: FleetApp):
+    """Of the times of a repeated run that have passed, one is made up for. The next one is in the future."""
+    clock = Hands()
+    journal = MemoryJournal(clock)
+    first = await submit(journal, app, Submission("hello", every=60.0, key="tick"))
+    clock.by = timedelta(hours=2)
+    async with worker(journal, app, clock=clock):
+        await over(journal, first.record.id)
+    [following] = [row for row in await journal.runs.list() if row.status == "queued"]
+    assert following.due_at is not None
+    assert 0 < following.due_at - clock.now().timestamp() <= 60

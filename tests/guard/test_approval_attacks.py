@@ -238,7 +238,7 @@ SCENES: list[tuple[Callable[[Desk], Any], str]] = [
     (replayed_for_the_same_arguments, DIGEST),
     (of_another_session, DIGEST),
     (of_another_sessions_principal, "'ada' may not answer it"),
-    (late, "there is no such question"),
+    (late, "expired"),
     (late_by_a_hair, "expired"),
     (after_another_answer, "the question is over: answered"),
     (that_remembers_more, "the question is over: answered"),

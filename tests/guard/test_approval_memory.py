@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from handrail import (
 )
 from handrail.context import Approval
 from handrail.dispatch import run_turn
+from handrail.environment.form import list_choices
 from handrail.errors import DefinitionError, EventRefused, SessionError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, ApprovalRevoked
 from handrail.guard import Broker, approvals_of
@@ -39,6 +41,10 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.protocols import Filesystem, Fork
 from handrail.question import Answer, Question
 from handrail.resources.bindings import given as bound
+from handrail.resources.memory import FileLimits
+from handrail.resources.shell import Allow, Shell, probe
+from handrail.sections.commands import run_command_tool
+from handrail.sections.files import delete_file, write_file
 from handrail.session.serialization import load, save
 from handrail.testing import Agent, Person, VirtualClock, run_virtual
 from support.examples import at_most
@@ -135,7 +141,17 @@ async def need_too(kind: str, context: ToolContext) -> bool:
     return (await context.request_permission(kind)).approved
 
 
-TOOLS = [pay, put, wipe, publish, copy, tidy, stamp, edit, wonder, need, need_too]
+@tool(effect="staged", capabilities={"fs.write"})
+async def build(context: ToolContext) -> str:
+    """Copy `source` to `built`, then move `part` to `moved`, if they are there."""
+    if context.filesystem.exists("source"):
+        context.filesystem.write("built", context.filesystem.read_bytes("source"))
+    if context.filesystem.exists("part"):
+        context.filesystem.move("part", "moved")
+    return "built"
+
+
+TOOLS = [pay, put, wipe, publish, copy, tidy, stamp, edit, build, wonder, need, need_too]
 POLICY = CapabilityPolicy({"fs.write": "ask"}, effects={"idempotent": "allow"})
 
 
@@ -696,6 +712,46 @@ async def test_exactly_this_is_also_this_diff():
     assert files.read("a.md") == "mine again\n"
 
 
+@pytest.mark.parametrize("place", ["source", "part"])
+@pytest.mark.parametrize(
+    ("good", "evil"),
+    [
+        (b"good\0", b"evil\0"),
+        (b"good\xff", b"evil\xff"),
+        (b"good" + b"a\n" * 20_001, b"evil" + b"b\n" * 20_001),
+        (b"good" + b"a" * 1024 * 1024, b"evil" + b"b" * 1024 * 1024),
+    ],
+    ids=["binary", "not UTF-8", "long", "large"],
+)
+async def test_exactly_a_diff_does_not_cover_other_content_that_it_leaves_out(
+    place: str, good: bytes, evil: bytes
+):
+    """A diff names the digest of content that it does not show, of a moved file's too, so other content is asked about."""
+    files = MemoryFilesystem()
+    desk = Desk(EXACT, filesystem=files)
+    for asked, content in enumerate([good, good, evil]):
+        for path in ("built", "moved"):
+            if files.exists(path):
+                files.delete(path)
+        files.write(place, content)
+        assert (await desk.call("build")).success
+        assert desk.asked == (2 if content == evil else 1), asked
+    first, second = (question.payload["diff"] for question in desk.person.questions)
+    assert hashlib.sha256(good).hexdigest() in first
+    assert hashlib.sha256(evil).hexdigest() in second
+
+
+async def test_exactly_a_diff_that_can_not_show_a_change_is_not_remembered(tmp_path: Path):
+    """Content that can't be read has no digest either, so its approval covers one call only."""
+    limits = FileLimits(max_file_size=2 * 1024 * 1024)
+    desk = Desk(True, filesystem=DirectoryFilesystem(tmp_path, limits=limits))
+    (tmp_path / "part").write_bytes(b"a" * 3 * 1024 * 1024)
+    await desk.call("build")
+    (question,) = desk.person.questions
+    assert "can't be shown" in question.payload["diff"]
+    assert question.payload["exact"] is False
+
+
 async def test_an_approval_without_a_diff_does_not_cover_a_diff():
     """An approval that was given without a preview does not cover the same call with a preview."""
 
@@ -1080,3 +1136,146 @@ def test_a_cancelled_run_leaves_no_listener_behind():
         assert not scene.session.dispatcher.listens_for(ApprovalRemembered)
 
     run_virtual(main)
+
+
+@pytest.mark.parametrize("remember", ["exact", "scope"])
+async def test_a_changed_description_is_a_changed_tool(remember: str) -> None:
+    """A remembered approval ends when the tool's description changes. A remembered denial of the call does not."""
+    session = Session()
+
+    async def call(description: str, said: Any) -> tuple[bool, int]:
+        """Call the tool with this description. Returns whether it ran, and how many questions were asked."""
+        person = Person(approve=said)
+        gate = open_gate(
+            [pay.with_words(description=description)],
+            policies=[CapabilityPolicy()],
+            environment=person,
+            session=session,
+        )
+        result = await gate.invoke("pay", {"amount": 3})
+        await gate.close()
+        return result.success, len(person.questions)
+
+    approved = {"approved": True, "remember": remember}
+    denied = {"approved": False, "remember": "exact", "reason": "no"}
+    assert await call("Pay somebody.", approved) == (True, 1)
+    assert await call("Pay somebody.", False) == (True, 0)
+    assert await call("Pay somebody, and me too.", denied) == (False, 1)
+    assert await call("Pay somebody else.", True) == (False, 0)
+
+
+# --- what a scope or an exact approval never covers -------------------------------------------------
+
+
+@tool(effect="irreversible", capabilities={"proc.exec"})
+async def run(command: list[str], context: ToolContext) -> str:
+    """Run a command, without showing what it changes."""
+    ran.append(" ".join(command))
+    return "ran"
+
+
+async def test_exactly_a_command_is_not_remembered_unless_its_diff_was_shown() -> None:
+    """A command may do something else once the files that it runs have changed, so approving exactly it is not offered."""
+    desk = Desk(lambda question: question.payload.get("exact", True))
+    gate = open_gate([run], session=desk.session, policies=[CapabilityPolicy()], environment=desk.person)
+    assert not (await gate.invoke("run", {"command": ["bash", "build.sh"]})).success
+    (question,) = desk.person.questions
+    assert [choice.key for choice in list_choices(question)] == ["y", "1", "n", "r", "x"]
+
+    stubborn = Person(lambda question: EXACT)
+    gate = open_gate([run], session=desk.session, policies=[CapabilityPolicy()], environment=stubborn)
+    result = await gate.invoke("run", {"command": ["bash", "build.sh"]})
+    assert not result.success
+    assert ran == []
+    assert len(approvals_of(desk.session)) == 0
+
+
+async def test_a_denial_of_exactly_a_command_is_remembered() -> None:
+    """A denial of exactly a command is remembered, because denying it again is safe."""
+    desk = Desk({"approved": False, "remember": "exact"})
+    gate = open_gate([run], session=desk.session, policies=[CapabilityPolicy()], environment=desk.person)
+    for _ in range(2):
+        assert not (await gate.invoke("run", {"command": ["bash", "build.sh"]})).success
+    assert desk.asked == 1
+
+
+async def test_a_script_that_was_rewritten_is_asked_about_again(tmp_path: Path) -> None:
+    """An approval of a command with its diff covers the command again only if it makes the same changes."""
+    if not probe(tmp_path).contained:
+        pytest.skip("commands need a sandbox")
+    (tmp_path / "build.sh").write_text("echo one > out\n")
+    person = Person(EXACT)
+    gate = open_gate(
+        [run_command_tool(Shell([Allow(...)]))],
+        filesystem=DirectoryFilesystem(tmp_path),
+        policies=[CapabilityPolicy({"proc.exec": "ask"})],
+        environment=person,
+    )
+    command = {"command": ["bash", "build.sh"]}
+    assert (await gate.invoke("run_command", command)).success
+    (tmp_path / "out").unlink()
+    assert (await gate.invoke("run_command", command)).success
+    assert len(person.questions) == 1
+    (tmp_path / "build.sh").write_text("echo two > out\n")
+    await gate.invoke("run_command", command)
+    assert len(person.questions) == 2
+
+
+def _clear(context: ToolContext, path: str) -> None:
+    context.filesystem.delete(path)
+
+
+def _replace(context: ToolContext, path: str) -> None:
+    context.filesystem.delete(path)
+    context.filesystem.write(f"{path}/inner", "")
+
+
+@pytest.mark.parametrize("unseen", [True, False])
+@pytest.mark.parametrize("first", ["write_file", "delete_file"])
+@pytest.mark.parametrize("approved", [True, False])
+async def test_a_scope_for_writing_does_not_cover_deleting(approved: bool, first: str, unseen: bool) -> None:
+    """An approval of writing does not cover deleting, nor the other way round. A denial of writing covers deleting too."""
+    person = Person({"approved": approved, "remember": "scope", "scope": None})
+    files = MemoryFilesystem({"docs/a": "a", "docs/b": "b"})
+    broker: dict[str, Any] = {"approvals": Unseen(environment=person)} if unseen else {}
+    gate = open_gate(
+        [write_file, delete_file], filesystem=files, policies=[POLICY], environment=person, **broker
+    )
+    calls = {"write_file": {"path": "docs/a", "text": "new"}, "delete_file": {"path": "docs/b"}}
+    second = next(name for name in calls if name != first)
+    await gate.invoke(first, calls[first])
+    await gate.invoke(second, calls[second])
+    is_denied_before = not approved and first == "write_file"
+    assert len(person.questions) == (1 if is_denied_before else 2)
+    assert {each.payload["tool"]: each.payload["scopes"][0] for each in person.questions} == {
+        name: {"write_file": "fs.write under docs/", "delete_file": "fs.delete and fs.write under docs/"}[
+            name
+        ]
+        for name in ([first] if is_denied_before else calls)
+    }
+
+
+@pytest.mark.parametrize("change", [_clear, _replace])
+async def test_a_tool_that_deletes_without_declaring_it_is_asked_about(change: Any) -> None:
+    """If a call's diff deletes a file, a scope for writing does not cover it, whatever the tool declares. Moving a file is writing."""
+
+    @tool(effect="staged", capabilities={"fs.write"})
+    async def work(path: Annotated[str, PathArg("write")], how: str, context: ToolContext) -> str:
+        """Write, move or delete a file."""
+        if how == "write":
+            context.filesystem.write(path, "new")
+        elif how == "move":
+            context.filesystem.move(path, f"{path}.moved")
+        else:
+            change(context, path)
+        return "worked"
+
+    person = Person(SCOPE)
+    files = MemoryFilesystem({"docs/a": "a", "docs/b": "b"})
+    gate = open_gate([work], filesystem=files, policies=[POLICY], environment=person)
+    for how, path in (("write", "docs/a"), ("move", "docs/a"), ("delete", "docs/b")):
+        assert (await gate.invoke("work", {"path": path, "how": how})).success
+    assert [question.payload["scopes"][-1] for question in person.questions] == [
+        "fs.write under docs/",
+        "fs.delete and fs.write under docs/",
+    ]

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from handrail import Deadline, Session, Tool, ToolContext, ToolResult
 from handrail.context import Approval
 from handrail.dispatch import open_gate
+from handrail.dispatch.offers import why_withheld
 from handrail.events import ToolInvoked
+from handrail.place import RUN
 from handrail.protocols import PolicyDecision
+from handrail.resources.memory import MemoryFilesystem
 from handrail.testing import VirtualClock, run_virtual
+from handrail.tools import ProviderTool
 
 
 class Wordless(Exception):
@@ -43,6 +47,8 @@ ANSWERS: dict[str, Any] = {
     "raises without words": lambda: _raise(Wordless()),
     "raises a group": lambda: _raise(ExceptionGroup("many", [OSError("one")])),
     "raises a cancellation": lambda: _raise(asyncio.CancelledError()),
+    "raises GeneratorExit": lambda: _raise(GeneratorExit()),
+    "raises GeneratorExit late": lambda: _later(lambda: _raise(GeneratorExit())),
     "raises late": lambda: _later(lambda: _raise(ValueError("broken"))),
     "awaits something cancelled": _cancelled,
     "hangs until the deadline": lambda: asyncio.sleep(10_000),
@@ -135,3 +141,88 @@ def test_policies_after_one_that_waits_are_checked(waiting: tuple[bool, ...]):
 def test_a_broker_that_does_not_approve_a_call_lets_nothing_through(how: str):
     """A call does not run if the broker raises, hangs, or returns anything but an `Approval` whose `approved` is True."""
     assert ran_with([Asks("ask")], approvals=Answering(how)) == 0
+
+
+class Raising:
+    """A policy that raises an error at one point of a call."""
+
+    name = "raising"
+
+    def __init__(self, point: str, error: BaseException) -> None:
+        self._point, self._error = point, error
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> Any:
+        return self._raise("check", PolicyDecision.allow())
+
+    def on_result(self, *_: Any, **__: Any) -> Any:
+        return self._raise("on_result", None)
+
+    def _raise(self, at: str, otherwise: Any) -> Any:
+        if self._point == at:
+            raise self._error
+        return self._later() if self._point == f"{at}, later" else otherwise
+
+    async def _later(self) -> Any:
+        await asyncio.sleep(1)
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), GeneratorExit("no")], ids=["ValueError", "GeneratorExit"]
+)
+@pytest.mark.parametrize("point", ["check", "check, later", "on_result", "on_result, later"])
+@pytest.mark.parametrize("nested", [False, True], ids=["outermost", "nested"])
+def test_a_policy_that_raises_denies_the_call(point: str, error: BaseException, nested: bool):
+    """Whatever a policy raises, and whenever, its call is denied, names the policy, and leaves nothing behind."""
+
+    async def main() -> None:
+        session, files = Session(), MemoryFilesystem()
+
+        async def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
+            context.filesystem.write("a.txt", "x")
+            return ToolResult.ok(None, "done")
+
+        async def run_work(params: None, *, context: ToolContext) -> ToolResult[Any]:
+            return await context.call("work")
+
+        work = Tool("work", "Work.", handler, effect="staged")
+        outer = Tool("outer", "Call work.", run_work, effect="staged")
+
+        class OnWork(Raising):
+            def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> Any:
+                return (
+                    super().check(tool, params, context=context) if tool is work else PolicyDecision.allow()
+                )
+
+            def on_result(self, tool: Any, *rest: Any, **named: Any) -> Any:
+                return super().on_result(tool, *rest, **named) if tool is work else None
+
+        gate = open_gate(
+            [work, outer],
+            session=session,
+            filesystem=files,
+            policies=[OnWork(point, error)],
+            clock=VirtualClock(),
+        )
+        result = await gate.invoke("outer" if nested else "work")
+        assert not result.success
+        ended = session[ToolInvoked].all()[0]
+        assert (ended.tool, ended.status) == ("work", "denied")
+        assert "'raising'" in ended.result.message
+        assert not files.exists("a.txt")
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_policy_that_raises_generator_exit_withholds_a_providers_tool(waits: bool):
+    """The offer of a tool that the provider runs is decided as a call is."""
+
+    async def main() -> None:
+        policy = Raising("check, later" if waits else "check", GeneratorExit())
+        gate = open_gate([], policies=[policy], clock=VirtualClock())
+        why = await why_withheld(gate, ProviderTool("web_search"), RUN.child(1))
+        assert why is not None
+        assert "'raising'" in why
+
+    run_virtual(main)

@@ -132,6 +132,33 @@ def test_a_provider_that_raises_is_reported_and_the_run_continues() -> None:
     ] * 2
 
 
+@dataclass(frozen=True)
+class Gone(Says):
+    """A provider that raises `GeneratorExit`, or later if `waits`."""
+
+    waits: bool = False
+
+    def advise(self, state: RunState, /) -> Any:
+        if self.waits:
+            return self._later()
+        raise GeneratorExit
+
+    async def _later(self) -> str:
+        await asyncio.sleep(1)
+        raise GeneratorExit
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_provider_that_raises_generator_exit_is_reported_too(waits: bool) -> None:
+    """`GeneratorExit` is an error like any other, and does not end the run."""
+    model = steps(1)
+    session = evaluate(model, Gone(Trigger(calls=1), waits=waits))
+    assert advice(model) == []
+    (told,) = session[Advised].all()
+    assert told.failed
+    assert "GeneratorExit" in told.text
+
+
 def test_deadline_feedback() -> None:
     """Each time the remaining time falls below a threshold, the model is told once how much is left."""
     model = steps(10, 30, 1, 35, 1)

@@ -94,6 +94,14 @@ async def passing(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult
     raise TransientError(f"not yet: {deck}", retry_after=0)
 
 
+async def raising_an_exit(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[str]:
+    raise GeneratorExit(f"{deck.cards[0]} was picked")
+
+
+def raising_an_exit_in_a_thread(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[str]:
+    raise GeneratorExit(f"{deck.cards[0]} was picked")
+
+
 async def raising_before(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
     raise ValueError(f"could not deal {MARKER}")
 
@@ -113,6 +121,8 @@ GAMES: dict[str, dict[str, Any]] = {
     "by a client": {"client": with_wait_for, "after": with_approval},
     "after raises": {"client": with_wait_for, "after": raising},
     "after raises from another error": {"client": with_wait_for, "after": raising_a_chain},
+    "after raises GeneratorExit": {"client": with_wait_for, "after": raising_an_exit},
+    "after raises GeneratorExit in a thread": {"client": with_wait_for, "after": raising_an_exit_in_a_thread},
     "after raises in a thread": {"client": with_wait_for, "after": raising_in_a_thread},
     "after raises a passing failure": {"client": with_wait_for, "after": passing},
     "before raises": {"before": raising_before},

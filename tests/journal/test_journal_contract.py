@@ -1,6 +1,7 @@
 """Laws that every journal obeys. To test a new implementation, add it to `STORES` and to the fixture `opening`."""
 
 import asyncio
+import contextlib
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -21,16 +22,18 @@ from handrail.errors import (
     RunBusy,
     RunError,
     RunUnknown,
+    SessionBusy,
     TicketError,
     ToolValidationError,
 )
 from handrail.journal import queue
 from handrail.journal.lease import LEASE_SECONDS
 from handrail.journal.postgres.journal import PostgresJournal
+from handrail.journal.questions import Watch
 from handrail.journal.schema import VERSION
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.journals import Journal
-from handrail.question import Answer, Question
+from handrail.question import Answer, Question, Vote
 from handrail.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow, WorkerRow
 from support import PATIENCE, postgres
 from support.journals import kept
@@ -272,7 +275,8 @@ async def test_a_run_that_is_lost_does_not_keep_others_from_being_renewed(
 
 async def test_runs_are_listed_newest_first_in_pages_and_those_of_a_session_oldest_first(journal: Journal):
     for number in range(5):
-        await journal.runs.begin(run(f"r{number}", "st"[number % 2], "ada", at=float(number)))
+        await begin(journal, run(f"r{number}", "st"[number % 2], "ada"), float(number))
+        await journal.runs.leave(f"r{number}", "done")
     await journal.runs.begin(run("other", "u", "bob", at=9.0))
     found: list[str] = []
     before = None
@@ -287,7 +291,8 @@ async def test_runs_are_listed_newest_first_in_pages_and_those_of_a_session_olde
 async def test_sessions_are_listed_last_changed_first_in_pages(journal: Journal, clock: Hands):
     for number, session in enumerate("sts"):
         clock.seconds = number
-        await journal.runs.begin(run(f"r{number}", session, at=float(number)))
+        await begin(journal, run(f"r{number}", session), float(number))
+        await journal.runs.leave(f"r{number}", "done")
     [first] = await journal.runs.sessions("ada", limit=1)
     assert (first.session_id, first.runs, first.first.id, first.newest.record.id) == ("s", 2, "r0", "r2")
     [second] = await journal.runs.sessions("ada", before=first.mark)
@@ -326,7 +331,8 @@ async def test_nothing_of_a_forgotten_run_is_left(journal: Journal):
     await task
     decision = Decision(session_id="s", principal="ada", kind="remembered", id="d", at=1.0, body=b"")
     journal.decisions.write(decision)
-    await journal.runs.begin(run("later"))
+    await journal.runs.leave("run", "done")
+    await begin(journal, run("later"))
     await journal.runs.forget(["run"])
     assert await journal.decisions.read("s", "ada") == (decision,), (
         "a decision was lost although its session has another run"
@@ -369,8 +375,9 @@ async def claimed(journal: Journal, **arguments: Any) -> str:
 
 
 async def begin(journal: Journal, record: RunRecord, begun_at: float = 100.0) -> None:
-    """Begin a claimed run."""
-    await journal.runs.begin(msgspec.structs.replace(record, began_at=begun_at, request=b"", begin=b"begin"))
+    """Begin a claimed run, or a new one, on a session that includes everything recorded."""
+    begun = msgspec.structs.replace(record, began_at=begun_at, request=b"", begin=b"begin")
+    await journal.runs.begin(begun, followed=await journal.runs.turn(record.session_id, record.principal))
 
 
 async def test_a_submitted_run_is_queued_until_a_worker_begins_it(journal: Journal, clock: Hands):
@@ -483,7 +490,7 @@ async def test_runs_of_a_session_take_turns(journal: Journal, clock: Hands):
         await journal.queue.submit(each)
     assert await due(journal) == ["first"]
     assert [await claimed(journal), await claimed(journal)] == ["first", ""], "two turns began at once"
-    with pytest.raises(RunError, match="a process owns the run 'first' of the same session"):
+    with pytest.raises(SessionBusy, match="the session 's' is in use by the run 'first'"):
         await journal.runs.take("second")
     await begin(journal, first)
     assert await claimed(journal) == ""
@@ -894,13 +901,179 @@ async def test_an_answer_that_is_not_right_is_refused(journal: Journal, changed:
 
 
 async def test_an_expired_question_takes_no_answer(journal: Journal, clock: Hands):
+    """An answer that comes too late ends the question, for its asker and for everybody else."""
     question = ask(expires_at=NOW + timedelta(seconds=1000))
     task = await asked(journal, question)
     clock.seconds = 1000
     with pytest.raises(AnswerRefused, match="the question has expired"):
         journal.questions.answer(answer(question))
-    await journal.questions.withdraw(question.id)
-    assert (await task).outcome == "cancelled"
+    assert (await task).outcome == "timed out"
+    [found] = await journal.questions.history("run")
+    assert (found.answer, found.answered_at) == (await task, NOW.timestamp() + 1000)
+
+
+async def parked_question(journal: Journal, **changed: Any) -> Question:
+    """Ask a question that expires after 1000 seconds, in a run that is then parked."""
+    question = ask(expires_at=NOW + timedelta(seconds=1000), **changed)
+    await journal.runs.begin(run())
+    task = await asked(journal, question)
+    task.cancel()
+    await asyncio.wait({task})
+    await journal.runs.leave("run", "parked")
+    return question
+
+
+async def list_all(journal: Journal, question: Question) -> None:
+    assert await journal.questions.open() == ()
+
+
+async def list_of_run(journal: Journal, question: Question) -> None:
+    assert await journal.questions.open("run") == ()
+
+
+async def look_back(journal: Journal, question: Question) -> None:
+    [found] = await journal.questions.history("run")
+    assert found.answer is not None
+    assert found.answer.outcome == "timed out"
+
+
+async def answer_late(journal: Journal, question: Question) -> None:
+    with pytest.raises(AnswerRefused, match="the question has expired"):
+        journal.questions.answer(answer(question))
+
+
+async def vote_late(journal: Journal, question: Question) -> None:
+    vote = Vote(question_id=question.id, digest=question.digest, by="bob", roles=(), approved=True)
+    with pytest.raises(AnswerRefused, match="the question has expired"):
+        await journal.votes.cast("run", vote)
+    assert await journal.votes.on("run", question.id, question.digest) == ()
+
+
+async def ask_again(journal: Journal, question: Question) -> None:
+    await journal.runs.take("run")
+    assert (await journal.questions.ask(question)).outcome == "timed out"
+    await journal.runs.leave("run", "parked")
+
+
+LOOKS = (list_all, list_of_run, look_back, answer_late, vote_late, ask_again)
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.__name__)
+async def test_a_question_that_expires_while_its_run_is_parked_ends_once_when_it_is_looked_at(
+    journal: Journal, clock: Hands, look: Callable[[Journal, Question], Any]
+):
+    """Whoever looks first records the end, with the time of that look. Everybody else then sees the same end."""
+    question = await parked_question(journal)
+    clock.seconds = 999.9
+    assert [each.id for each in await journal.questions.open()] == [question.id]
+    clock.seconds = 1000
+    await look(journal, question)
+    clock.seconds = 2000
+    [first] = await journal.questions.history("run")
+    assert first.answer is not None
+    assert (first.answer.outcome, first.answered_at) == ("timed out", NOW.timestamp() + 1000)
+    for each in LOOKS:
+        await each(journal, question)
+    assert list(await journal.questions.history("run")) == [first]
+    assert (await journal.runs.get("run")).questions == 0
+    assert not (await journal.runs.verify()).altered
+
+
+async def test_an_answer_in_time_stands_however_late_its_run_is_resumed(journal: Journal, clock: Hands):
+    question = await parked_question(journal)
+    clock.seconds = 999.9
+    journal.questions.answer(answer(question, 3))
+    clock.seconds = 5000
+    journal.questions.answer(answer(question, 3))
+    await journal.runs.take("run")
+    assert (await journal.questions.ask(question)).value == 3
+
+
+async def test_an_expiry_is_counted_by_the_clock_of_the_journal(journal: Journal, clock: Hands):
+    """A question lasts as long as its asker meant it to, even if the asker's clock is a day slow."""
+    slow = NOW - timedelta(days=1)
+    task = await asked(journal, ask(asked_at=slow, expires_at=slow + timedelta(seconds=1000)))
+    clock.seconds = 999
+    [question] = await journal.questions.open()
+    assert question.expires_at == NOW + timedelta(seconds=1000)
+    journal.questions.answer(answer(question, 5))
+    assert (await task).value == 5
+
+
+async def test_the_expiry_of_a_question_makes_a_submitted_run_due(journal: Journal, clock: Hands):
+    """A worker takes the run once the question has ended, and not again until something else happens."""
+    await journal.queue.submit(msgspec.structs.replace(run(), app="a:b"))
+    queue = run().queue.replace("@", "a:b@")
+    claimed = await journal.queue.claim([queue])
+    assert claimed is not None
+    record = msgspec.structs.replace(run(), app="a:b")
+    await journal.runs.begin(record, followed=await journal.runs.turn(record.session_id, record.principal))
+    task = await asked(journal, ask(expires_at=NOW + timedelta(seconds=1000)))
+    task.cancel()
+    await asyncio.wait({task})
+    await journal.runs.leave("run", "parked", due_at=NOW.timestamp() + 1000)
+    clock.seconds = 999.9
+    assert await journal.queue.due() == ()
+    clock.seconds = 1000
+    assert [each.record.id for each in await journal.queue.due()] == ["run"]
+    await journal.questions.open("run")
+    assert [each.record.id for each in await journal.queue.due()] == ["run"]
+    await journal.runs.take("run")
+    await journal.runs.leave("run", "parked")
+    assert await journal.queue.due() == ()
+
+
+async def test_a_waiting_asker_gets_the_end_that_another_process_recorded(
+    processes: tuple[Journal, Journal], clock: Hands
+):
+    """The asker's own timer has not fired, but a different process has found that the time is over."""
+    here, there = processes
+    question = ask(expires_at=NOW + timedelta(seconds=1000))
+    task = await asked(here, question)
+    clock.seconds = 1000
+    assert await there.questions.open() == ()
+    async with asyncio.timeout(PATIENCE):
+        assert (await task).outcome == "timed out"
+
+
+async def test_an_answer_that_another_process_took_in_time_wins_over_the_timer(
+    processes: tuple[Journal, Journal], clock: Hands, monkeypatch: pytest.MonkeyPatch
+):
+    """The answer was recorded just before the time was over, and the asker's timer fires before it has seen the answer."""
+    here, there = processes
+    monkeypatch.setattr(here.questions, "watch", Watch(None, lambda id: asyncio.sleep(0)))
+    question = ask(expires_at=NOW + timedelta(seconds=0.05))
+    task = await asked(here, question)
+    there.questions.answer(answer(question, 4))
+    clock.seconds = 1000
+    async with asyncio.timeout(PATIENCE):
+        assert (await task).value == 4
+    [found] = await there.questions.history("run")
+    assert found.answer == answer(question, 4)
+
+
+async def test_of_an_answer_and_the_expiry_exactly_one_is_recorded(processes: tuple[Journal, Journal]):
+    """Whatever two processes do at the end of a question's time, they agree on how it ended."""
+    here, there = processes
+    for turn in range(20):
+        question = ask(f"run?{turn}", expires_at=NOW)  # its time is over at once
+        early = ask(f"run.e?{turn}", expires_at=NOW + timedelta(seconds=1))
+        tasks = [asyncio.ensure_future(here.questions.ask(each)) for each in (question, early)]
+
+        def give(late: Question = question, early: Question = early) -> None:
+            for each in (late, early):
+                with contextlib.suppress(AnswerRefused):
+                    there.questions.answer(answer(each))
+
+        await asyncio.sleep(0.001 * (turn % 5))
+        await asyncio.to_thread(give)
+        outcomes = [(await task).outcome for task in tasks[:1]]
+        if not tasks[1].done():
+            await asyncio.to_thread(give)
+        outcomes.append((await tasks[1]).outcome)
+        assert outcomes == ["timed out", "answered"]
+        ends = {each.question.id: each.answer for each in await there.questions.history("run")}
+        assert [ends[each.id] for each in (question, early)] == [await task for task in tasks]
 
 
 async def test_a_withdrawn_question_is_over_for_everybody(journal: Journal):
@@ -1041,7 +1214,7 @@ async def test_a_ticket_of_no_run_or_of_one_that_is_over_is_refused(journal: Jou
 
 async def test_blobs_are_kept_once_for_as_long_as_a_run_refers_to_them(journal: Journal):
     for id in ("a", "b"):
-        await journal.runs.begin(run(id))
+        await journal.runs.begin(run(id, session=id))
     digest = await journal.blobs.put(b"bytes", run_id="a")
     assert digest == hashlib.sha256(b"bytes").hexdigest()
     assert (

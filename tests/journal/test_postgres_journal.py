@@ -11,17 +11,19 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
 from handrail import PostgresJournal, tool
 from handrail.dispatch import open_gate
-from handrail.errors import DefinitionError, JournalAltered, JournalError, RunBusy
+from handrail.errors import DefinitionError, JournalAltered, JournalError, RunBusy, SessionBusy
 from handrail.journal.postgres.address import is_url, parse_url
 from handrail.question import Vote
 from handrail.records import CommitUnit, Decision, Entry, RunRecord
 from journal.test_journal_contract import answer, ask, asked, request, run, unit
 from support import PATIENCE, postgres
+from support.damage import end_leases
 from support.journals import kept
 
 pytestmark = pytest.mark.once  # PostgreSQL starts slowly
@@ -186,7 +188,7 @@ async def test_many_processes_add_at_the_same_time(open_journal: Open):
     asking = await asked(journals[0], ask("shared?1", "shared"))
 
     async def work(number: int, journal: PostgresJournal) -> None:
-        await journal.runs.begin(run(f"run{number}", "table"))
+        await journal.runs.begin(run(f"run{number}", f"table {number}"))
         for each in range(5):
             await journal.calls.commit(unit(f"{number}-{each}", f"run{number}", "table"))
             vote = Vote(
@@ -271,7 +273,7 @@ async def test_a_process_has_one_lease_for_all_its_runs(open_journal: Open, sql:
 
 
 async def test_only_the_lease_says_whether_a_process_is_alive(
-    open_journal: Open, sql: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+    open_journal: Open, monkeypatch: pytest.MonkeyPatch
 ):
     """A process keeps its run until its lease ends by the database's clock.
 
@@ -286,7 +288,7 @@ async def test_only_the_lease_says_whether_a_process_is_alive(
     assert (await second.runs.get("run")).held
     with pytest.raises(RunBusy):
         await second.runs.take("run")
-    sql("UPDATE leases SET leased_until = extract(epoch FROM clock_timestamp()) - 0.001")
+    end_leases(second)
     assert not (await second.runs.get("run")).held
     assert (await second.runs.take("run")).deaths == 1
     with pytest.raises(RunBusy):
@@ -294,9 +296,48 @@ async def test_only_the_lease_says_whether_a_process_is_alive(
     assert not await second.calls.load("run")
 
 
-async def test_an_effect_is_not_begun_after_the_lease_unless_the_run_is_still_owned(
-    open_journal: Open, sql: Callable[..., list[Any]]
+@pytest.mark.parametrize(
+    "how",
+    [
+        "UPDATE leases SET leased_until = 0",
+        "UPDATE leases SET leased_until = 0, mac = ''",
+        "UPDATE leases SET owner = owner || 'x'",
+        "DELETE FROM leases",
+        "TRUNCATE leases",
+    ],
+)
+async def test_whoever_writes_to_leases_alone_cannot_have_a_run_taken_from_a_live_process(
+    open_journal: Open, sql: Callable[..., list[Any]], how: str
 ):
+    """An altered or removed lease counts as held: the run, its session and its queue stay with their process, and `verify` names the lease.
+
+    Once the process has renewed its lease, nothing is wrong any more.
+    """
+    first, second = open_journal(), open_journal()
+    await first.runs.begin(run())
+    queued = await first.queue.submit(msgspec.structs.replace(run("next", "s2"), app="app"))
+    claimed = await first.queue.claim([queued.queue])
+    assert claimed is not None
+    sql(how)
+    for run_id in ("run", "next"):
+        with pytest.raises(RunBusy):
+            await second.runs.take(run_id)
+        assert (await second.runs.get(run_id)).held
+    assert not await second.queue.due([queued.queue])
+    assert await second.queue.claim([queued.queue]) is None
+    with pytest.raises(SessionBusy):
+        await second.runs.begin(run("other"))
+    found = (await second.runs.verify()).altered
+    assert {each.chain for each in found} == {"lease"}
+    await first.calls.commit(unit("a"))
+    await first.steps.run("run/1", _value, run_id="run")
+    first._database.leases.renewed = None  # type: ignore[attr-defined]  # it is due
+    await first.runs.keep("run")
+    sql("DELETE FROM leases WHERE owner LIKE '%%x'")
+    assert not (await second.runs.verify()).altered
+
+
+async def test_an_effect_is_not_begun_after_the_lease_unless_the_run_is_still_owned(open_journal: Open):
     """A process whose lease has expired renews it before it begins an effect.
 
     If another process has taken the run, the effect does not begin.
@@ -319,7 +360,7 @@ async def test_an_effect_is_not_begun_after_the_lease_unless_the_run_is_still_ow
     async def frozen(*given: Any) -> Any:
         found = await reserve(*given)
         leases.renewed -= 2 * first.lease
-        sql("UPDATE leases SET leased_until = 0")
+        end_leases(second)
         await second.runs.take("run")
         return found
 
@@ -628,10 +669,8 @@ async def test_every_altered_column_is_found(
             if not (await journal.runs.verify()).altered:
                 missed.append(f"{table}.{column}")
             sql(f"UPDATE {table} SET {column} = %s WHERE ctid = %s::tid", before, now)
-    # The owner in a chain's head only decides who may write, and the number there only orders the records that follow.
     # These columns of a ticket are checked when the ticket is used.
-    used = {f"tickets.{each}" for each in ("holder", "held_until", "open", "mac")}
-    assert set(missed) <= {"chains.owner", "chains.number", *used}
+    assert set(missed) <= {f"tickets.{each}" for each in ("holder", "held_until", "open", "mac")}
     sql("UPDATE records SET body = 'x' WHERE kind = 'unit'")
     with pytest.raises(JournalAltered):
         await journal.calls.load("run")
@@ -649,6 +688,21 @@ async def test_an_altered_run_is_left_out_of_the_lists(
     assert [row.record.id for row in await journal.runs.list()] == ["two"]
     assert [row.session_id for row in await journal.runs.sessions("p")] == ["two"]
     assert await journal.questions.open() == ()
+
+
+def test_an_advisory_lock_of_another_role_keeps_no_journal_closed(
+    own_schema: None, url: str, sql: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+):
+    """Any role can take the lock under which tables are created. It delays only that, for a limited time, with an error that says so."""
+    monkeypatch.setattr("handrail.journal.postgres.database._LOCK_SECONDS", 1)
+    sql("SELECT pg_advisory_lock(hashtext('handrail'), hashtext(%s))", parse_url(url).schema)
+    with pytest.raises(JournalError, match="lock timeout") as refused:
+        PostgresJournal(url)
+    assert "pg_locks" in str(refused.value)
+    sql("SELECT pg_advisory_unlock_all()")
+    PostgresJournal(url).close()
+    sql("SELECT pg_advisory_lock(hashtext('handrail'), hashtext(%s))", parse_url(url).schema)
+    PostgresJournal(url).close()
 
 
 @pytest.mark.parametrize(("lease", "seconds"), [("2", "10s"), ("30", "30s")])

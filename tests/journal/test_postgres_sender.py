@@ -18,6 +18,7 @@ from handrail.journal.postgres.address import parse_url
 from handrail.records import Entry
 from journal.test_journal_contract import run, unit
 from support import postgres
+from support.damage import end_leases
 
 pytestmark = pytest.mark.once  # PostgreSQL starts slowly
 
@@ -240,9 +241,7 @@ async def test_a_run_that_was_taken_over_gets_no_record(url: str):
     async with begun(url) as journal:
         found = jobs(journal)
         with opened(url) as other:
-            await other._database.transact(
-                lambda connection: connection.execute("UPDATE leases SET leased_until = 0")
-            )
+            await asyncio.to_thread(end_leases, other)
             await other.runs.take("run")
             with pytest.raises(RunBusy):
                 await journal.calls.commit(unit("late"))

@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from handrail import MemoryJournal, SqliteJournal
 from handrail.cli.runs_commands import app
 from handrail.errors import JournalAltered, JournalError, RunParked
-from handrail.journal.runs import insert_new
+from handrail.journal.new_runs import insert_new
 from handrail.journal.schema import VERSION
+from handrail.journals import Journal
 from handrail.records import RunRecord, Verification
 from handrail.runs import export, forget, fork, import_, undo
 from handrail.session import Session
@@ -183,7 +184,7 @@ def test_a_session_that_was_removed_whole_is_missed(folder: Path, begins_again: 
     alter(folder, lambda c: (remove_run(c, "alone"), remove_chain(c, "session other")))
     if begins_again:
         journal = SqliteJournal(folder / "runs.db", watch=None)
-        asyncio.run(journal.runs.begin(run_record("new", "other")))
+        asyncio.run(begin(journal, "new", "other"))
         journal.close()
     (found,) = verify(folder).altered
     problem = "the session began again, but was not forgotten" if begins_again else "the session is missing"
@@ -198,7 +199,8 @@ def test_an_old_copy_of_a_session_s_chain_lacks_the_later_runs(folder: Path, tmp
     alter(folder, lambda c: c.execute("VACUUM INTO ?", (str(old),)))
     journal = SqliteJournal(folder / "runs.db", watch=None)
     for name in ("four", "five"):
-        asyncio.run(journal.runs.begin(run_record(name, "table")))
+        asyncio.run(begin(journal, name, "table"))
+        asyncio.run(journal.runs.leave(name, "done"))
     journal.close()
 
     def restore(connection: sqlite3.Connection) -> None:
@@ -221,7 +223,7 @@ def test_a_run_that_was_begun_again_under_its_id_is_found(folder: Path):
     """`verify` finds that a removed run was replaced by a new run with its id, even if Handrail itself began the new run."""
     alter(folder, lambda c: remove_run(c, "two"))
     journal = SqliteJournal(folder / "runs.db", watch=None)
-    asyncio.run(journal.runs.begin(run_record("two", "table")))
+    asyncio.run(begin(journal, "two", "table"))
     journal.close()
     (found,) = verify(folder).altered
     assert (found.chain, found.what) == ("session", "run two")
@@ -264,17 +266,24 @@ def run_record(run_id: str, session_id: str, at: float = 1.0) -> RunRecord:
     return RunRecord(id=run_id, session_id=session_id, principal="user", prompt="p", model="m", began_at=at)
 
 
+async def begin(journal: Journal, run_id: str, session_id: str) -> None:
+    """Begin a run on a session that includes everything recorded."""
+    followed = await journal.runs.turn(session_id, "user")
+    await journal.runs.begin(run_record(run_id, session_id), followed=followed)
+
+
 async def test_forgotten_sessions_are_not_missed(folder: Path):
     """After Handrail forgets a session, or one run of a session, `verify` finds nothing altered. The ids may be used again."""
     recorder = Recorder(folder)
     journal = recorder.journal
     assert await forget(journal, before=datetime.now(UTC) + timedelta(hours=1)) == ("alone",)
     assert not (await journal.runs.verify()).altered
-    await journal.runs.begin(run_record("alone", "other"))
+    await begin(journal, "alone", "other")
     assert not (await journal.runs.verify()).altered
     await journal.runs.forget(["two"])  # only a part of its session
     assert not (await journal.runs.verify()).altered
-    await journal.runs.begin(run_record("two", "table"))
+    await begin(journal, "two", "table")
+    await journal.runs.leave("two", "done")
     assert not (await journal.runs.verify()).altered
     assert (await journal.runs.take("three")).record.id == "three"
     recorder.close()
@@ -329,7 +338,7 @@ def test_whatever_handrail_does_verifies(steps: list[tuple[str, str | set[str], 
         for kind, one, two in steps:
             try:
                 if kind == "begin":
-                    await journal.runs.begin(run_record(str(one), two))
+                    await begin(journal, str(one), two)
                 elif kind == "fork":
                     await fork(journal, str(one), 0, two)
                 elif kind == "import":

@@ -428,3 +428,37 @@ async def test_a_mark_that_was_rolled_back_is_made_again(tmp_path: Path):
             "`verify` did not find a changed mark, by which a session finds its calls"
         )
     journal.close()
+
+
+FORKING = """
+    import os, sys
+    from handrail import Agent, ScriptedModel, SqliteJournal
+    from handrail.errors import JournalError
+
+    journal = SqliteJournal(sys.argv[1])
+    agent = Agent(ScriptedModel(lambda request: "hello"), "Greet.")
+    agent.run("Hi.", journal=journal).wait()
+    child = os.fork()
+    if not child:
+        try:
+            agent.run("Hi.", journal=journal).wait()
+        except JournalError as error:
+            print(error, flush=True)
+        journal.close()
+        own = SqliteJournal(sys.argv[1])
+        print(agent.run("Hi.", journal=own).wait().text, flush=True)
+        own.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print(agent.run("Hi.", journal=journal).wait().text)
+    journal.close()
+"""
+
+
+@pytest.mark.once
+def test_a_journal_from_before_a_fork_is_refused_in_the_child(tmp_path: Path):
+    """Its thread runs only in the parent, so the child would wait for ever. Opened again, it works in both."""
+    script = [sys.executable, "-c", textwrap.dedent(FORKING), str(tmp_path / "runs.db")]
+    refused, *texts = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "Open it again in this process" in refused
+    assert texts == ["hello", "hello"]

@@ -166,7 +166,8 @@ async def test_a_submitted_run_that_was_interrupted_keeps_its_workspace_for_the_
     )
     row = await journal.queue.submit(record)
     await journal.queue.claim([row.queue])
-    await journal.runs.begin(msgspec.structs.replace(record, request=b"", begin=b"x"))
+    begun = msgspec.structs.replace(record, request=b"", begin=b"x")
+    await journal.runs.begin(begun, followed=await journal.runs.turn("s", "p"))
     await journal.workspaces.acquire("w", "s")
     await journal.workspaces.release("w", "s")
     with pytest.raises(WorkspaceBusy, match="kept for the run 's', which was interrupted") as refused:
@@ -241,6 +242,9 @@ async def test_an_undo_is_the_opposite_change_and_is_recorded_with_it(journal: A
     made = await commit(journal, {"a": (b"one", b"two"), "b": (None, b"new")}, "c2")
     await journal.workspaces.release("w", "r")
     await journal.runs.leave("r", "done")
+    with pytest.raises(RunBusy):  # so that nobody works on the run's session meanwhile
+        await journal.workspaces.undo(made, undone("c2"))
+    await journal.runs.take("r", turn="same")
     assert await journal.workspaces.undo(made, undone("c2")) == ["a", "b"]
     assert await journal.workspaces.files("w") == {"a": file(b"one"), "b": None}
     assert [entry.key for entry in await journal.calls.entries("r") if entry.kind == "undone"] == ["c2"]
@@ -251,6 +255,7 @@ async def test_an_undo_is_refused_if_its_paths_were_changed_since(journal: AnyJo
     await commit(journal, {"a": (b"one", b"mine")}, "c2")
     await journal.workspaces.release("w", "r")
     await journal.runs.leave("r", "done")
+    await journal.runs.take("r", turn="same")
     with pytest.raises(UndoRefused) as refused:
         await journal.workspaces.undo(made, undone())
     assert refused.value.places == ("a",)
@@ -265,6 +270,7 @@ async def test_an_undo_does_not_remove_a_folder_that_others_have_filled(journal:
     await commit(journal, {"d/a": (None, b"one"), "d0": (None, b"no member")}, "c2")
     await journal.workspaces.release("w", "r")
     await journal.runs.leave("r", "done")
+    await journal.runs.take("r", turn="same")
     with pytest.raises(UndoRefused) as refused:
         await journal.workspaces.undo(made, undone())
     assert refused.value.places == ("d/a",)
@@ -276,6 +282,7 @@ async def test_an_undo_waits_until_no_run_has_the_workspace(journal: AnyJournal)
     await journal.workspaces.release("w", "r")
     await journal.runs.leave("r", "done")
     await journal.workspaces.acquire("w", "r2")
+    await journal.runs.take("r", turn="same")
     with pytest.raises(WorkspaceBusy, match="'r2'"):
         await journal.workspaces.undo(made, undone())
 
@@ -334,3 +341,60 @@ async def test_rows_that_something_else_changed_are_noticed(
     assert (other.name, other.altered, other.run_id) == ("other", "", "r")
     assert altered == WorkspaceLine("w", altered=refused.value.problem)
     assert [each.chain for each in (await journal.runs.verify()).altered] == ["workspace"]
+
+
+_KEPT = ("workspaces", "workspace_files", "chains", "records")
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+async def test_rows_that_were_set_back_to_an_earlier_version_are_noticed(
+    store: str, open_store: Callable[[str], AnyJournal]
+):
+    """Earlier rows of a workspace are never delivered, even if all of them are restored together, and `verify` finds them.
+
+    If the workspace's chain was set back as well, `verify` still finds that a run has recorded a newer version.
+    """
+    journal: Any = open_store(store)
+    database = journal._database
+    where = {each: "chain LIKE 'workspace %'" if each in ("chains", "records") else "1 = 1" for each in _KEPT}
+
+    def copied(connection: Any) -> dict[str, list[Any]]:
+        return {
+            table: connection.execute(f"SELECT * FROM {table} WHERE {which}").fetchall()
+            for table, which in where.items()
+        }
+
+    async def restore(tables: dict[str, list[Any]]) -> None:
+        def restored(connection: Any) -> None:
+            for table, rows in tables.items():
+                connection.execute(f"DELETE FROM {table} WHERE {where[table]}")
+                for row in rows:
+                    connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+        await database.transact(restored)
+
+    await begin(journal, "r")
+    await commit(journal, {"a": (None, b"one"), "b": (None, b"two")})
+    earlier = await database.transact(copied)
+    await commit(journal, {"a": (b"one", b"new")}, "c2")
+    newest = await database.transact(copied)
+    assert not (await journal.runs.verify()).altered
+    for tables in (_KEPT[:2], _KEPT[:1], _KEPT[2:], _KEPT[:3], (*_KEPT[:2], "records")):
+        await restore({each: earlier[each] for each in tables})
+        for use in (
+            lambda: journal.workspaces.files("w"),
+            lambda: journal.workspaces.files("w", since=1),
+            lambda: journal.workspaces.get("w"),
+            lambda: journal.workspaces.acquire("w", "r"),
+            lambda: commit(journal, {"a": (b"one", b"late")}, "c3"),
+        ):
+            with pytest.raises(JournalAltered):
+                await use()
+        assert {each.chain for each in (await journal.runs.verify()).altered} == {"workspace"}
+        await restore(newest)
+        assert not (await journal.runs.verify()).altered
+    await restore(earlier)
+    assert [each.chain for each in (await journal.runs.verify()).altered] == ["workspace"]
+    await restore({each: [] for each in _KEPT[:2]})
+    with pytest.raises(JournalAltered, match="removed"):
+        await journal.workspaces.acquire("w", "r")

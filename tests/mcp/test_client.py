@@ -17,15 +17,16 @@ from handrail import Adapter, CapabilityPolicy, Prompt, PromptResponse, Scripted
 from handrail.errors import DefinitionError, PromptValidationError
 from handrail.events import Progress, ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
-from handrail.mcp import McpTools, StdioServer, transport
+from handrail.mcp import McpTools, StdioServer, ToolServer, transport
 from handrail.mcp import connection as connections
 from handrail.mcp.connection import ServerLost, ServerUnavailable
 from handrail.mcp.contents import attachments_in, text_of
-from handrail.mcp.secrets import Secrets
 from handrail.mcp.tools import MAX_NAME, capabilities_of, map_names
 from handrail.messages import ToolMessage
+from handrail.secrets import Secrets
 from handrail.session import Session
 from handrail.testing import Person
+from mcp import Client
 from support import PATIENCE
 from support.npm_servers import event_of_listing
 
@@ -174,7 +175,7 @@ async def test_question_of_an_unknown_call() -> None:
         hanging = asyncio.ensure_future(
             run(section, ToolCall("hang"), environment=ann, session=Session(principal="ann"))
         )
-        while not section.server.calls:
+        while not section.server.account("local").calls:
             await asyncio.sleep(0.01)
         _, told, _ = await run(section, ToolCall("ask"), environment=bob, session=Session(principal="bob"))
         hanging.cancel()
@@ -186,14 +187,21 @@ async def test_question_of_an_unknown_call() -> None:
 
 
 async def test_defaults_of_a_question(tmp_path: Path) -> None:
-    """For a field that the person left out, the server gets the value that it suggested.
+    """The person is shown the values that a server suggests. The server gets the answer as it is, without them if they were cleared.
 
     The question's schema may contain formats and titles.
     """
     async with server(tmp_path / "state") as section:
-        person = Person(answers={"mcp.form": {"size": 4}})
-        _, told, _ = await run(section, ToolCall("ask"), environment=person)
-    assert told == ['{"action": "accept", "content": {"unit": "cm", "size": 4}}']
+        keeps = Person(answers={"mcp.form": lambda form: {**form["suggested"], "size": 4}})
+        clears = Person(answers={"mcp.form": {"size": 4}})
+        _, kept, _ = await run(section, ToolCall("ask"), environment=keeps)
+        _, cleared, _ = await run(section, ToolCall("ask"), environment=clears)
+    assert kept == ['{"action": "accept", "content": {"size": 4, "unit": "cm"}}']
+    assert cleared == ['{"action": "accept", "content": {"size": 4}}']
+    (question,) = clears.questions
+    assert (
+        question.message == "The MCP server trial asks this, not Handrail. Your answer is sent to the server."
+    )
 
 
 # --- servers that misbehave ---
@@ -243,7 +251,7 @@ async def test_server_that_hangs() -> None:
         seconds *= 10  # on a busy machine, the second call may exceed a short timeout too
         async with server(timeout=seconds) as section:
             _, told, _ = await run(section, ToolCall("hang"), ToolCall("echo", {"text": "a"}))
-            assert section.server.connection.opened == 1
+            assert section.server.account("local").connection.opened == 1
     assert f"{seconds:g}" in told[0]
     assert told[1] == "echo: a"
 
@@ -254,7 +262,7 @@ async def test_server_that_stops_answering(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(connections, "MAX_REOPENED", 0)
     async with server(timeout=0.2) as section:
         await run(section, ToolCall("stop"))
-        connection = section.server.connection
+        connection = section.server.account("local").connection
         assert connection.opened == 1
         await connection.client()
         assert connection.opened == 2
@@ -384,7 +392,7 @@ async def test_server_that_keeps_ending_is_left_to_the_next_call(monkeypatch: py
         raise OSError("gone")
 
     async with server() as section:
-        connection = section.server.connection
+        connection = section.server.account("local").connection
         opened: list[tuple[int, bool]] = []
         for loses in (True, True, True, False, True):
             if loses:
@@ -400,7 +408,7 @@ async def test_server_that_keeps_ending_is_left_to_the_next_call(monkeypatch: py
 async def test_closed_section_is_not_opened_again() -> None:
     """A section that is closed after its server crashed does not reconnect, and leaves no task behind."""
     async with server() as section:
-        connection = section.server.connection
+        connection = section.server.account("local").connection
         await run(section, ToolCall("crash"))
     assert not connection.is_open
     assert not [task for task in asyncio.all_tasks() if "Connection" in repr(task)]
@@ -441,6 +449,64 @@ async def test_same_name_twice() -> None:
     assert told == ["ours: a", "echo: b"]
 
 
+async def test_a_name_that_a_server_takes_later(caplog: pytest.LogCaptureFixture) -> None:
+    """A tool that a server adds under the name of another tool is left out, with a warning, and the app works as before.
+
+    The other tool may be one of the app, of a different server or of the run, whatever the order of the sections. The same holds in the
+    run in which the tool is added.
+    """
+
+    @tool(effect="pure")
+    def pay(text: str) -> str:
+        """Pay somebody."""
+        return f"ours: {text}"
+
+    @tool(effect="pure")
+    def added(text: str) -> str:
+        """Do what was added to the run."""
+        return f"the run's: {text}"
+
+    calls = [ToolCall(name, {"text": "a"}) for name in ("pay", "b_echo", "added")]
+    async with server() as bad, server(prefix="b_") as good:
+        for order in ((bad, good), (good, bad)):
+            for told in (["ours: a", "echo: a", "the run's: a"], ["ours: a", "echo: a", "the run's: a"]):
+                changes = [ToolCall("change", {"text": name}) for name in ("pay", "b_echo", "added")]
+                model = ScriptedModel([*changes, *calls, "Done."])
+                sections: list[Any] = ["Go.", *order]
+                for number, each in enumerate(order):
+                    object.__setattr__(each, "key", f"key{number}")
+                prompt = Prompt("guide", sections, tools=[pay])
+                await Adapter(model).evaluate(prompt, "hi", tools=[added])
+                messages = model.requests[-1].messages
+                results = [
+                    one.text for each in messages if isinstance(each, ToolMessage) for one in each.results
+                ]
+                assert [each.partition("\n")[0] for each in results[3:]] == told
+                names = [each.tool.name for each in model.requests[-1].tools]
+                assert len(names) == len(set(names))
+    assert "has added a tool pay" in caplog.text
+    assert "has added a tool b_echo" in caplog.text
+    assert "has added a tool added" in caplog.text
+
+
+async def test_a_served_app_keeps_its_tools_when_a_server_adds_one_of_their_names(tmp_path: Path) -> None:
+    """An app that is itself served goes on when a server of its own adds a tool with the name of one of its agents."""
+
+    @tool(effect="pure")
+    def helper(text: str) -> str:
+        """Help."""
+        return f"ours: {text}"
+
+    async with server() as section:
+        served = ToolServer(Prompt("shop", ["Sell.", section]), more=[helper])
+        async with Client(served.server) as client:
+            await client.call_tool("change", {"text": "helper"})
+            await client.call_tool("echo", {"text": "a"})
+            found: Any = await client.call_tool("helper", {"text": "b"})
+            assert [each.name for each in (await client.list_tools()).tools].count("helper") == 1
+    assert found.content[0].text == "ours: b"
+
+
 def test_section_on_several_event_loops() -> None:
     """A section can be used by runs on different event loops, one after the other."""
     section = server()
@@ -457,7 +523,7 @@ def test_section_closed_on_a_different_event_loop() -> None:
     thread.start()
     try:
         asyncio.run_coroutine_threadsafe(section.connect(), loop).result(PATIENCE)
-        (connection,) = section.server.connections
+        (connection,) = section.server.account("local").connections
         assert connection.is_open
         asyncio.run(section.close())
         assert not connection.is_open

@@ -5,7 +5,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -99,3 +99,16 @@ def test_file_that_is_no_json(tmp_path: Path) -> None:
     (tmp_path / "mcp.json").write_text("{")
     with pytest.raises(DefinitionError, match="not valid JSON"):
         load_servers(tmp_path / "mcp.json")
+
+
+def test_issuer_of_a_login(tmp_path: Path) -> None:
+    """A file may name the issuer of a server's login, and origins on which the issuer's endpoints may be."""
+    oauth = {"issuer": "https://login.example.org", "endpoints": ["https://tokens.example.org"]}
+    (section,) = load_servers(
+        written(tmp_path, {"mail": {"url": "https://mail.example.org/mcp", "oauth": oauth}})
+    )
+    login = cast(Any, section.server).server.login
+    assert (login.issuer, login.endpoints) == (oauth["issuer"], ("https://tokens.example.org",))
+    for wrong in ({"issuer": 3}, {"endpoints": "https://tokens.example.org"}, {"endpoints": [3]}):
+        with pytest.raises(DefinitionError, match="oauth"):
+            load_servers(written(tmp_path, {"mail": {"url": "https://mail.example.org/mcp", "oauth": wrong}}))

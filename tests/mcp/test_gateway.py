@@ -1,6 +1,7 @@
 """A gateway puts other people's servers behind policies, and approvers decide in the inbox of `handrail serve`."""
 
 import asyncio
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from mcp_types import ElicitResult
 
 from handrail import Adapter, Prompt, ScriptedModel
 from handrail.errors import WorkerError
-from handrail.mcp.gateway import SharedRate, load_rules
+from handrail.journal.sqlite import SqliteJournal
+from handrail.mcp.calls import CallUnknown
+from handrail.mcp.gateway import Gateway, SharedRate, load_rules
 from handrail.serve.people import People
 from handrail.serve.sources import PromptSource
 from mcp import Client
@@ -77,6 +80,46 @@ async def test_approvers_decide_and_the_client_does_not(tmp_path: Path, mode: st
     with closing(People(tmp_path / "people.db")) as people:
         voted = [entry for entry in people.audit() if entry["action"] == "voted"]
     assert [(entry["who"], entry["approved"]) for entry in voted] == [("ann", approved)]
+
+
+async def test_an_approval_counts_at_its_own_gateway_only(tmp_path: Path) -> None:
+    """A call that was approved at one gateway can't be continued at another, even with the same journal and names of servers.
+
+    The approver sees which gateway asks, and the run is recorded under its identity. The gateway itself can be restarted.
+    """
+    source = PromptSource(Prompt("desk", "Help."), Adapter(ScriptedModel([])))
+    async with gateway(tmp_path) as made, serving(tmp_path, source) as page:
+        call = await made.calls.begin(
+            (await made.tools.all("bob"))["Send_Mail"], {"text": "hi"}, principal="bob", asks=False
+        )
+        question = await waiting(page)
+        assert str(tmp_path / "mcp.json") in question["message"]
+        given = {"question_id": question["id"], "digest": question["digest"], "approved": True}
+        call.leave()
+        await asyncio.wait([call.task])
+        assert (await page.ask("POST", "/inbox/answers", given, by("ann"))).json == {"decided": True}
+    other = tmp_path / "other"
+    other.mkdir()
+    journal = SqliteJournal(tmp_path / "runs.db", watch=0.02)
+    with closing(journal):
+        for folder, env in ((other, {}), (tmp_path, {"TARGET": "elsewhere"})):
+            text = json.loads((tmp_path / "mcp.json").read_text())
+            text["mcpServers"]["trial"]["env"] = env
+            (folder / "mcp2.json").write_text(json.dumps(text))
+            rules = load_rules(tmp_path / "policies.yaml")
+            wrong = Gateway(
+                folder / "mcp2.json", rules, voters=lambda role, besides: {"ann": 0.0}, journal=journal
+            )
+            with pytest.raises(CallUnknown):
+                await wrong.calls.resume(call.run_id, principal="bob", asks=False)
+            assert wrong.tools.name != made.tools.name
+            await wrong.close()
+        (row,) = [each for each in await journal.runs.list() if each.record.id == call.run_id]
+        assert row.record.prompt == made.tools.name
+    async with gateway(tmp_path) as again:
+        resumed: Any = await again.calls.resume(call.run_id, principal="bob", asks=False)
+        result = await asyncio.wait_for(resumed.task, PATIENCE)
+    assert result.message == "Send.Mail: hi"
 
 
 async def test_allowed_denied_and_limited(tmp_path: Path) -> None:

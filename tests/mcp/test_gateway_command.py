@@ -8,11 +8,15 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import pytest
+from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 from typer.testing import CliRunner
 
 from handrail import Adapter, Prompt, ScriptedModel
 from handrail.cli.commands import app
+from handrail.records import OVER
 from handrail.serve.people import People, people_path
 from handrail.serve.sources import PromptSource
 from mcp import Client, StdioServerParameters
@@ -114,3 +118,72 @@ async def test_writes_are_approved_denied_audited_and_limited(tmp_path: Path) ->
     record = await output_of("runs", "show", "--full", shown["run_id"], journal=journal)
     assert "content of a" in record
     assert "write_file" in record
+
+
+SHOP = '''"""A shop in which a purchase leaves a file."""
+from pathlib import Path
+from handrail import Prompt, tool
+
+@tool
+async def buy() -> str:
+    """Buy something."""
+    Path("bought").touch()
+    return "bought"
+
+prompt = Prompt("shop", "Sell.", tools=[buy])
+'''
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_an_approval_does_not_continue_the_call_of_a_user_who_was_removed(
+    tmp_path: Path, is_removed: bool
+) -> None:
+    """Uma's call waits for an approval. Before Ann approves it, Uma is removed."""
+    path = tmp_path / "runs.db"
+    (tmp_path / "shop.py").write_text(SHOP)
+    shop = ["-m", "handrail", "mcp", "shop.py", "--no-journal", "--approve", "all"]
+    servers = {"shop": {"command": sys.executable, "args": shop}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    (tmp_path / "policies.yaml").write_text("policies:\n  - capability: {ask: [mcp.shop.buy]}\n")
+    words = ["mcp", "--proxy", "mcp.json", "--policies", "policies.yaml", "--http", "--port", "0"]
+    with closing(People(people_path(path))) as people:
+        people.add("ann", ["approver"], SECRET)
+        people.add("uma", ["user"], SECRET)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "handrail",
+            *words,
+            "--journal",
+            "runs.db",
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            words = (await process.stdout.readline()).decode().split()
+            [url] = [word for word in words if word.startswith("http://")]
+            headers = {"Authorization": f"Bearer uma:{SECRET}"}
+            source = PromptSource(Prompt("desk", "Help."), Adapter(ScriptedModel([])))
+            async with (
+                httpx2.AsyncClient(headers=headers, timeout=None) as http,
+                Client(streamable_http_client(url, http_client=http), mode="legacy") as client,
+                serving(tmp_path, source, people_file=people_path(path).name) as page,
+            ):
+                [tool] = (await client.list_tools()).tools
+                calling = asyncio.ensure_future(client.call_tool(tool.name, {}))
+                while not (found := (await page.ask("GET", "/inbox", headers=ANN)).json["questions"]):
+                    await asyncio.sleep(0.01)
+                [question] = found
+                if is_removed:
+                    people.remove("uma")
+                given = {"question_id": question["id"], "digest": question["digest"], "approved": True}
+                await page.ask("POST", "/inbox/answers", given, ANN)
+                journal = page.app.threads.journal
+                while (await journal.runs.get(question["run_id"])).status not in OVER:
+                    await asyncio.sleep(0.01)
+                calling.cancel()
+        finally:
+            process.terminate()
+            await process.wait()
+    assert (tmp_path / "bought").exists() != is_removed

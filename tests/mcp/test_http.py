@@ -15,6 +15,7 @@ from mcp_types import ElicitResult
 from handrail import CapabilityPolicy, Prompt, ToolContext, UserContext, tool
 from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import HttpServer, ToolServer
+from handrail.mcp import http as mcp_http
 from handrail.mcp.calls import CallRefused
 from handrail.mcp.http import PATH
 from handrail.serve.limits import Limits
@@ -158,6 +159,62 @@ async def test_people_need_a_role_that_runs(tmp_path: Path) -> None:
                     await client.call_tool("greet", {"name": "you"})
     assert (viewer.status_code, viewer.json()["error"]["kind"]) == (403, "RoleMissing")
     assert found.content[0].text == "Hello, you, says uma."
+
+
+@pytest.mark.parametrize("change", ["removed", "made a viewer"])
+@modes
+async def test_what_a_removed_user_has_open_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, change: str
+) -> None:
+    """When a user is removed, or may no longer run tools, their streams end, and the calls that they wait for are cancelled."""
+    monkeypatch.setattr(mcp_http, "CHECK_SECONDS", 0.01)
+    secret = "correct horse battery"
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="read")
+    async def slow() -> str:
+        """Take time to end."""
+        begun.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+
+    with closing(People(tmp_path / "people.db")) as people, closing(People(tmp_path / "people.db")) as other:
+        for name in ("uma", "vic"):
+            people.add(name, ["user"], secret)
+        served = ToolServer(Prompt("shop", "Sell.", tools=[slow, greet]), journal=MemoryJournal())
+        async with serving(served, token=None, people=people) as url:
+            async with (
+                opened_stream(url, f"uma:{secret}") as stream,
+                connected(url, mode, f"uma:{secret}") as client,
+            ):
+                call = asyncio.ensure_future(client.call_tool("slow", {}))
+                await begun.wait()
+                # as another process does it
+                other.remove("uma")
+                if change != "removed":
+                    other.add("uma", ["viewer"], secret)
+                await asyncio.wait_for(ended.wait(), PATIENCE)
+                with pytest.raises(MCPError):
+                    await asyncio.wait_for(call, PATIENCE)
+                async with asyncio.timeout(PATIENCE):
+                    assert [chunk async for chunk in stream.aiter_text() if "data" in chunk] == []
+            async with connected(url, mode, f"vic:{secret}") as client:
+                found: Any = await client.call_tool("greet", {"name": "you"})
+    assert found.content[0].text == "Hello, you, says vic."
+
+
+@asynccontextmanager
+async def opened_stream(url: str, token: str) -> AsyncGenerator[httpx2.Response]:
+    """Open a session, and the stream on which its server can send at any time."""
+    sent = {"Authorization": f"Bearer {token}", "Accept": "application/json, text/event-stream"}
+    async with httpx2.AsyncClient(headers=sent, timeout=None) as http:
+        opened = await http.post(url, json=INITIALIZE)
+        session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
+        async with http.stream("GET", url, headers=session) as stream:
+            assert stream.status_code == 200
+            yield stream
 
 
 async def hold(url: str, name: str) -> int:

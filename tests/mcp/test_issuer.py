@@ -1,12 +1,14 @@
 """Tests for an MCP server that accepts the access tokens of an OAuth issuer, with valid and invalid tokens."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx2
 import jwt
@@ -25,11 +27,15 @@ from handrail.cli.mcp_options import McpOptions
 from handrail.errors import DefinitionError
 from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import HttpServer, ToolServer
-from handrail.mcp.issuer import Issuer
-from mcp import Client
+from handrail.mcp import http as mcp_http
+from handrail.mcp import issuer as issuers
+from handrail.mcp.issuer import LEEWAY, Issuer
+from mcp import Client, MCPError
 from support import PATIENCE
 from support.mcp_http import Reply, Request, listening
 from support.mcp_served import serving
+from support.oidc_provider import fetch
+from support.oidc_provider import provider as oidc_provider
 
 KEY, OTHER = generate_private_key(SECP256R1()), generate_private_key(SECP256R1())
 AUDIENCE = "https://tools.example/mcp"
@@ -71,12 +77,14 @@ class Provider:
             return Reply(404)
         return Reply(200, {"Content-Type": "application/json"}, [json.dumps(body).encode()])
 
-    def token(self, key: EllipticCurvePrivateKey = KEY, id: str = "one", **claims: Any) -> str:
+    def token(
+        self, key: EllipticCurvePrivateKey = KEY, id: str = "one", kind: str = "at+jwt", **claims: Any
+    ) -> str:
         """Return an access token. A claim that is None is left out."""
         now = int(time.time())
         given = {"iss": self.address, "aud": AUDIENCE, "sub": "ann", "iat": now, "exp": now + 600, **claims}
         kept = {name: value for name, value in given.items() if value is not None}
-        return jwt.encode(kept, key, algorithm="ES256", headers={"kid": id})
+        return jwt.encode(kept, key, algorithm="ES256", headers={"kid": id, "typ": kind})
 
 
 def _public(key: EllipticCurvePrivateKey) -> dict[str, Any]:
@@ -177,6 +185,120 @@ async def test_wrong_tokens_are_refused() -> None:
         assert set(found.values()) == {401}, found
         assert await status(url, provider.token()) != 401, "a right token works beside them"
     assert provider.reads == 1, "unknown keys do not make the server read the keys each time"
+
+
+ACCESS: dict[str, dict[str, Any]] = {
+    "a type of its own": {"kind": "at+jwt"},
+    "the long form of the type": {"kind": "application/at+JWT"},
+    "scopes": {"kind": "JWT", "scope": "tools"},
+    "scopes as a list": {"kind": "JWT", "scp": ["tools"]},
+    "a client": {"kind": "JWT", "client_id": "editor"},
+    "a kind in a claim": {"kind": "JWT", "scope": "openid", "token_use": "access"},
+    "a type in a claim": {"kind": "JWT", "scope": "openid", "typ": "Bearer"},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "an ID token": {"kind": "JWT", "nonce": "n", "at_hash": "h", "azp": "editor"},
+    "a refreshed ID token, without a nonce": {"kind": "JWT", "azp": "editor", "email": "ann@example.org"},
+    "an ID token of a hybrid flow": {"kind": "JWT", "c_hash": "h", "scope": "openid"},
+    "an ID token that names its kind": {"kind": "JWT", "scope": "openid", "token_use": "id"},
+    "an ID token with a type in its claims": {"kind": "JWT", "scope": "openid", "typ": "ID"},
+    "a logout token": {
+        "kind": "JWT",
+        "client_id": "editor",
+        "events": {"http://schemas.openid.net/event/backchannel-logout": {}},
+    },
+    "a logout token by its type": {"kind": "logout+jwt", "scope": "tools"},
+    "a security event": {"kind": "secevent+jwt", "client_id": "editor"},
+    "a signed response of introspection": {"kind": "token-introspection+jwt", "scope": "tools"},
+    "a client's authentication": {"kind": "JWT", "client_id": "editor", "sub": "the issuer"},
+    "a client's authentication with the type": {"sub": "the issuer"},
+    "empty scopes": {"kind": "JWT", "scope": "", "scp": []},
+    "nothing": {"kind": "JWT"},
+}
+
+
+async def test_only_access_tokens_are_accepted() -> None:
+    """Of the tokens that an issuer signs for this audience, only those are accepted that show that they are access tokens.
+
+    ID tokens, logout tokens, security events and the authentication of clients are refused.
+    """
+    provider = Provider()
+    async with protected(provider) as url:
+        for what, given in ACCESS.items():
+            assert await status(url, provider.token(**given)) != 401, what
+        for what, given in OTHERS.items():
+            claims: dict[str, Any] = {**given, **({"sub": provider.address} if given.get("sub") else {})}
+            assert await status(url, provider.token(**claims)) == 401, what
+
+
+async def test_the_id_token_of_a_real_provider_is_refused() -> None:
+    """The ID token with which a provider tells a client who signed in is refused, though it is for this audience, and signed and valid."""
+    with oidc_provider([{"sub": "ann"}]) as address:
+        asked = {"client_id": "tools", "redirect_uri": "http://127.0.0.1:1/", "response_type": "code"}
+        query = urlencode({**asked, "scope": "openid", "nonce": "n"})
+        _, back = await asyncio.to_thread(fetch, f"{address}/oauth2/authorize?{query}", {"sub": "ann"})
+        form = {
+            "grant_type": "authorization_code",
+            "code": parse_qs(urlsplit(back).query)["code"][0],
+            "redirect_uri": asked["redirect_uri"],
+        }
+        async with httpx2.AsyncClient(timeout=PATIENCE) as http:
+            answer = await http.post(f"{address}/oauth2/token", data=form, auth=("tools", "secret"))
+            token = answer.json()["id_token"]
+        issuer = Issuer(address, resource=AUDIENCE, audience="tools")
+        assert jwt.decode(token, options={"verify_signature": False})["aud"] in ("tools", ["tools"])
+        assert await issuer.verify_token(token) is None
+        with pytest.MonkeyPatch.context() as patched:  # it is refused for nothing else
+            patched.setattr(issuers, "is_access_token", lambda header, claims: True)
+            found = await issuer.verify_token(token)
+    assert found is not None
+    assert found.subject == "ann"
+
+
+class Clock:
+    """A clock that is ahead of the machine's by a number of seconds."""
+
+    ahead = 0.0
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self.ahead)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+async def test_a_stream_ends_when_its_token_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open stream ends when the access token that opened it has expired, and a request without a response gets status 401."""
+    monkeypatch.setattr(mcp_http, "CHECK_SECONDS", 0.01)
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="read")
+    async def slow() -> str:
+        """Take time to end."""
+        begun.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+
+    provider, clock = Provider(), Clock()
+    async with listening(provider.answer) as address:
+        provider.address = address.removesuffix("/mcp")
+        issuer = Issuer(provider.address, resource=AUDIENCE, clock=clock)
+        served = ToolServer(Prompt("shop", "Sell.", tools=[slow]), journal=MemoryJournal())
+        async with serving(served, token=None, issuer=issuer) as url:
+            headers = {"Authorization": f"Bearer {provider.token()}"}
+            async with (
+                httpx2.AsyncClient(headers=headers, timeout=PATIENCE) as http,
+                Client(streamable_http_client(url, http_client=http), mode="2026-07-28") as client,
+            ):
+                call = asyncio.ensure_future(client.call_tool("slow", {}))
+                await begun.wait()
+                assert not call.done()
+                clock.ahead = 600 + LEEWAY + 1
+                await asyncio.wait_for(ended.wait(), PATIENCE)
+                with pytest.raises(MCPError):
+                    await asyncio.wait_for(call, PATIENCE)
 
 
 async def test_a_token_counts_only_in_its_header() -> None:

@@ -11,7 +11,7 @@ from mcp_types import JSONRPCResponse
 from handrail.mcp import McpTools, StdioServer
 from handrail.mcp.connection import ServerUnavailable
 from handrail.mcp.listings import Listings
-from handrail.mcp.secrets import Secrets
+from handrail.secrets import Secrets
 from support import SUPPORT
 from support.mcp_http import ECHO, Reply, Request, json_reply, listening, ordinary
 
@@ -36,7 +36,7 @@ async def test_over_http(caplog: pytest.LogCaptureFixture) -> None:
 
     async with listening(answer) as url, McpTools("trial", url=url) as section:
         assert [tool.name for tool in section.current_tools()] == ["echo"]
-        client = await section.server.connection.client()
+        client = await section.server.account("local").connection.client()
         assert [tool.name for tool in (await client.list_tools()).tools] == ["echo"]
     said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert len(said) == len(WRONG)

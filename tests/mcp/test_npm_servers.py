@@ -78,7 +78,7 @@ async def test_servers_with_different_fates_in_one_run(
         ToolCall("note", {"text": "c"}),
     ]
     model = ScriptedModel([*calls, "Done."])
-    person = Person(answers={"mcp.form": {"name": "Ann"}})
+    person = Person(answers={"mcp.form": lambda form: {**form["suggested"], "name": "Ann"}})
     session = Session()
     session.dispatcher.subscribe(Progress, lambda event: None)  # otherwise the server would send no progress
     async with AsyncExitStack() as stack:
@@ -86,7 +86,7 @@ async def test_servers_with_different_fates_in_one_run(
         Thread(target=kill_while_it_reads, daemon=True).start()
         prompt = Prompt("guide", ["Go.", *sections.values()], tools=[note, upgrade])
         await Adapter(model).evaluate(prompt, "hi", environment=person, session=session)
-        opened = {name: each.server.connection.opened for name, each in sections.items()}
+        opened = {name: each.server.account("local").connection.opened for name, each in sections.items()}
     messages = model.requests[-1].messages
     told = [one.text for each in messages if isinstance(each, ToolMessage) for one in each.results]
     assert told[:2] == ["noted: a", "the file"]

@@ -322,14 +322,14 @@ class Live(LiveSection):
         self._found: tuple[Tool[Any, Any], ...]
         object.__setattr__(self, "_found", ())
 
-    async def connect(self) -> None:
+    async def connect(self, principal: str) -> None:
         def handle(params: None, *, context: ToolContext) -> ToolResult[None]:
             return ToolResult.ok(message="Done.")
 
         made = Tool(f"live_{len(self._found)}", "Does it.", handle, effect="read")
         object.__setattr__(self, "_found", (*self._found, made))
 
-    def current_tools(self) -> tuple[Tool[Any, Any], ...]:
+    def current_tools(self, principal: str) -> tuple[Tool[Any, Any], ...]:
         return self._found
 
 

@@ -5,23 +5,27 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from mcp_types import ElicitResult
 
 from handrail import (
+    Adapter,
     CapabilityPolicy,
     Handoff,
     Parked,
     Prompt,
+    ScriptedModel,
     ToolContext,
     ToolResult,
     UserContext,
     tool,
 )
+from handrail.clock import SystemClock
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.mcp import ToolServer
 from handrail.mcp.calls import PARK_AFTER, CallUnknown, LiveCall
@@ -65,6 +69,15 @@ def prompt_of(log: Log) -> Prompt[Any]:
         return f"paid {amount}"
 
     return Prompt("shop", "Sell.", tools=[order, ship, pay], policies=[CapabilityPolicy({"money": "ask"})])
+
+
+class Hands(SystemClock):
+    """A clock that a test can set forward."""
+
+    by = timedelta()
+
+    def now(self) -> datetime:
+        return super().now() + self.by
 
 
 class Restarts:
@@ -248,7 +261,7 @@ async def test_a_different_principal_can_not_answer(log: Log) -> None:
     """A call belongs to the principal who made it: nobody else can find or resume it."""
     journal = MemoryJournal()
     server = ToolServer(prompt_of(log), journal=journal)
-    order = (await server.tools.all())["order"]
+    order = (await server.tools.all("local"))["order"]
     call = await server.calls.begin(order, {"product": "shirt"}, principal="ann", asks=True)
     assert not await call.wait()
     assert server.calls.find(call.run_id, "bob") is None
@@ -276,6 +289,27 @@ async def test_a_call_that_waits_leaves_memory(log: Log) -> None:
         found: Any = await session.call_tool("order", given, **accept(asked, value=1))
     assert "colour" in next(iter(found.input_requests.values())).params.message
     assert log.lines == ["order"] * 2
+
+
+@pytest.mark.parametrize("parked", [False, True])
+async def test_a_yes_that_comes_too_late_is_told_as_an_approval_that_timed_out(
+    log: Log, parked: bool
+) -> None:
+    """The client gets the call's result, whether the call was in memory or parked when its approval expired."""
+    clock = Hands()
+    adapter = Adapter(ScriptedModel([]), approval_seconds=3600.0)
+    server, found = Restarts(log, MemoryJournal(clock), adapter=adapter), cast(Any, None)
+    async with server.process() as session:
+        asked: Any = await session.call_tool("pay", {"amount": 3}, allow_input_required=True)
+        if not parked:
+            clock.by = timedelta(hours=2)
+            found = await session.call_tool("pay", {"amount": 3}, **accept(asked, approved=True))
+    if parked:
+        clock.by = timedelta(hours=2)
+        async with server.process() as session:
+            found = await session.call_tool("pay", {"amount": 3}, **accept(asked, approved=True))
+    assert "pay was not approved (timed out)" in text(found)
+    assert log.lines == []
 
 
 @pytest.mark.parametrize(("days", "works"), [(3, True), (31, False)])

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx2
 import pytest
@@ -17,7 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitRequestURLParams, ElicitResult
 from pydantic import BaseModel, SecretStr
 
-from handrail import CapabilityPolicy, Prompt, UserContext, tool
+from handrail import CapabilityPolicy, Prompt, ToolContext, UserContext, gather, tool
 from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import ToolServer
 from handrail.mcp.forms import answer_of, form_of
@@ -218,6 +218,41 @@ async def test_only_the_caller_may_answer() -> None:
     assert [status for status, _ in stranger.said] == [404, 404]
     assert [status for status, _ in nobody.said] == [401, 401]
     assert "example.org" not in json.dumps(stranger.said + nobody.said)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+async def test_a_question_is_shown_and_answered_while_its_call_still_works(is_recorded: bool) -> None:
+    """The page waits neither for the rest of the call nor for a question that nobody asks."""
+    working = asyncio.Event()
+
+    @tool(effect="read")
+    async def work() -> str:
+        """Work until the page was answered."""
+        await working.wait()
+        return "worked"
+
+    @tool(effect="read")
+    async def log_in_and_work(*, context: ToolContext) -> str:
+        """Log in while working."""
+        found, _ = await gather(context.call("log_in"), context.call("work"))
+        return found.render()
+
+    person = Person()
+    prompt = Prompt("shop", "Sell.", tools=[log_in, work, log_in_and_work], policies=[CapabilityPolicy()])
+    served = ToolServer(prompt, journal=MemoryJournal() if is_recorded else None)
+    async with serving(served) as url, connected(url, "legacy", person) as client:
+        calling = asyncio.ensure_future(client.call_tool("log_in_and_work", {}))
+        while not (live := [each for each in served.calls._live.values() if each.questions]):  # pyright: ignore[reportPrivateUsage]
+            await asyncio.sleep(0.01)
+        [call] = live
+        assert call.rests != is_recorded
+        for question in ("none", next(iter(call.questions))):
+            fragment = urlencode({"call": call.run_id, "question": question})
+            await person.open(f"{url.removesuffix('/mcp')}/#{fragment}")
+        working.set()
+        found: Any = await calling
+    assert [status for status, _ in person.said[:4]] == [404, 404, 200, 200]
+    assert found.content[0].text == "ann has 28 characters"
 
 
 async def test_a_question_survives_the_server() -> None:

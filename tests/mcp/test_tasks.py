@@ -3,12 +3,24 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from typing import Any
 
 import mcp_types as wire
 import pytest
 
-from handrail import Prompt, ToolContext, ToolResult, UserContext, tool
+from handrail import (
+    Adapter,
+    CapabilityPolicy,
+    Prompt,
+    ScriptedModel,
+    ToolContext,
+    ToolResult,
+    UserContext,
+    tool,
+)
+from handrail.clock import SystemClock
+from handrail.errors import QuestionTimedOut
 from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import ToolServer, tasks
 from mcp import Client, MCPError
@@ -44,6 +56,21 @@ def prompt_of(work: Work) -> Prompt[Any]:
         return f"{size} {colour}"
 
     @tool(effect="read", capabilities=TASK)
+    async def hurry(*, context: UserContext) -> str:
+        """Ask for two things, the first of which has an hour's time."""
+        work.entered += 1
+        try:
+            size = await context.wait_for("size", {}, int, timeout=3600)
+        except QuestionTimedOut:
+            size = 0
+        return f"{size} {await context.wait_for('colour', {}, str)}"
+
+    @tool(capabilities={"mcp.task", "mail"})
+    async def send(*, context: ToolContext) -> str:
+        """Send something."""
+        return "sent"
+
+    @tool(effect="read", capabilities=TASK)
     def fail() -> ToolResult[str]:
         """Fail."""
         return ToolResult.error("It did not work.")
@@ -59,13 +86,14 @@ def prompt_of(work: Work) -> Prompt[Any]:
         await work.go.wait()
         return "waited"
 
-    return Prompt("jobs", "Work.", tools=[slow, order, fail, required, wait])
+    policies = [CapabilityPolicy({"mail": "ask", "mcp.task": "allow", "mcp.task.required": "allow"})]
+    return Prompt("jobs", "Work.", tools=[slow, order, hurry, send, fail, required, wait], policies=policies)
 
 
 @asynccontextmanager
-async def process(work: Work, journal: Any, has_tasks: bool = True) -> AsyncGenerator[Any]:
+async def process(work: Work, journal: Any, has_tasks: bool = True, **options: Any) -> AsyncGenerator[Any]:
     """Serve as a new process would, and yield a client's session. Calls in progress are parked when the block ends."""
-    server = ToolServer(prompt_of(work), journal=journal)
+    server = ToolServer(prompt_of(work), journal=journal, **options)
 
     async def never(context: Any, params: Any) -> Any:
         raise AssertionError("the client was asked, but the test gives the answers")
@@ -117,6 +145,63 @@ async def test_questions_are_answered_one_by_one() -> None:
         ended = await session.get(task, "completed")
     assert ended["result"]["content"][0]["text"] == "4 red"
     assert work.entered == 1
+
+
+class Hands(SystemClock):
+    """A clock that a test can set forward."""
+
+    by = timedelta()
+
+    def now(self) -> datetime:
+        return super().now() + self.by
+
+
+async def asks(session: TaskSession, task: str, name: str) -> str:
+    """Wait until the task asks nothing but this, and return the key of the question."""
+    while True:
+        asked = (await session.get(task, "input_required"))["inputRequests"]
+        if [name in each["params"]["message"] for each in asked.values()] == [True]:
+            return next(iter(asked))
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("parked", [False, True])
+async def test_a_question_of_a_task_expires(parked: bool) -> None:
+    """The task goes on, whether its call was in memory or parked, and asks its next question. A late answer changes nothing."""
+    work, clock = Work(), Hands()
+    journal = MemoryJournal(clock)
+    async with process(work, journal) as session:
+        task = (await session.call("hurry"))["taskId"]
+        size = await asks(session, task, "size")
+        if not parked:
+            clock.by = timedelta(hours=2)
+            given = {size: {"action": "accept", "content": {"value": 4}}}
+            await session.send("tasks/update", taskId=task, inputResponses=given)
+            await asks(session, task, "colour")
+    clock.by = timedelta(hours=2)
+    async with process(work, journal) as session:
+        if parked:
+            given = {size: {"action": "accept", "content": {"value": 4}}}
+            await session.send("tasks/update", taskId=task, inputResponses=given)
+        colour = await asks(session, task, "colour")
+        given = {colour: {"action": "accept", "content": {"value": "red"}}}
+        await session.send("tasks/update", taskId=task, inputResponses=given)
+        ended = await session.get(task, "completed")
+    assert ended["result"]["content"][0]["text"] == "0 red"
+
+
+async def test_an_approval_of_a_parked_task_expires() -> None:
+    """The next request for the task's state resumes it, and its result says that the approval timed out."""
+    clock = Hands()
+    journal, adapter = MemoryJournal(clock), Adapter(ScriptedModel([]), approval_seconds=3600.0)
+    async with process(Work(), journal, adapter=adapter) as session:
+        task = (await session.call("send"))["taskId"]
+        await session.get(task, "input_required")
+    clock.by = timedelta(hours=2)
+    async with process(Work(), journal, adapter=adapter) as session:
+        ended = await session.get(task, "completed")
+    assert ended["result"]["isError"]
+    assert "send was not approved (timed out)" in ended["result"]["content"][0]["text"]
 
 
 async def test_a_task_survives_its_process() -> None:

@@ -1,13 +1,25 @@
 """Tests for the table of providers and for names of models: where requests go, with which key, and which model a name means."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from handrail import Adapter, Agent, Prompt, ScriptedModel, ToolContext, open_gate, tool
+from handrail import (
+    Adapter,
+    Agent,
+    AgentEnvironment,
+    Prompt,
+    ScriptedModel,
+    ToolContext,
+    by,
+    first_that_works,
+    open_gate,
+    tool,
+)
 from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.messages import (
     AssistantMessage,
@@ -20,10 +32,12 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelKeyMissing
-from handrail.models.names import check_name, model_named, reference_to
+from handrail.models.names import check_name, give, model_named, reference_to
 from handrail.models.openai import OpenAIModel
 from handrail.models.providers import BRIDGED, PROVIDERS, Key
 from handrail.neighbours import search
+from handrail.serve.sources import load_module
+from handrail.workers import WorkerRegistry
 from support.raw_server import raw_server, whole
 
 SAID = {"role": "assistant", "content": "Fine."}
@@ -265,9 +279,7 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Write a module with models to a folder that is searched for modules, and yield the module's name."""
-    import sys
-
+    """Write a module with models to a folder on Python's path, and yield the module's name."""
     name = f"models_of_{abs(hash(tmp_path))}"
     (tmp_path / f"{name}.py").write_text(
         "from handrail import Adapter, Agent, ScriptedModel\n"
@@ -276,7 +288,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "agent = Agent(ScriptedModel(['Of the agent.']), 'Be brief.')\n"
         "text = 'no model'\n"
     )
-    search(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     yield name
     sys.modules.pop(name, None)
 
@@ -302,12 +314,8 @@ async def test_prompt_model_takes_a_model_and_its_name(module: str):
         chosen = f"{module}:answering" if by_name else ScriptedModel(['{"value": "passed"}'])
         return await context.prompt_model("Which?", str, model=chosen)
 
-    import sys
-
     model_named(f"{module}:fast")
     sys.modules[module].answering = ScriptedModel(['{"value": "named"}'])  # pyright: ignore[reportAttributeAccessIssue]
-    from handrail import AgentEnvironment
-
     gate = open_gate([ask], environment=AgentEnvironment(ScriptedModel([])))
     assert (await gate.invoke("ask", {"by_name": True})).render() == "named"
     assert (await gate.invoke("ask", {"by_name": False})).render() == "passed"
@@ -341,6 +349,15 @@ def test_a_module_without_that_model(module: str, tmp_path: Path):
         model_named("broken_models:x")
 
 
+def test_a_module_that_ends_the_program_is_an_error(tmp_path: Path):
+    """A worker's file can name any installed module, and one that exits when it is imported must not end the server."""
+    (tmp_path / "exits.py").write_text("raise SystemExit(2)\n")
+    with pytest.raises(DefinitionError, match="can't import 'exits': SystemExit"):
+        model_named("exits:model", folder=tmp_path)
+    with pytest.raises(DefinitionError, match="no module or provider"):
+        model_named("unittest.__main__:model", folder=tmp_path)
+
+
 def test_a_module_beside_a_worker(tmp_path: Path):
     """Two folders may each have a module of the same name. No such module replaces an installed one or a provider."""
     for folder in ("one", "two"):
@@ -357,15 +374,86 @@ def test_a_module_beside_a_worker(tmp_path: Path):
     assert isinstance(model_named("mistral:m", tmp_path / "one"), OpenAIModel)
 
 
-async def test_a_module_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The name of a model may refer to a module in the current folder, although that folder is not on Python's path."""
+_PLANTED = """
+import pathlib
+from handrail import ScriptedModel
+pathlib.Path(__file__).with_name("ran").touch()
+m = ScriptedModel(["Here."])
+"""
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Write a module to the current folder, which is searched for apps, and yield the module's name."""
     name = f"here_{abs(hash(tmp_path))}"
-    (tmp_path / f"{name}.py").write_text("from handrail import ScriptedModel\nm = ScriptedModel(['Here.'])\n")
-    with pytest.raises(DefinitionError, match="there is no module or provider"):
-        check_name(f"{name}:m")
+    (tmp_path / f"{name}.py").write_text(_PLANTED)
     monkeypatch.chdir(tmp_path)
-    check_name(f"{name}:m")
-    assert await asked(f"{name}:m") == "Here."
+    search(tmp_path)
+    yield name
+    sys.modules.pop(name, None)
+
+
+async def test_a_name_from_a_model_or_a_file_imports_nothing_from_the_current_folder(
+    planted: str, tmp_path: Path
+):
+    """A module that only the current folder has is not imported for a name that a tool, a worker's file or a choice of models gives."""
+    name = f"{planted}:m"
+
+    @tool(effect="read")
+    async def ask(context: ToolContext, name: str) -> str:
+        """Ask the model that the model chose."""
+        assert context.prompt_model
+        return await context.prompt_model("Which?", str, model=name)
+
+    gate = open_gate([ask], environment=AgentEnvironment(ScriptedModel([])))
+    assert "no module or provider of that name" in (await gate.invoke("ask", {"name": name})).render()
+    workers = tmp_path / "team"
+    workers.mkdir()
+    (workers / "main.md").write_text(f"---\nmodel: {name}\n---\nDo.\n")
+    registry = WorkerRegistry(workers)
+    chosen: Any = by(lambda request: name)
+    assert [problem.line for problem in registry.check()] == [2]
+    for refused in (
+        lambda: registry.run("main", "x"),
+        lambda: registry.run("main", "x", model=name, models={"main": name}),
+        lambda: check_name(name),
+        lambda: Adapter(name),
+        lambda: Agent(name, "Be brief."),
+        lambda: chosen.candidates(None),
+        lambda: first_that_works("openai:x", name),
+    ):
+        with pytest.raises(Exception, match="no module or provider of that name"):
+            refused()
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_a_name_from_the_user_finds_a_module_in_the_current_folder(planted: str, tmp_path: Path):
+    """What the command line names, and what an app names while it is imported, may be in the current folder or beside the app."""
+    give(f"{planted}:m")
+    check_name(f"{planted}:m")
+    assert not (tmp_path / "ran").exists()
+    assert await asked(f"{planted}:m") == "Here."
+    beside = f"beside_{planted}"
+    (tmp_path / f"{beside}.py").write_text(_PLANTED)
+    (tmp_path / f"app_{planted}.py").write_text(
+        f"from handrail import Agent\nagent = Agent('{beside}:m', 'Be brief.')\n"
+    )
+    app = load_module(str(tmp_path / f"app_{planted}.py"))
+    assert (await app.agent.run("hi")).text == "Here."
+
+
+def test_checking_a_name_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A name is checked without importing the module, or a package around it."""
+    package = tmp_path / "a_package_of_models"
+    package.mkdir()
+    for file in ("__init__.py", "models.py"):
+        (package / file).write_text(_PLANTED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check_name("a_package_of_models.models:m")
+    with pytest.raises(DefinitionError, match="no module or provider"):
+        check_name("a_package_of_models.nothing:m")
+    assert not (package / "ran").exists()
+    assert "a_package_of_models" not in sys.modules
 
 
 def test_no_name_means_two_things():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +23,12 @@ from handrail import (
     tool,
 )
 from handrail.adapter import Retry
-from handrail.errors import HandrailError
+from handrail.errors import DefinitionError, HandrailError
 from handrail.messages import Model
 from handrail.session import save
-from handrail.testing import RecordingSubscriber
+from handrail.testing import Cassette, RecordingSubscriber
 from support.planted_secrets import Recording, everything
+from support.raw_server import raw_server
 from support.servers import Aimock, Llmock
 from support.stages import MESSAGE, WIRES, Call, Fail, Say, Stage, Wire
 
@@ -115,6 +118,39 @@ def test_a_provider_that_says_the_key_back_is_not_repeated(monkeypatch: pytest.M
         ).evaluate(Prompt("p", "Go."), "hi").wait()
     assert "can't be reached" in str(raised.value)
     assert KEY not in everything(raised.value)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_secret_headers_are_recorded_nowhere(tmp_path: Path, stream: bool) -> None:
+    """A value of `headers` that a provider repeats is in no error, no request id and no cassette."""
+    key = "planted-1a2b/3c4d"
+    headers = {"x-team-key": key, "authorization": f"Bearer {key}", "x-title": "Refused"}
+    body = json.dumps({"error": {"message": f"Refused: {key}"}}).encode()
+    answer = (
+        f"HTTP/1.1 400 Bad\r\nx-request-id: {key}\r\nretry-after: {key}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    async with raw_server(answer) as server:
+        model = OpenAIModel("m", base_url=server.url, headers=headers)
+        adapter = Adapter(model, retry=Retry(attempts=1))
+        run = (
+            adapter.stream(Prompt("p", "Go."), "hi").response
+            if stream
+            else adapter.evaluate(Prompt("p", "Go."), "hi")
+        )
+        with Cassette(tmp_path / "c.json", mode="record"), pytest.raises(PromptEvaluationError) as raised:
+            await run
+    assert "Refused: [secret]" in str(raised.value)
+    assert key not in everything(raised.value)
+    assert key not in (tmp_path / "c.json").read_text()
+
+
+@pytest.mark.parametrize("end", ["?key=planted-1a2b3c4d", "#planted-1a2b3c4d"])
+def test_an_address_with_a_query_is_refused(end: str) -> None:
+    """The key in an address would be shown with the address, so a query is refused without being repeated."""
+    with pytest.raises(DefinitionError, match="key_variable") as raised:
+        OpenAIModel("m", base_url=f"http://127.0.0.1:1/v1{end}")
+    assert "planted" not in str(raised.value)
 
 
 def test_a_missing_key_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

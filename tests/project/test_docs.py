@@ -174,3 +174,16 @@ def test_the_index_names_every_extra():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     told = re.findall(r"^\| `(\w+)` \|", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert sorted(set(extras) - set(told)) == []
+
+
+def test_the_tests_in_the_table_of_times_exist():
+    """The design page names a test for everything that has a time."""
+    table = (ROOT / "docs" / "design.md").read_text().split("## Time\n")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(test_\w+)`", table))
+    found = {
+        name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 20
+    assert named - found == set()

@@ -327,22 +327,9 @@ PROMPTS: Rows = {
         lambda: prompt(overrides="prompts"),
         "prompt 'guide': overrides is a str. Pass Overrides(\"folder\").",
     ),
-    "output-plain": (
-        lambda: prompt(output=int),
-        "prompt 'guide': output is int. Pass a class: a dataclass or a pydantic model. "
-        "A plain value can be a field of it.",
-    ),
-    "output-list": (
-        lambda: prompt(output=list[Params]),
-        "prompt 'guide': output is list[Params]. Pass a class: a dataclass",
-    ),
     "output-instance": (
         lambda: prompt(output=Params("Rome")),
-        "prompt 'guide': output is a Params. Pass a class: a dataclass or a pydantic model.",
-    ),
-    "output-root-model": (
-        lambda: prompt(output=Root),
-        "prompt 'guide': output is Root. Pass a class: a dataclass",
+        "prompt 'guide': output is a Params. Pass the type of the answer",
     ),
     "output-indescribable": (
         lambda: prompt(output=Holds),

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal
+from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, runs
 from handrail.errors import PromptEvaluationError
-from handrail.session import Session
 from support import warm_python
 
 APP = textwrap.dedent(
@@ -107,6 +106,7 @@ async def look(path: Path) -> None:
     with pytest.raises(PromptEvaluationError, match="was set aside: 3 processes") as error:
         await adapter.resume("deadly", prompt)
     assert error.value.phase == "set aside"
-    again = await adapter.evaluate(prompt, "And now?", session=Session(id="s", principal="ann"))
+    session = await runs.session(journal, "s", principal="ann")
+    again = await adapter.evaluate(prompt, "And now?", session=session)
     assert again.text
     journal.close()

@@ -30,6 +30,7 @@ from handrail.protocols import Fork
 from handrail.question import Question
 from handrail.resources.bindings import given
 from handrail.resources.directory import links
+from handrail.resources.file_view import fork_behind
 from handrail.resources.shell import Allow, Layers, Shell
 from handrail.sections import FileTools
 from handrail.testing import FakeShell, Person
@@ -90,8 +91,7 @@ def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, 
     async def act(context: ToolContext) -> str:
         """Write a file, and keep the fork and an inner fork for later."""
         context.filesystem.write("a.txt", "harmless\n")
-        files: Any = context.filesystem
-        inner = files.fork("inner")
+        inner = fork_behind(context.filesystem).fork("inner")
         inner.write("a.txt", "EVIL\n")
         if how == "committed late":
             inner.prepare()
@@ -129,8 +129,8 @@ def test_what_was_shown_is_not_changed_by_a_command_nobody_waited_for(root: Path
     async def act(context: ToolContext) -> str:
         """Write a file with a command, and keep the fork for later."""
         await SHELL.run_on(context.filesystem, ["sh", "-c", "echo harmless > a.txt"])
-        files: Any = context.filesystem
-        held[:] = [files, files.layers().upper]
+        fork = fork_behind(context.filesystem)
+        held[:] = [fork, fork.layers().upper]
         return "done"
 
     def approve(question: Question) -> bool:

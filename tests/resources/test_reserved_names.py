@@ -114,7 +114,7 @@ def test_a_forged_manifest_does_not_reach_it(folders: Folders, tmp_path: Path):
         Step(do="take", path=".handrail", slot="2", before="x"),
     ):
         manifest = Manifest(call_id="c", root=str(files.root), staging="", folder="", steps=(step,))
-        left = Commit(files._ground.jail, DISK, slots, manifest, area._renames).finish()
+        left = Commit(files._ground.jail, DISK, slots, manifest, area.table).finish()
         assert left == (step.path,)
     assert "new" not in os.listdir(files.root / ".handrail")
 

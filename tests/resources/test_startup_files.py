@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import closing
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,17 @@ class Looker:
         (".config/fish/functions/fish_prompt.fish", "a shell"),
         ("mise.local.toml", "direnv or mise"),
         (".venv/lib/python3.11/site-packages/x.pth", "Python"),
+        (".venv/lib/python3.11/site-packages/package/module.py", "Python"),
+        ("vendor/site-packages/x.so", "Python"),
+        ("env/lib/python3/dist-packages/x.py", "Python"),
+        (".hg/hgrc", "Mercurial"),
+        (".dir-locals-2.el", "an editor"),
+        (".helix/languages.toml", "an editor"),
+        (".zed/tasks.json", "an editor"),
+        (".mvn/jvm.config", "a package manager"),
+        (".Rprofile", "an interpreter"),
+        (".gitea/workflows/ci.yml", "a build service"),
+        (".woodpecker.yml", "a build service"),
         (".venv/pyvenv.cfg", "Python"),
         ("any/name/bin/activate", "a shell"),
         (".venv/Scripts/Activate.ps1", "a shell"),
@@ -148,7 +160,7 @@ def test_a_virtual_environment_can_be_allowed_as_a_whole() -> None:
         "src/activate",
         "bin/python-lint",
         "python",
-        ".venv/lib/python3.11/site-packages/package/module.py",
+        "lib/package/module.py",
     ],
 )
 def test_what_does_not_run_by_itself(path: str) -> None:
@@ -188,11 +200,20 @@ TOOLS: dict[str, tuple[Callable[[ToolContext], object], str]] = {
     "move a folder": (_move_folder, ".husky/pre-push"),
     "delete and create": (_delete_and_create, ".envrc"),
     "through a link": (lambda context: context.filesystem.write("link.txt", "new\n"), ".envrc"),
+    "delete": (lambda context: context.filesystem.delete(".envrc"), ".envrc"),
+    "delete a folder": (
+        lambda context: context.filesystem.delete(".git", recursive=True),
+        ".git/hooks/pre-commit",
+    ),
+    "move away": (lambda context: context.filesystem.move(".envrc", "x"), ".envrc"),
     "what a hook leads to": (
         lambda context: context.filesystem.write("scripts/check", "new\n"),
         "scripts/check",
     ),
 }
+
+
+REMOVALS = {"delete", "delete a folder", "move away"}
 
 
 @pytest.mark.parametrize("approves", [True, False])
@@ -217,12 +238,14 @@ async def test_a_tool_that_changes_one_is_asked_about(root: Path, way: str, appr
     assert "scopes" not in question.payload  # the answer can't be remembered
     assert result.success is approves
     after = (root / path).read_text() if (root / path).exists() else None
-    assert after == ("new\n" if approves else before)
+    assert after == ((None if way in REMOVALS else "new\n") if approves else before)
 
 
 COMMANDS = {
     "write": ("echo new > .envrc", ".envrc"),
     "append": ("echo new >> .envrc", ".envrc"),
+    "delete": ("rm .envrc", ".envrc"),
+    "move away": ("mv .envrc x", ".envrc"),
     "another case": ("echo new > .ENVRC", ".ENVRC"),
     "rename": ("echo new > x; mv x .bashrc", ".bashrc"),
     "delete and create": ("rm .envrc; echo new > .envrc", ".envrc"),
@@ -276,14 +299,13 @@ async def test_an_inner_call_is_asked_about_with_the_outer_one(root: Path) -> No
 
 
 async def test_a_file_that_was_made_and_removed_again_is_not_asked_about(root: Path) -> None:
-    """Nobody is asked about a startup file that the call deletes, even if the call created it."""
+    """Nobody is asked about a startup file that the call both creates and deletes."""
 
     @tool(effect="staged")
     async def work(context: ToolContext) -> str:
-        """Create and delete one startup file, and delete another."""
+        """Create and delete a startup file."""
         context.filesystem.write("conftest.py", "x")
         context.filesystem.delete("conftest.py")
-        context.filesystem.delete(".envrc")
         return "worked"
 
     looker = Looker(False)
@@ -501,6 +523,91 @@ def test_a_bare_repository_of_any_name_counts(root: Path, folder: str, file: str
         fork.drop()
 
 
+_PARTS = {
+    "HEAD": lambda fork, at: fork.write(f"{at}/HEAD", "ref: refs/heads/main\n"),
+    "config": lambda fork, at: fork.write(f"{at}/config", "[core]\n\tfsmonitor = evil\n"),
+    "objects": lambda fork, at: fork.mkdir(f"{at}/objects"),
+    "refs": lambda fork, at: fork.mkdir(f"{at}/refs"),
+}
+
+
+@pytest.mark.parametrize("order", [*permutations(_PARTS)], ids=" ".join)
+@pytest.mark.parametrize("folder", ["docs.git/sub", ".git/sub", "plain/sub"])
+def test_no_order_of_calls_makes_a_repository_unasked(
+    root: Path, folder: str, order: tuple[str, ...]
+) -> None:
+    """Whichever part of a repository comes last, one of the calls that make it is asked about, wherever the repository is."""
+    asked: list[str] = []
+    with closing(DirectoryFilesystem(root)) as files:
+        for part in order:
+            fork = files.fork("call")
+            _PARTS[part](fork, folder)
+            asked += [path for path, program in fork.startup_files() if program == "git"]
+            assert (MARK in fork.diff()) is bool(fork.startup_files())
+            fork.prepare()
+            fork.apply()
+    assert asked
+    assert all(path.startswith(f"{folder}/") for path in asked)
+
+
+def test_a_folder_that_completes_a_repository_is_marked_in_the_diff(root: Path) -> None:
+    """If a folder that holds other new files completes a repository, it has its own entry in the diff, with the mark."""
+    at = root / "docs.git" / "sub"
+    (at / "objects").mkdir(parents=True)
+    (at / "HEAD").write_text("ref: refs/heads/main\n")
+    with closing(DirectoryFilesystem(root)) as files:
+        fork = files.fork("call")
+        fork.write("docs.git/sub/refs/heads/main", "0" * 40)
+        assert fork.startup_files() == [("docs.git/sub/refs", "git")]
+        assert "diff --git a/docs.git/sub/refs b/docs.git/sub/refs\nruns later: by git" in fork.diff()
+        fork.drop()
+
+
+def test_work_in_an_existing_repository_is_not_asked_about(root: Path) -> None:
+    """What git changes when somebody commits, fetches or prunes is no startup file."""
+    for name in ("objects", "refs/heads", "refs/remotes/origin", "logs"):
+        (root / ".git" / name).mkdir(parents=True)
+    for name in ("HEAD", "refs/heads/main", "refs/remotes/origin/HEAD"):
+        (root / ".git" / name).write_text("ref: refs/heads/main\n")
+    with closing(DirectoryFilesystem(root)) as files:
+        fork = files.fork("call")
+        fork.write(".git/HEAD", "ref: refs/heads/other\n")
+        fork.write(".git/objects/ab/cd", "")
+        fork.write(".git/refs/heads/other", "")
+        fork.write(".git/logs/HEAD", "")
+        fork.delete(".git/refs/heads/main")
+        fork.delete(".git/refs/remotes/origin/HEAD")
+        assert fork.startup_files() == []
+        fork.drop()
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (lambda fork: fork.write("tools/env/lib/python3.12/os.py", ""), "tools/env/lib/python3.12/os.py"),
+        (
+            lambda fork: fork.delete("tools/env/lib/python3.12/site-packages/x.pth"),
+            "tools/env/lib/python3.12/site-packages/x.pth",
+        ),
+        (lambda fork: fork.delete("tools/env/lib64"), "tools/env/lib64"),
+        (lambda fork: fork.delete("tools/env/pyvenv.cfg"), "tools/env/pyvenv.cfg"),
+    ],
+)
+def test_an_environment_of_any_name_counts(root: Path, change: Any, path: str) -> None:
+    """The libraries of a virtual environment are startup files, whatever its folder is called, and so are the links to them."""
+    library = root / "tools" / "env" / "lib" / "python3.12" / "site-packages"
+    library.mkdir(parents=True)
+    (library / "x.pth").write_text("")
+    (root / "tools" / "env" / "lib64").symlink_to("lib")
+    (root / "tools" / "env" / "pyvenv.cfg").write_text("")
+    with closing(DirectoryFilesystem(root)) as files:
+        fork = files.fork("call")
+        change(fork)
+        assert fork.startup_files() == [(path, "Python")]
+        assert "runs later: by Python" in fork.diff()
+        fork.drop()
+
+
 @pytest.mark.parametrize("changed", ["step", "real"])
 def test_every_link_on_the_way_to_one_counts(root: Path, changed: str) -> None:
     """If a startup file is a link to a link, a change to the second link or to its target counts as one to the startup file."""
@@ -516,6 +623,58 @@ def test_every_link_on_the_way_to_one_counts(root: Path, changed: str) -> None:
         else:
             fork.write("real", "new")
         assert [path for path, _ in fork.startup_files()] == [changed]
+        fork.drop()
+
+
+@pytest.mark.parametrize("repository", ["libs/lib", "vendor/a/b"])
+def test_a_link_in_a_repository_below_the_root_counts(root: Path, repository: str) -> None:
+    """If a hook of a nested repository is a link, a change to the file in that repository that it leads to counts."""
+    hooks = root / repository / ".git" / "hooks"
+    hooks.mkdir(parents=True)
+    (root / repository / "scripts").mkdir()
+    (root / repository / "scripts" / "check").write_text("")
+    (hooks / "pre-commit").symlink_to("../../scripts/check")
+    with closing(DirectoryFilesystem(root)) as files:
+        fork = files.fork("call")
+        fork.write(f"{repository}/scripts/check", "new")
+        ((path, program),) = fork.startup_files()
+        assert path == f"{repository}/scripts/check"
+        assert program == f"git, as {repository}/.git/hooks/pre-commit"
+        fork.drop()
+
+
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("place", ["tests/conftest.py", "pkg/.envrc", "a/b/x.pth"])
+def test_writing_through_a_link_at_any_depth_counts(root: Path, place: str, inner: bool) -> None:
+    """A file that was changed by the path of a startup file, which is a link to it, counts as that startup file."""
+    (root / place).parent.mkdir(parents=True, exist_ok=True)
+    (root / "elsewhere").mkdir()
+    (root / "elsewhere" / "real").write_text("")
+    (root / place).symlink_to(root / "elsewhere" / "real")
+    with closing(DirectoryFilesystem(root)) as files:
+        fork = files.fork("call")
+        writer = fork.fork("inner") if inner else fork
+        writer.write(place, "new")
+        if inner:
+            writer.prepare()
+            writer.apply()
+        ((path, program),) = fork.startup_files()
+        assert path == "elsewhere/real"
+        assert program.endswith(f", as {place}")
+        fork.drop()
+
+
+@pytest.mark.parametrize("folder", ["", "a/b"])
+def test_a_link_with_a_name_that_matches_a_pattern_counts(root: Path, folder: str) -> None:
+    """The target of `x.pth` is a startup file, if the link is in a folder around it."""
+    (root / folder / "lib").mkdir(parents=True)
+    (root / folder / "lib" / "paths").write_text("")
+    (root / folder / "x.pth").symlink_to("lib/paths")
+    with closing(DirectoryFilesystem(root)) as files:
+        fork = files.fork("call")
+        fork.write(f"{folder}/lib/paths" if folder else "lib/paths", "new")
+        ((_, program),) = fork.startup_files()
+        assert program.startswith("Python, as ")
         fork.drop()
 
 

@@ -35,15 +35,17 @@ def recorder(tmp_path: Path):
     made.close()
 
 
-async def test_a_session_is_as_the_newest_run_that_is_over_left_it(recorder: Recorder):
-    """A rebuilt session is as its newest finished run left it, without the changes of a parked run."""
+async def test_a_session_has_everything_that_was_committed_and_what_was_said_in_finished_runs(
+    recorder: Recorder,
+):
+    """A rebuilt session has the changes of a parked run, which other runs must see, but not its unfinished messages."""
     session = Session(id="chat", principal="ada", config={"lang": "en"})
     await recorder.run("one", call("note", text="a"), "noted", session=session)
     await recorder.run("two", call("note", text="b"), "noted", session=session)
     with pytest.raises(RunParked):
         await recorder.run("three", call("note", text="c"), call("choose"), session=session)
     found = await session_of(recorder.journal, "chat", principal="ada")
-    assert [each.text for each in found[Noted].all()] == ["a", "b"]
+    assert [each.text for each in found[Noted].all()] == ["a", "b", "c"]
     assert (found.id, found.principal, found.config) == ("chat", "ada", {"lang": "en"})
     assert len(found[MessageAdded].all()) == 8
     await cancel(recorder.journal, "three")

@@ -2,6 +2,10 @@
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from handrail import ToolContext, ToolResult, open_gate, tool
 from handrail.cli.runs_commands import app
 from handrail.errors import RunError, RunParked, UndoRefused
 from handrail.events import MessageAdded
@@ -145,3 +150,50 @@ def test_the_command_line_says_what_is_not_applied_and_discards_it(recorder: Rec
     )
     assert "\t1 answer\t" in said("list")
     assert "not applied" not in said("show", "r")
+
+
+DYING = """
+    import os, sys
+    from handrail import Adapter, DirectoryFilesystem, Prompt, ScriptedModel, SqliteJournal, ToolCall, ToolContext, tool
+    from handrail.resources.directory.disk import Disk
+
+    class Dying(Disk):
+        def exchange(self, *arguments):
+            os._exit(9)
+
+    @tool(effect="staged")
+    async def change(context: ToolContext) -> None:
+        '''Change a file.'''
+        context.filesystem.write("x", "theirs")
+
+    files = DirectoryFilesystem(sys.argv[1], disk=Dying())
+    adapter = Adapter(ScriptedModel([ToolCall("change", {}), "done"]), journal=SqliteJournal(sys.argv[2]))
+    adapter.evaluate(Prompt("p", "Change.", tools=[change]), filesystem=files, run_id="r").wait()
+"""
+
+
+@pytest.mark.once
+def test_files_are_free_again_once_the_changes_of_a_dead_process_are_discarded(tmp_path: Path):
+    """A call with another journal is told to discard them. Then it can change the file, which is as it was before."""
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "x").write_text("1")
+    path = str(tmp_path / "runs.db")
+    script = [sys.executable, "-c", textwrap.dedent(DYING), str(root), path]
+    assert subprocess.run(script, check=False).returncode == 9
+
+    @tool(effect="staged")
+    async def extend(context: ToolContext) -> None:
+        """Extend a file."""
+        context.filesystem.append("x", "+")
+
+    async def extended() -> ToolResult[None]:
+        with DirectoryFilesystem(root) as files:
+            return await open_gate([extend], filesystem=files).invoke("extend")
+
+    remedy = re.search("handrail runs (discard r .*)`", asyncio.run(extended()).message)
+    assert remedy
+    said = CliRunner().invoke(app, [*remedy[1].split(), "--journal", path], prog_name="handrail runs")
+    assert said.exit_code == 0, said.output
+    assert asyncio.run(extended()).success
+    assert (root / "x").read_text() == "1+"

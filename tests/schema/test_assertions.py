@@ -19,7 +19,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=6,
 )
-COUNT = st.integers(0, 3)
+COUNT = st.integers(0, 3) | st.sampled_from([0.0, 2.0])
 RULES: dict[str, Any] = {
     "type": st.sampled_from(
         ["null", "boolean", "object", "array", "number", "integer", "string", ["string", "null"]]
@@ -92,6 +92,7 @@ def test_the_same_values_match_as_for_jsonschema(schema: Any, other: dict[str, A
         ({"pattern": "^a+$"}, "b", ["v must match the pattern '^a+$', got 'b'"]),
         ({"propertyNames": {"$ref": "#/$defs/short"}, "additionalProperties": {"$ref": "#/$defs/short"}}, {"a": "abc"},
          ["v.a must have at most 1 character, and has 3"]),
+        ({"maxLength": 2.0}, "abc", ["v must have at most 2 characters, and has 3"]),
         ({"contains": {"const": 1}}, [2], ["v must have at least 1 item of the kind that `contains` names, and has 0"]),
     ],
 )  # fmt: skip
@@ -119,7 +120,16 @@ def test_a_secret_value_is_not_repeated() -> None:
         ({"type": "object", "allOf": [{"type": "text"}]}, "#/allOf/0/type is 'text'"),
         ({"type": "object", "not": {"$ref": "#/x"}}, "#/not/$ref is '#/x', which is not in the schema"),
         ({"type": "object", "not": {"$ref": "other.json"}}, "which is not in the schema"),
+        (
+            {"type": "object", "not": {"$ref": "http://json-schema.org/draft/schema#"}},
+            "which is not in the schema",
+        ),
+        ({"type": "object", "not": {"$ref": "other.json#/$defs/a"}}, "which is not in the schema"),
+        ({"type": "object", "not": {"$ref": 1}}, "which is not in the schema"),
+        ({"type": "object", "not": {"type": [["text"]]}}, "#/not/type is [['text']]"),
         ({"type": "object", "minProperties": -1}, "#/minProperties is -1"),
+        ({"type": "object", "minProperties": 1.5}, "#/minProperties is 1.5"),
+        ({"type": "object", "minProperties": True}, "#/minProperties is true"),
         ({"type": "object", "properties": {"a": {"multipleOf": 0}}}, "#/properties/a/multipleOf is 0"),
         ({"type": "object", "properties": {"a/b": {"minimum": "1"}}}, "#/properties/a~1b/minimum is '1'"),
         ({"type": "object", "dependentRequired": {"a": "b"}}, "#/dependentRequired is"),

@@ -274,6 +274,11 @@ def deep(levels: int) -> dict[str, Any]:
         ({"required": "x"}, "/required is not a list"),
         ({"required": [[]]}, "/required is not a list of names"),
         ({"properties": {"x": {"enum": 1}}}, "/properties/x/enum is not a list"),
+        (
+            {"properties": {"x": {"$ref": "http://a/b#/c"}}},
+            "/properties/x/$ref is 'http://a/b#/c', which is not in the schema",
+        ),
+        ({"properties": {"x": {"$ref": ["#"]}}}, "/properties/x/$ref is ['#'], which is not in the schema"),
     ],
 )
 def test_a_client_s_schema_is_refused_when_it_is_brought(schema: dict[str, Any], reason: str) -> None:

@@ -220,6 +220,34 @@ def test_nothing_is_quoted_where_a_secret_may_be_among_the_arguments(wrong: dict
     assert not any(secret in refused for secret in (MARK, MARK[::-1], "73921", "73,921"))
 
 
+class Keyed(BaseModel):
+    pins: dict[SecretStr, int] = {}
+    deep: list[dict[str, dict[SecretStr, list[int]]]] = []
+    long: dict[Annotated[SecretStr, Field(min_length=30)], int] = {}
+    rates: dict[SecretStr, float] = {}
+    other: dict[SecretStr, int] | list[int] = {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        ({"pins": {MARK: "x"}}, 'pins["…"]'),
+        ({"pins": {f"{MARK} é": None}}, 'pins["…"]'),
+        ({"deep": [{"a": {MARK: [1, "x"]}}]}, 'deep[0].a["…"][1]'),
+        ({"deep": [{"a": {MARK: MARK}}]}, 'deep[0].a["…"]'),
+        ({"long": {MARK: 1}}, 'long["…"]'),
+        ({"rates": {MARK: float("nan")}}, 'rates["…"]'),
+        ({"rates": {MARK: 10**400}}, 'rates["…"]'),
+        ({"other": {MARK: "x"}}, 'other["…"]'),
+    ],
+)
+def test_keys_that_may_be_secret_are_not_quoted(wrong: dict[str, Any], where: str) -> None:
+    """An error in a dictionary names the fields on the way to it, but no key that is a secret."""
+    refused = _refusal(Tool("open", "Open.", params=Keyed), json.dumps(wrong))
+    assert where in refused
+    assert MARK not in refused
+
+
 def test_an_error_of_the_type_itself_is_not_repeated() -> None:
     """The message of an exception that pydantic does not catch is withheld, because it may quote the arguments."""
 

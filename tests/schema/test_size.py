@@ -1,12 +1,15 @@
 """The size of one call's arguments is limited, so that checking them does not block the event loop."""
 
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from handrail import open_gate, tool
 from handrail.errors import ToolValidationError
-from handrail.schema.size import MOST_BIG_INTEGERS, MOST_VALUES, check_size
+from handrail.schema.size import MOST_BIG_INTEGERS, MOST_VALUES, check_size, count_values
 
 
 @tool(effect="read")
@@ -60,5 +63,35 @@ def test_nested_values_count_too(begin: str, end: str):
 @pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}")])
 def test_values_that_are_nested_too_deeply_are_refused(begin: str, end: str):
     """Values that are nested too deeply are refused by the parser's recursion limit."""
-    given = f'{{"numbers": {begin * 50_000}1{end * 50_000}}}'
+    given = f'{{"numbers": {begin * 9_000}1{end * 9_000}}}'
     assert "recursion limit exceeded" in open_gate([add]).invoke("add", given).wait().render()
+
+
+@pytest.mark.parametrize(
+    "given", ["[" * 50_000, '{"a":' * 50_000, "[" * 50_000 + "]" * 50_000, "[]," * 50_000]
+)
+def test_values_are_counted_in_text_that_no_parser_accepts(given: str):
+    """Lists that are never closed, that are nested too deeply, or that nothing contains are counted before anything is parsed."""
+    with pytest.raises(ToolValidationError, match="values, and the limit is 20,000"):
+        check_size(given)
+
+
+TEXTS = st.text(st.sampled_from('ab,[]{}:"\\ \n\t0'), max_size=8)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def values_in(value: Any) -> int:
+    """Return the number of values in a parsed value, counting itself."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(values_in, inner))
+
+
+@drawn(VALUES, st.sampled_from([None, 1]), st.booleans(), st.integers(0, 40))
+def test_values_are_counted_without_building_them(value: Any, indent: int | None, escaped: bool, limit: int):
+    """The count of a text is that of its parsed value, or on the same side of the limit, whatever its strings contain."""
+    counted = count_values(json.dumps(value, indent=indent, ensure_ascii=escaped).encode(), limit)
+    assert counted == values_in(value) or (counted > limit) == (values_in(value) > limit)

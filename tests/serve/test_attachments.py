@@ -66,6 +66,7 @@ async def test_a_message_with_a_picture_and_a_picture_back(tmp_path: Path) -> No
             "sandbox" in got.headers["content-security-policy"]
             or got.headers["x-content-type-options"] == "nosniff"
         )
+        assert got.headers["cache-control"] == "no-store", "no copy outlives the session"
         for wrong in (f"/threads/other/{shown['url']}", f"/threads/t/attachments/{'0' * 64}"):
             assert (await client.ask("GET", wrong)).status == 404
         assert (

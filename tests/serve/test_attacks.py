@@ -327,6 +327,15 @@ async def _(client: Client) -> str:
     return refused(await client.send(head + chunk * 40), 413, "BodyTooLarge")
 
 
+@attack("a mebibyte of empty lists, without credentials and with them")
+async def _(client: Client) -> str:
+    lists = b"[" + b"[]," * 340_000 + b"[]]"
+    refused(
+        await client.ask("POST", "/login", raw=lists, headers={"Authorization": "-"}), 413, "BodyTooLarge"
+    )
+    return refused(await client.ask("POST", "/agent", raw=lists), 413, "BodyTooLarge")
+
+
 @attack("a message too long", limits=Limits(message_chars=100))
 async def _(client: Client) -> str:
     said = await client.ask("POST", "/threads/a/messages", {"text": "x" * 101})
@@ -379,7 +388,14 @@ async def _(client: Client) -> str:
 
 @attack(
     "1,000 connections against a limit of 100",
-    limits=Limits(connections=100, streams=2000, burst=5000, header_seconds=PATIENCE, idle_per_address=2000),
+    limits=Limits(
+        connections=100,
+        requests=2000,
+        streams=2000,
+        burst=5000,
+        header_seconds=PATIENCE,
+        idle_per_address=2000,
+    ),
 )
 async def _(client: Client) -> str:
     await client.say("a", "hello")
@@ -428,6 +444,35 @@ async def _(client: Client) -> str:
     [*_, last] = said
     assert 1 <= int(last.headers["retry-after"]) <= 3600
     return refused(last, 429, "TooManyRequests")
+
+
+@attack(
+    "bodies without end from one sender",
+    authenticate=principal_of,
+    limits=Limits(connections=12, requests=3, burst=5000, body_seconds=PATIENCE),
+)
+async def _(client: Client) -> str:
+    """With an account and without one, one sender is refused long before others are, and refusals take nobody's place."""
+    opened: list[asyncio.StreamWriter] = []
+
+    async def unfinished(path: str) -> asyncio.StreamReader:
+        reader, writer = await client.connect()
+        writer.write(client.head("POST", path, {**by("eve"), "Content-Length": "20"}) + b"{")
+        opened.append(writer)
+        return reader
+
+    for path in ("/threads/a/messages", "/health", "/login"):
+        waiting = {asyncio.ensure_future((await unfinished(path)).readuntil(b"\r\n\r\n")) for _ in range(30)}
+        while len(waiting) > 3:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            assert all(each.result().startswith(b"HTTP/1.1 429") for each in done)
+        assert (await client.ask("GET", "/about", headers=by("ann"))).status == 200
+        for each in waiting:
+            each.add_done_callback(lambda each: each.cancelled() or each.exception())
+    said = await client.ask("GET", "/about", headers=by("eve"))
+    for writer in opened:
+        writer.close()
+    return refused(said, 429, "TooManyRequests")
 
 
 @attack("streams too many", limits=Limits(streams=3))
@@ -607,7 +652,7 @@ async def _(client: Client) -> str:
 
 
 JSON: list[tuple[str, bytes]] = [
-    ("depth", b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    ("depth", b'{"text": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"),
     ("depth of a few hundred", b'{"text": ' + b"[" * 150 + b"]" * 150 + b"}"),
     ("NaN", b'{"text": NaN}'),
     ("an infinity", b'{"text": -Infinity}'),

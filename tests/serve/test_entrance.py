@@ -220,6 +220,24 @@ def test_a_token_comes_from_a_private_file(tmp_path: Path):
         assert asyncio.run(client.ask("GET", "/about", headers=BEARER)).status == 200
 
 
+async def test_behind_a_proxy_with_tls_people_sign_in_and_the_cookie_is_for_tls_only(tmp_path: Path):
+    """The proxy terminates TLS. The page's origin is https and allowed, and the request that arrives here is plain HTTP."""
+    seen = {"Host": "chat.example", "Origin": "https://chat.example"}
+    async with serving(
+        tmp_path, token=TOKEN, hosts=["chat.example"], origins=["https://chat.example:443/"]
+    ) as client:
+        said = await client.ask("POST", "/login", {"token": TOKEN}, seen)
+        assert said.status == 200, said.body
+        cookie = said.headers["set-cookie"]
+        assert cookie.startswith("__Host-handrail-443=")
+        assert "Secure" in cookie
+        page = {**seen, "Cookie": cookie.partition(";")[0], "Handrail-Key": said.json["key"]}
+        assert (await client.ask("POST", "/logout", {}, page)).status == 200
+        # a page of plain HTTP is a different origin
+        plain = {**seen, "Origin": "http://chat.example"}
+        assert (await client.ask("POST", "/login", {"token": TOKEN}, plain)).kind == "OriginRefused"
+
+
 def test_over_tls_the_cookie_is_for_tls_and_this_host_only(tmp_path: Path):
     (tmp_path / "desk.py").write_text(SPYING)
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem",

@@ -20,8 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handrail import MemoryJournal
 from handrail.errors import DefinitionError
+from handrail.mcp.http import LIMITS
 from handrail.schema.problems import location_of
+from handrail.serve import asgi
 from handrail.serve.limits import Limits, Quota, Rate, network_of
 from handrail.serve.metrics import REFUSED, RUNS_ENDED, PrometheusMetrics
 from handrail.serve.middleware import CSP
@@ -180,6 +183,25 @@ async def test_every_answer_carries_the_headers_that_guard_the_page(tmp_path: Pa
             assert each.headers["cross-origin-resource-policy"] == "same-origin"
             assert each.headers["cache-control"] in ("no-store", "no-cache")
             assert "server" not in each.headers
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["", "*", "null", "https://*", "https://*.example", "chat.example", "https://", "https://a/path", "https://a b",
+     "https://a:port", "https://ann@a", "https://a?b", "https://a,https://b", "https://é.example"],
+)  # fmt: skip
+def test_an_origin_that_no_page_can_have_is_refused_at_the_start(origin: str):
+    """A wildcard allows nothing, so whoever writes one is told so, and does not look for the reason in a browser."""
+    with pytest.raises(DefinitionError, match=re.escape(repr(origin))):
+        asgi(source(), journal=MemoryJournal(), token=TOKEN, origins=[origin])
+
+
+@pytest.mark.parametrize(
+    "host", ["", "*", "*.example", "https://chat.example", "a/b", "a b", "ann@a", "a:port"]
+)
+def test_a_host_that_no_request_can_name_is_refused_at_the_start(host: str):
+    with pytest.raises(DefinitionError, match=re.escape(repr(host))):
+        asgi(source(), journal=MemoryJournal(), token=TOKEN, hosts=[host])
 
 
 async def test_own_names_and_origins_are_served(tmp_path: Path):
@@ -451,6 +473,13 @@ def test_a_rate_limit_allows_a_burst_and_refills():
     assert rate.wait("a") == 0
     assert rate.take("a") == 0
     assert rate.take("a") == 0.5
+
+
+@pytest.mark.parametrize("limits", [Limits(), LIMITS])
+def test_all_that_one_client_may_have_in_progress_leaves_room_for_others(limits: Limits):
+    """It may have requests and streams as a principal, and requests to the paths that need no credentials."""
+    assert 4 * limits.requests <= limits.connections
+    assert limits.requests + limits.streams + limits.requests <= 0.8 * limits.connections
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans())))

@@ -1,28 +1,18 @@
-"""Tests for signing in with an OpenID Connect provider, which is a mock server from PyPI in its own process."""
+"""Tests for signing in with an OpenID Connect provider, which is a mock server from PyPI."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from handrail.errors import DefinitionError
 from handrail.serve.oidc import OidcProvider
 from handrail.serve.people import People
-from support import PATIENCE
-from support.reserved_port import reserved_port
+from support.oidc_provider import fetch, provider
 from support.serving import Client, Said, Still, serving
 
 pytestmark = pytest.mark.once
@@ -34,63 +24,31 @@ CLAIMS = [
 ]
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
-        return None
-
-
-def fetch(address: str, form: dict[str, str] | None = None) -> tuple[int, str]:
-    """Return the status of a response and the address it redirects to, or "". Redirects are not followed."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay())
-    data = None if form is None else urllib.parse.urlencode(form).encode()
-    try:
-        with opener.open(address, data, timeout=PATIENCE) as said:
-            return said.status, ""
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.headers.get("location", "")
-
-
-@contextmanager
-def provider() -> Generator[str]:
-    users = [part for claims in CLAIMS for part in ("--user-claims", json.dumps(claims))]
-    with reserved_port() as port:
-        program = [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port), *users]
-        process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            while process.poll() is None:
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError:
-                    time.sleep(0.05)
-            assert process.poll() is None, "the provider did not start"
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
-            process.wait()
-
-
 @pytest.fixture(scope="module")
 def issuer() -> Generator[str]:
-    with provider() as address:
+    with provider(CLAIMS) as address:
         yield address
 
 
-async def begun(client: Client) -> tuple[str, dict[str, str]]:
-    """Begin a sign-in, and return the provider's address and the cookie that the browser gets."""
-    said = await client.ask("GET", "/oidc/login")
-    assert said.status == 303, said.body
-    return said.headers["location"], {"Cookie": said.headers["set-cookie"].partition(";")[0]}
+async def begun(client: Client) -> tuple[str, str]:
+    """Begin a sign-in, and return the provider's address and the secret that the page gets."""
+    said = await client.ask("POST", "/oidc/login", {})
+    assert said.status == 200, said.body
+    return said.json["address"], said.json["secret"]
 
 
-async def came_back(client: Client, where: str, cookie: dict[str, str], sub: str) -> Said:
+async def came_back(client: Client, where: str, sub: str) -> Said:
     """Sign in at the provider, and return the server's response when the browser comes back."""
     status, back = await asyncio.to_thread(fetch, where, {"sub": sub})
     assert status == 302
-    return await client.ask(
-        "GET", back.partition(client.host)[2], headers={"Sec-Fetch-Site": "cross-site", **cookie}
-    )
+    return await client.ask("GET", back.partition(client.host)[2], headers={"Sec-Fetch-Site": "cross-site"})
+
+
+async def link_from(client: Client, where: str, sub: str) -> str:
+    """Sign in at the provider, and return the code of the link to which the server redirects the browser."""
+    said = await came_back(client, where, sub)
+    assert said.status == 303, said.body
+    return said.headers["location"].removeprefix("/#link=")
 
 
 def users_in(folder: Path) -> None:
@@ -105,15 +63,12 @@ async def test_somebody_whom_the_provider_names_gets_in_with_the_roles_they_have
     users_in(tmp_path)
     async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret")) as client:
         assert (await client.ask("GET", "/health")).json["sign_in"] == "/oidc/login"
-        where, cookie = await begun(client)
+        where, secret = await begun(client)
         asked = urllib.parse.parse_qs(urllib.parse.urlsplit(where).query)
         assert asked["code_challenge_method"] == ["S256"]
         assert asked["nonce"]
-        said = await came_back(client, where, cookie, "1")
-        assert said.status == 303, said.body
-        link = said.headers["location"].removeprefix("/#link=")
-        browser = {"Cookie": said.headers["set-cookie"].partition(";")[0]}
-        entered = await client.ask("POST", "/login", {"link": link}, headers=browser)
+        given = {"link": await link_from(client, where, "1"), "secret": secret}
+        entered = await client.ask("POST", "/login", given)
         assert entered.status == 200, entered.body
         page = {
             "Authorization": "-",
@@ -122,19 +77,51 @@ async def test_somebody_whom_the_provider_names_gets_in_with_the_roles_they_have
         }
         about = (await client.ask("GET", "/about", headers=page)).json
         assert (about["principal"], about["roles"]) == ("ann@example.org", ["approver"])
-        assert (await client.ask("POST", "/login", {"link": link}, headers=browser)).kind == "LinkUsed"
+        assert (await client.ask("POST", "/login", given)).kind == "LinkUsed"
 
 
-async def test_a_sign_in_is_finished_in_the_browser_that_began_it(tmp_path: Path, issuer: str):
-    """The link that ends a sign-in works only in the browser that began it. Using it elsewhere uses it up."""
+@pytest.mark.parametrize("other", ["", "guessed", "of another sign-in"])
+async def test_a_sign_in_is_finished_on_the_page_that_began_it(tmp_path: Path, issuer: str, other: str):
+    """The link that ends a sign-in works only with the secret of the page that began it. Using it elsewhere uses it up."""
     users_in(tmp_path)
     async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret")) as client:
-        said = await came_back(client, *await begun(client), "1")
-        link = said.headers["location"].removeprefix("/#link=")
-        browser = {"Cookie": said.headers["set-cookie"].partition(";")[0]}
-        assert "-link=" in browser["Cookie"]
-        assert (await client.ask("POST", "/login", {"link": link})).kind == "LinkUsed"
-        assert (await client.ask("POST", "/login", {"link": link}, headers=browser)).kind == "LinkUsed"
+        where, secret = await begun(client)
+        if other == "of another sign-in":
+            _, other = await begun(client)
+        link = await link_from(client, where, "1")
+        assert (await client.ask("POST", "/login", {"link": link, "secret": other})).kind == "LinkUsed"
+        assert (await client.ask("POST", "/login", {"link": link, "secret": secret})).kind == "LinkUsed"
+
+
+async def test_a_sign_in_sets_no_cookie_and_takes_none(tmp_path: Path, issuer: str):
+    """Every port of a host can set the host's cookies, so a sign-in depends on none until its session begins."""
+    users_in(tmp_path)
+    async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret")) as client:
+        said = await client.ask("POST", "/oidc/login", {})
+        back = await came_back(client, said.json["address"], "1")
+        assert "set-cookie" not in {**said.headers, **back.headers}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "https://friend.example"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+    ],
+)
+async def test_only_the_server_s_own_page_begins_a_sign_in(
+    tmp_path: Path, issuer: str, headers: dict[str, str], status: int
+):
+    """Pages of other ports, hosts and allowed origins can't, and neither can a form or a link."""
+    users_in(tmp_path)
+    provider = OidcProvider(issuer, "handrail", "secret")
+    async with serving(tmp_path, oidc=provider, origins=["https://friend.example"]) as client:
+        assert (await client.ask("POST", "/oidc/login", {}, headers)).status == status
+        assert (await client.ask("GET", "/oidc/login")).status == 405
 
 
 @pytest.mark.parametrize(
@@ -145,30 +132,26 @@ async def test_others_do_not_get_in(tmp_path: Path, issuer: str, sub: str, statu
     """People who are not users, whose email is not verified, or who have no email can't sign in."""
     users_in(tmp_path)
     async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret")) as client:
-        said = await came_back(client, *await begun(client), sub)
+        where, _ = await begun(client)
+        said = await came_back(client, where, sub)
         assert (said.status, said.kind) == (status, kind)
 
 
-async def test_a_sign_in_is_finished_once_by_the_browser_that_began_it(tmp_path: Path, issuer: str):
+async def test_a_sign_in_is_finished_once(tmp_path: Path, issuer: str):
     users_in(tmp_path)
     async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret")) as client:
         where, _ = await begun(client)
-        _, other = await begun(client)
-        assert (await came_back(client, where, other, "1")).kind == "SignInWrong", "another browser's cookie"
-        where, cookie = await begun(client)
-        assert (await came_back(client, where, {}, "1")).kind == "SignInWrong", "no cookie"
-        where, cookie = await begun(client)
-        assert (await came_back(client, where, cookie, "1")).status == 303
-        assert (await came_back(client, where, cookie, "1")).kind == "SignInWrong", "a second time"
-        said = await client.ask("GET", "/oidc/callback?state=x&code=y", headers=cookie)
+        assert (await came_back(client, where, "1")).status == 303
+        assert (await came_back(client, where, "1")).kind == "SignInWrong", "a second time"
+        said = await client.ask("GET", "/oidc/callback?state=x&code=y")
         assert (said.status, said.kind) == (401, "SignInWrong")
 
 
 async def test_too_many_sign_ins_are_slowed_down(tmp_path: Path, issuer: str):
     users_in(tmp_path)
     async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret", clock=Still())) as client:
-        said = [await client.ask("GET", "/oidc/login") for _ in range(21)]
-        assert [each.status for each in said] == [303] * 20 + [429]
+        said = [await client.ask("POST", "/oidc/login", {}) for _ in range(21)]
+        assert [each.status for each in said] == [200] * 20 + [429]
 
 
 async def test_an_unreachable_or_false_provider_is_reported(
@@ -183,7 +166,7 @@ async def test_an_unreachable_or_false_provider_is_reported(
         if wrong == issuer:
             monkeypatch.setattr(OidcProvider, "_fetch", other)
         async with serving(tmp_path, oidc=OidcProvider(wrong, "handrail", "secret")) as client:
-            said = await client.ask("GET", "/oidc/login")
+            said = await client.ask("POST", "/oidc/login", {})
             assert (said.status, said.kind) == (503, "ProviderUnreachable")
 
 

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from handrail import SqliteJournal
 from handrail.errors import DefinitionError
 from handrail.serve.limits import Limits
-from handrail.serve.people import SESSION_SECONDS, People, Person
+from handrail.serve.people import SESSION_SECONDS, People
 from handrail.serve.principal_files import PrincipalFiles, folder_name
 from handrail.serve.principals import Principals
 from handrail.serve.refusals import RequestRefused
@@ -93,8 +93,8 @@ def test_everybody_has_a_built_in_role():
         ("fay", ["approver", "finance"]),
         ("vic", ["finance", "viewer"]),
     ]
-    assert people.who_may_vote("finance", "ann") == ["fay"]
-    assert people.who_may_vote("finance", "fay") == []
+    assert list(people.who_may_vote("finance", "ann")) == ["fay"]
+    assert people.who_may_vote("finance", "fay") == {}
 
 
 def test_a_secret_opens_its_own_name_only_and_not_after_removal():
@@ -410,10 +410,43 @@ def test_a_stream_is_not_allowed_if_its_person_was_removed_before_it_opened():
     people = People()
     people.add("ann", secret=SECRET)
     principals = Principals(people, limits=Limits())
-    person = Person("ann", frozenset({"user"}))
+    person = people.find("ann")
+    assert person is not None
     assert principals.watch(person)()
     people.remove("ann")
     assert not principals.watch(person)()
+
+
+@pytest.mark.parametrize("change", ["removed", "added again", "without a role"])
+@pytest.mark.parametrize("way", ["session", "token"])
+async def test_a_person_who_was_removed_or_lost_a_role_reads_no_more_of_an_open_stream(
+    tmp_path: Path, change: str, way: str
+):
+    """That holds however they authenticated, and also if a user with the same name was added in the meantime."""
+    people, clock = People(tmp_path / "people.db", clock=Clock()), Clock()
+    people.add("ann", ["user", "finance"], SECRET)
+    people.add("bob", ["admin"], SECRET)
+    async with serving(tmp_path, clock=clock) as client:
+        page = headers_of("ann")
+        if way == "session":
+            page = await signed_in(client, name="ann", password=SECRET)
+        await client.say("t", "hold", page)
+        async with client.stream("GET", "/threads/t/events?follow=1", headers=page) as stream:
+            reader = stream.events()
+            await anext(reader)
+            if change == "without a role":
+                people._write("UPDATE users SET roles = ? WHERE name = 'ann'", '["user"]')  # pyright: ignore[reportPrivateUsage]
+            else:
+                people.remove("ann")
+            if change == "added again":
+                people._clock.seconds = 60.0  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateUsage]
+                people.add("ann", ["user", "finance"], SECRET)
+            thread = client.app.threads.find("ann", "t")
+            assert thread is not None
+            await thread.cancel()
+            async for _, event in reader:
+                assert event["type"] not in ("RUN_FINISHED", "RUN_ERROR")
+    people.close()
 
 
 async def test_a_role_that_changed_counts_at_once(tmp_path: Path):
@@ -425,6 +458,48 @@ async def test_a_role_that_changed_counts_at_once(tmp_path: Path):
         people._write("UPDATE users SET roles = ?", '["user"]')  # pyright: ignore[reportPrivateUsage]
         await client.say("t", "hi", page)
     people.close()
+
+
+async def test_a_live_session_is_replaced_only_after_signing_out(tmp_path: Path):
+    """Whoever is signed in stays so until they sign out, whatever else their browser is made to send."""
+    people = People(tmp_path / "people.db")
+    for name in ("ann", "bob"):
+        people.add(name, secret=SECRET)
+    people.close()
+    bob = {"name": "bob", "password": SECRET}
+    async with serving(tmp_path) as client:
+        page = await signed_in(client, name="ann", password=SECRET)
+        refused = await client.ask("POST", "/login", bob, page)
+        assert (refused.status, refused.kind) == (409, "SignedIn")
+        assert "set-cookie" not in refused.headers
+        link = {"link": client.app.principals.new_link("bob")}
+        assert (await client.ask("POST", "/login", link, page)).kind == "SignedIn"
+        again = await client.ask("POST", "/login", {"name": "ann", "password": SECRET}, page)
+        assert again.status == 200, "the same person may sign in again"
+        assert (await client.ask("GET", "/about", headers=page)).json["principal"] == "ann"
+        assert (await client.ask("POST", "/logout", {}, page)).status == 200
+        assert (await client.ask("POST", "/login", bob, page)).status == 200
+
+
+FOREIGN = [
+    {"Origin": "http://127.0.0.1:1"},
+    {"Origin": "null"},
+    {"Origin": "https://friend.example"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Content-Type": "text/plain"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+async def test_no_page_of_another_site_or_port_signs_anybody_in(tmp_path: Path, headers: dict[str, str]):
+    people = People(tmp_path / "people.db")
+    people.add("ann", secret=SECRET)
+    people.close()
+    async with serving(tmp_path, origins=["https://friend.example"]) as client:
+        said = await client.ask("POST", "/login", {"name": "ann", "password": SECRET}, headers)
+        assert said.status in (403, 415)
+        assert "set-cookie" not in said.headers
 
 
 # --- a folder for each principal -----------------------------------------------------------------------

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from handrail import SqliteJournal, ToolContext, tool
+from handrail import Deadline, SqliteJournal, ToolContext, tool
 from handrail.clock import SystemClock
 from handrail.errors import AnswerRefused
 from handrail.resources.directory import DirectoryFilesystem
@@ -353,31 +354,111 @@ async def test_one_of_two_answered_while_the_server_was_down(tmp_path: Path) -> 
         assert texts(await thread.messages())[2:] == ["choose: got 1", "choose: got 2", "ok"]
 
 
-async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -> None:
-    class Later(SystemClock):
-        by = timedelta()
+class Later(SystemClock):
+    """A clock that a test can set forward."""
 
-        def now(self) -> datetime:
-            return datetime.now(UTC) + self.by
+    by = timedelta()
 
-    @tool(effect="staged")
-    async def hurry(context: ToolContext) -> str:
-        """Ask, with a timeout."""
-        assert context.wait_for
-        return f"got {(await context.wait_for('pick', {}, Pick, timeout=3600)).n}"
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.by
 
+
+@tool(effect="staged")
+async def hurry(context: ToolContext) -> str:
+    """Ask, with a timeout."""
+    assert context.wait_for
+    return f"got {(await context.wait_for('pick', {}, Pick, timeout=3600)).n}"
+
+
+@tool(effect="staged")
+async def hurry_twice(context: ToolContext) -> str:
+    """Ask twice at once, one of the two with a timeout."""
+    assert context.wait_for
+    brief = context.wait_for("brief", {}, Pick, timeout=3600)
+    found = await asyncio.gather(brief, context.wait_for("long", {}, Pick), return_exceptions=True)
+    return f"{type(found[0]).__name__} {getattr(found[1], 'n', None)}"
+
+
+@pytest.mark.parametrize("look", ["poll", "start", "a late answer", "a reader"])
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [("hurry", "hurry failed: question 'pick': nobody answered in time"), ("send", "(timed out)")],
+)
+async def test_a_question_that_expires_while_its_run_is_parked(
+    tmp_path: Path, call: str, told: str, look: str
+) -> None:
+    """The run goes on by itself once the time is over, whoever notices that first."""
     clock = Later()
-    async with served(tmp_path, tools=[hurry], park_after=0.0, clock=clock) as app:
+    options = {"approval_seconds": 3600.0}
+    async with served(tmp_path, tools=[hurry], park_after=0.0, clock=clock, adapter_options=options) as app:
         thread = app.thread()
-        await thread.say(plan([["hurry", {}]], "too late"))
+        run_id = await thread.say(plan([[call, {"text": "x"} if call == "send" else {}]], "too late"))
         await over(thread)
         await app.threads.poll()
         assert thread.live is None
+        [question] = await thread.questions()
         clock.by = timedelta(hours=2)
+        if look == "start":
+            await app.restart()
+            thread = app.thread()
+        elif look == "a late answer":
+            with pytest.raises(AnswerRefused, match="the question has expired"):
+                await give(thread, question, {"n": 4} if call == "hurry" else {"approved": True})
+        elif look == "a reader":
+            assert (await show(app.journal, run_id)).calls[0].status == "open"
         await app.threads.poll()
         await over(thread)
         assert list(await thread.questions()) == []
-        assert texts(await thread.messages())[-1] == "too late"
+        said = texts(await thread.messages())
+        assert told in said[-2]
+        assert said[-1] == "too late"
+        assert (await app.journal.runs.get(run_id)).legs == 2
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_deadline_that_passes_while_its_run_is_parked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    """The run ends by itself, although nobody has answered its question, which never expires."""
+    clock = Later()
+    async with served(tmp_path, park_after=0.0, clock=clock, adapter_options={"clock": clock}) as app:
+        begin = app.threads.source.begin
+        limited = partial(begin, deadline=Deadline.after(3600, clock=clock))
+        monkeypatch.setattr(app.threads.source, "begin", limited)
+        run_id = await app.thread().say(plan([["choose", {}]], "ok"))
+        await over(app.thread())
+        await app.threads.poll()
+        assert (await app.journal.runs.get(run_id)).status == "parked"
+        clock.by = timedelta(hours=2)
+        if restarted:
+            await app.restart()
+        await app.threads.poll()
+        await over(app.thread())
+        assert (await app.journal.runs.get(run_id)).status == "failed"
+        assert list(await app.thread().questions()) == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_one_of_two_questions_expires_while_its_run_is_parked(tmp_path: Path, restarted: bool) -> None:
+    """The handler learns of the one that ended. The other one stays open, and the run is not resumed again and again."""
+    clock = Later()
+    async with served(tmp_path, tools=[hurry_twice], park_after=0.0, clock=clock) as app:
+        run_id = await app.thread().say(plan([["hurry_twice", {}]], "ok"))
+        await over(app.thread())
+        clock.by = timedelta(hours=2)
+        if restarted:
+            await app.restart()
+        await app.threads.poll()
+        await over(app.thread())
+        legs = (await app.journal.runs.get(run_id)).legs
+        for _ in range(3):
+            await app.threads.poll()
+            await over(app.thread())
+        assert (await app.journal.runs.get(run_id)).legs == legs == 2
+        [left] = await app.thread().questions()
+        await give(app.thread(), left, {"n": 3})
+        await over(app.thread())
+        assert texts(await app.thread().messages())[-2] == "hurry_twice: QuestionTimedOut 3"
 
 
 # --- how long calls waited ----------------------------------------------------------------------------

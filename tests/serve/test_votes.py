@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sqlite3
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,14 @@ from handrail import (
     open_gate,
     tool,
 )
+from handrail.clock import SystemClock
 from handrail.errors import AnswerRefused, DefinitionError
 from handrail.guard import ask
 from handrail.guard.policy import Verdict
 from handrail.journal.answers import check_answer
+from handrail.protocols import Environment
 from handrail.question import Answer, Question, Quorum, Vote
+from handrail.records import OVER
 from handrail.serve.people import People, people_path
 from handrail.serve.sources import PromptSource
 from handrail.testing import Person
@@ -55,9 +60,9 @@ async def sign(context: ToolContext) -> str:
     return "signed"
 
 
-def desk(**verdicts: Any) -> PromptSource:
+def desk(seconds: float | None = None, **verdicts: Any) -> PromptSource:
     prompt = Prompt("desk", "Help.", tools=[pay, sign], policies=[CapabilityPolicy(verdicts)])
-    return PromptSource(prompt, Adapter(ScriptedModel(play)))
+    return PromptSource(prompt, Adapter(ScriptedModel(play), approval_seconds=seconds))
 
 
 def people_in(folder: Path, *users: tuple[str, Sequence[str]]) -> None:
@@ -247,20 +252,155 @@ async def test_votes_outlive_parking_and_a_restart(tmp_path: Path):
         assert await ending(client) == "Done: paid 5"
 
 
+@pytest.mark.parametrize("change", ["removed", "without the role"])
+async def test_a_vote_of_somebody_who_may_not_vote_any_more_does_not_count(tmp_path: Path, change: str):
+    """It neither approves nor denies, and the question stays open for others."""
+    people_in(tmp_path, *TEAM, ("hal", ["finance"]))
+    people = People(tmp_path / "people.db")
+    async with serving(tmp_path, desk(money=ask(role="finance", approvals=2))) as client:
+        question = await asked(client)
+        assert (await vote(client, "fay", question)).json == {"decided": None}
+        people.remove("fay")
+        if change == "without the role":
+            people.add("fay", ["law"], SECRET)
+        assert (await vote(client, "gus", question)).json == {"decided": None}
+        assert [each["votes"] for each in await inbox(client, "hal")] == [["gus"]]
+        assert (await vote(client, "hal", question)).json == {"decided": True}
+        assert await ending(client) == "Done: paid 5"
+    people.close()
+
+
+@pytest.mark.parametrize("approved", [False, True])
+async def test_a_vote_of_an_account_that_was_replaced_does_not_count(tmp_path: Path, approved: bool):
+    """The new account of the same name votes for itself, and a request that the old one had sent before counts for nothing."""
+    people_in(tmp_path, *TEAM)
+    people = People(tmp_path / "people.db")
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        question = await asked(client)
+        old = people.find("lea")
+        assert old is not None
+        assert (await vote(client, "fay", question)).json == {"decided": None}
+        for name in ("fay", "lea"):
+            people.remove(name)
+            people.add(name, ["finance"], SECRET)
+        late = Answer(question_id=question["id"], digest=question["digest"], by="lea")
+        assert await client.app.inbox.vote(old, late, True) is None
+        assert [(each["votes"], each["voted"]) for each in await inbox(client, "fay")] == [([], False)]
+        assert (await vote(client, "gus", question)).json == {"decided": None}
+        decided = await vote(client, "fay", question, approved)
+        assert decided.json == {"decided": approved}
+        assert await ending(client) == "Done: paid 5" if approved else "denied" in await ending(client)
+    people.close()
+
+
+async def test_a_denial_of_somebody_who_was_removed_does_not_count(tmp_path: Path):
+    """It was recorded, but its process ended before it was counted."""
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=FINANCE)) as client:
+        question = await asked(client)
+    no = Vote(
+        question_id=question["id"], digest=question["digest"], by="fay", roles=("finance",), approved=False
+    )
+    with closing(SqliteJournal(tmp_path / "runs.db")) as journal:
+        await journal.votes.cast(question["run_id"], no)
+    with closing(People(tmp_path / "people.db")) as people:
+        people.remove("fay")
+    async with serving(tmp_path, desk(money=FINANCE)) as client:
+        assert (await vote(client, "gus", question)).json == {"decided": True}
+        assert await ending(client) == "Done: paid 5"
+
+
+@pytest.mark.parametrize("is_parked", [False, True])
+@pytest.mark.parametrize("change", ["removed", "made a viewer"])
+async def test_the_waiting_call_of_somebody_who_was_removed_does_not_go_on(
+    tmp_path: Path, change: str, is_parked: bool
+):
+    """Approvers do not see it any more, and neither their votes, an answer in the journal nor a restart continue it."""
+    people_in(tmp_path, *TEAM)
+    people = People(tmp_path / "people.db")
+    async with serving(tmp_path, desk(money=FINANCE), park_after=0.01 if is_parked else 300.0) as client:
+        question = await asked(client)
+        if is_parked:
+            await client.until("t", lambda seen: client.app.threads.parked == 1, by("ann"))
+        people.remove("ann")
+        if change == "made a viewer":
+            people.add("ann", ["viewer"], SECRET)
+        assert await inbox(client, "fay") == []
+        assert (await vote(client, "fay", question)).status == 409
+        await client.app.threads.poll()
+        while client.app.threads.running():  # a run in memory that waits is parked
+            await asyncio.sleep(0.01)
+        yes = Vote(
+            question_id=question["id"], digest=question["digest"], by="fay", roles=("finance",), approved=True
+        )
+        decided = Answer(
+            question_id=question["id"],
+            digest=question["digest"],
+            by="fay",
+            value={"approved": True},
+            votes=(yes,),
+        )
+        client.app.threads.journal.questions.answer(decided)
+        await client.app.threads.poll()
+        assert not client.app.threads.running()
+    async with serving(tmp_path, desk(money=FINANCE)) as client:
+        assert not client.app.threads.running()
+        row = await client.app.threads.journal.runs.get(question["run_id"])
+        assert row.status not in OVER
+    people.remove("ann")
+    people.add("ann", ["user"], SECRET)
+    async with serving(tmp_path, desk(money=FINANCE)) as client:
+        assert await ending(client) == "Done: paid 5", "somebody who may run again gets it back"
+    people.close()
+
+
 async def test_a_vote_that_was_recorded_but_not_counted_is_counted_at_the_start(tmp_path: Path):
     """If a process ends between recording the last vote and counting the votes, the next process counts them."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=TWO)) as client:
         question = await asked(client)
         await vote(client, "fay", question)
+    with closing(People(tmp_path / "people.db")) as people:
+        since = people.who_may_vote(None, "ann")["gus"]
     journal = SqliteJournal(tmp_path / "runs.db")
     last = Vote(
-        question_id=question["id"], digest=question["digest"], by="gus", roles=("approver",), approved=True
+        question_id=question["id"],
+        digest=question["digest"],
+        by="gus",
+        since=since,
+        roles=("approver",),
+        approved=True,
     )
     await journal.votes.cast(question["run_id"], last)
     journal.close()
     async with serving(tmp_path, desk(money=TWO)) as client:
         assert await ending(client) == "Done: paid 5"
+
+
+class Hands(SystemClock):
+    """A clock that a test can set forward."""
+
+    by = timedelta()
+
+    def now(self) -> datetime:
+        return super().now() + self.by
+
+
+@pytest.mark.parametrize("voted", [False, True])
+async def test_a_question_that_has_expired_takes_no_vote_and_its_call_is_denied(tmp_path: Path, voted: bool):
+    """Votes before the expiry do not decide it either, unless they were enough. The run goes on by itself."""
+    people_in(tmp_path, *TEAM)
+    clock = Hands()
+    async with serving(tmp_path, desk(3600.0, money=TWO), clock=clock, park_after=0.01) as client:
+        question = await asked(client)
+        if voted:
+            await vote(client, "fay", question)
+        await client.until("t", lambda seen: client.app.threads.find("ann", "t").live is None, by("ann"))  # type: ignore[union-attr]
+        clock.by = timedelta(hours=2)
+        assert (await vote(client, "gus", question)).status == 409
+        assert await inbox(client, "gus") == []
+        await client.app.threads.poll()
+        assert "pay was not approved (timed out)" in await ending(client)
 
 
 async def test_a_forged_vote_is_refused(tmp_path: Path):
@@ -336,7 +476,7 @@ async def test_other_policies_after_a_restart_ask_anew(tmp_path: Path):
         question = await asked(client)
         await vote(client, "lea", question)
     async with serving(tmp_path, desk(money=ask(role="finance", approvals=2))) as client:
-        await client.app.threads.thread("ann", "t").go_on(stays=True)
+        await client.app.threads.thread("ann", "t").go_on()
         again = await client.until("t", lambda seen: bool(seen["questions"]) and seen["questions"][0]["digest"] != question["digest"], by("ann"))  # fmt: skip
         new = again["questions"][0]
         assert new["votes"] == []
@@ -433,10 +573,10 @@ def test_votes_are_counted_by_person(votes: list[Vote], decided: bool | None):
     for approved in (True, False):
         answer = Answer(question_id="q", digest="d", by="x", value={"approved": approved}, votes=tuple(votes))
         if decided is approved:
-            check_answer(question, answer, question.asked_at)
+            check_answer(question, answer)
         else:
             with pytest.raises(AnswerRefused):
-                check_answer(question, answer, question.asked_at)
+                check_answer(question, answer)
 
 
 def test_an_invalid_quorum_is_refused_where_it_is_written():
@@ -478,6 +618,48 @@ def test_a_person_at_a_terminal_can_not_approve_for_others(approvals: Any):
     assert "1 person with the role 'finance'" in said
     assert "It did not run." in said
     assert there.questions == []
+
+
+class Team(Environment):
+    """An environment in which Fay approves, and then the voters may change."""
+
+    run_mode = "user"
+
+    def __init__(self, after: Mapping[str, float]) -> None:
+        self._voters: Mapping[str, float] = {"fay": 1.0}
+        self._after = after
+
+    def voters(self, quorum: Quorum, principal: str, /) -> Mapping[str, float]:
+        return self._voters
+
+    async def ask(self, question: Question, /) -> Answer:
+        yes = Vote(
+            question_id=question.id,
+            digest=question.digest,
+            by="fay",
+            since=1.0,
+            roles=("finance",),
+            approved=True,
+        )
+        self._voters = self._after
+        return Answer(
+            question_id=question.id, digest=question.digest, by="fay", value={"approved": True}, votes=(yes,)
+        )
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ({"fay": 1.0}, "paid 5"),
+        ({"fay": 2.0}, "have not approved it"),
+        ({"gus": 1.0}, "have not approved it"),
+        ({}, "have not approved it"),
+    ],
+)
+def test_the_gate_counts_no_vote_of_somebody_who_may_not_vote_any_more(after: Mapping[str, float], said: str):
+    """Nor one of an account that was replaced. There are no voters either if the person whose call waits was removed, so their call does not run."""
+    gate = open_gate([pay], policies=[CapabilityPolicy({"money": FINANCE})], environment=Team(after))
+    assert said in gate.invoke("pay", {"amount": 5}).wait().render()
 
 
 def test_a_rule_that_asks_for_more_people_at_a_second_look_is_not_passed_with_the_first_approval():

@@ -17,7 +17,8 @@ from handrail import ToolContext, tool
 from handrail.dispatch import ToolCall, run_turn
 from handrail.events import Emitted, Fact, Progress, ToolInvoked, ToolStarted
 from handrail.session import Session
-from handrail.session.bus import SLOW, Dispatcher
+from handrail.session.bus import ALLOWANCE, SLOW, Dispatcher
+from handrail.session.own_thread import MOST, OwnThread
 from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual, virtual_time
 from support import PATIENCE
 from support.rig import Note, Rig
@@ -264,3 +265,111 @@ def test_a_clock_of_ones_own_is_left_alone() -> None:
         assert ended.seconds == 7
 
     run_virtual(main)
+
+
+def test_a_listener_holds_other_runs_up_for_a_bounded_time_only(caplog: pytest.LogCaptureFixture) -> None:
+    """A listener that blocks for each event is moved to its own thread, which is said once, and gets every event in order."""
+    heard, threads, over = list[str](), set[int](), threading.Event()
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        bus = Dispatcher(clock=VirtualClock(loop))
+
+        def blocks(event: Note) -> None:
+            heard.append(event.text)
+            threads.add(threading.get_ident())
+            if threading.current_thread() is threading.main_thread():
+                block(4)
+            if event.text == "49":
+                over.set()
+
+        bus.subscribe(Note, blocks)
+        quick_ones: list[Any] = []
+        bus.subscribe(Note, quick_ones.append)
+        for number in range(50):
+            bus.publish(Note(str(number)))
+        assert loop.time() <= ALLOWANCE + 4
+        assert len(quick_ones) == 50
+        assert over.wait(PATIENCE)
+
+    run_virtual(main)
+    assert heard == [str(number) for number in range(50)]
+    assert len(threads) > 1
+    said = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert len(said) == 1
+    assert "blocks has blocked the event loop" in said[0]
+
+
+def test_a_listener_that_blocks_rarely_stays_on_the_loop() -> None:
+    """What a listener has used of its allowance is restored over time, so one that blocks now and then is not moved."""
+    threads = set[int]()
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        bus = Dispatcher(clock=VirtualClock(loop))
+
+        def blocks(event: Note) -> None:
+            threads.add(threading.get_ident())
+            block(1)
+
+        bus.subscribe(Note, blocks)
+        for _ in range(100):
+            bus.publish(Note("now and then"))
+            loop.advance(20)
+
+    run_virtual(main)
+    assert threads == {threading.get_ident()}
+
+
+def test_a_listener_that_is_stuck_on_its_own_thread_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    """On its own thread, a listener may block for ever. Its events wait up to a limit, and are dropped when it unsubscribes."""
+    entered, leave = threading.Event(), threading.Event()
+    heard: list[int] = []
+
+    def hang(event: int) -> None:
+        heard.append(event)
+        entered.set()
+        leave.wait(PATIENCE)
+
+    own = OwnThread(hang, "hang")
+    for number in range(MOST + 10):
+        own(number)
+        assert entered.wait(PATIENCE)
+    assert [each.getMessage() for each in caplog.records] == [
+        f"{MOST} events wait for the subscriber hang; newer ones are dropped"
+    ]
+    own.stop()
+    leave.set()
+    assert heard == [0]
+
+
+def test_a_moved_listener_that_raises_or_unsubscribes_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """On its own thread, an error is logged and later events still arrive. Nothing arrives after the subscription has ended."""
+    heard, moved, over = list[str](), list[bool](), threading.Event()
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        bus = Dispatcher(clock=VirtualClock(loop))
+
+        def raises(event: Note) -> None:
+            heard.append(event.text)
+            moved.append(threading.current_thread() is not threading.main_thread())
+            if event.text == "first":
+                block(ALLOWANCE + 1)
+            elif event.text == "second":
+                raise GeneratorExit
+            else:
+                over.set()
+
+        stop = bus.subscribe(Note, raises)
+        for text in ("first", "second", "third"):
+            bus.publish(Note(text))
+        assert over.wait(PATIENCE)
+        stop()
+        assert not bus.listens_for(Note)
+        bus.publish(Note("fourth"))
+
+    run_virtual(main)
+    assert heard == ["first", "second", "third"]
+    assert moved == [False, True, True]
+    assert any("a subscriber to Note raised" in each.getMessage() for each in caplog.records)

@@ -93,7 +93,7 @@ def test_subscribers_are_told_in_the_order_they_came():
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("no"), RecursionError(), asyncio.CancelledError(), AssertionError()]
+    "error", [ValueError("no"), RecursionError(), asyncio.CancelledError(), AssertionError(), GeneratorExit()]
 )
 def test_a_subscriber_that_raises_harms_nobody(error: BaseException, caplog: pytest.LogCaptureFixture):
     """If a subscriber raises, the error is logged with its traceback, and the publisher and the other subscribers continue."""

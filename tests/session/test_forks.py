@@ -220,7 +220,7 @@ def test_nothing_commits_into_a_fork_that_is_over():
 
 
 def test_what_changes_between_prepare_and_apply_is_kept():
-    """Events dispatched to the session between `prepare` and `apply` are neither lost nor overwritten."""
+    """Events dispatched to the session between `prepare` and `apply` come after the fork's, whose reads were checked before."""
     session = new_session()
     fork = session.fork()
     fork.dispatch(Fold(1))
@@ -229,7 +229,7 @@ def test_what_changes_between_prepare_and_apply_is_kept():
     session.dispatch(Fold(2))
     session.dispatch(Note(2))
     fork.apply()
-    assert contents(session) == replayed([Fold(2), Fold(1), Put(1, 1), Note(2)])
+    assert contents(session) == replayed([Fold(1), Put(1, 1), Fold(2), Note(2)])
 
 
 def test_a_thread_that_outlived_its_fork_is_refused():

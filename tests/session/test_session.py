@@ -251,6 +251,19 @@ def test_a_reducer_that_raises_undoes_the_whole_dispatch(into: type):
     assert heard == []
 
 
+def test_a_reducer_that_raises_generator_exit_fails_like_any_other():
+    """A reducer's `GeneratorExit` undoes the dispatch and is told as a reducer's error."""
+
+    def gone(slice_: Any, event: Add) -> Any:
+        raise GeneratorExit
+
+    session = Session()
+    session.register(Todo, on=Add, reducer=gone)
+    with pytest.raises(ReducerError, match=r"'.*gone' failed on the event Add with GeneratorExit"):
+        session.dispatch(Add(1))
+    assert len(session[Add]) == 0
+
+
 @pytest.mark.parametrize("nonsense", [None, [Todo(1)], (), Items([Todo(1)]), Note("a")])
 def test_a_reducer_that_returns_something_else_is_told_so(nonsense: object):
     """A reducer must return a version of its own slice. Anything else is refused."""

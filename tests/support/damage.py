@@ -58,7 +58,8 @@ def write_journal(path: Path) -> None:
 async def _write(path: Path) -> None:
     journal = SqliteJournal(path, watch=None, inline=True)
     for number, (id, session) in enumerate((("tea", "s"), ("tea-2", "s"), ("cake", "t"), ("soup", "u"))):
-        await journal.runs.begin(_run(id, session, float(number)))
+        followed = await journal.runs.turn(session, "ada")
+        await journal.runs.begin(_run(id, session, float(number)), followed=followed)
         await journal.calls.note(id, Entry("model answer", "1", 1.0, b"answer" * 50))
         await journal.blobs.put(b"bytes of " + id.encode(), run_id=id)
         for each in range(6):
@@ -80,8 +81,11 @@ async def _write(path: Path) -> None:
             vote = Vote(question_id=f"{id}.1", digest="d", by="bob", roles=(), approved=True)
             await journal.votes.cast(id, vote)
             journal.questions.answer(Answer(question_id=f"{id}.1", digest="d", by="ada", value={"n": 1}))
+        else:
+            await journal.runs.leave("tea", "parked")
     await journal.calls.commit(_unit("soup", "u", 9, files=True))
     await journal.runs.leave("tea-2", "done", b"outcome" * 9)
+    await journal.runs.take("tea")
     await journal.runs.leave("cake", "failed", b"broken" * 9)
     for id, source in (("copy", ""), ("parked", "cake#1")):
         row = RunRow(record=_run(id, "u", 9.0 + len(id)), status="parked")
@@ -185,7 +189,8 @@ def set_lease(journal: AnyJournal, run_id: str, owner: str | None = None, until:
         held = row.owner if owner is None else owner
         if isinstance(journal, PostgresJournal):  # a process has one lease for all its runs
             connection.execute("DELETE FROM leases WHERE owner = ?", (held,))
-            connection.execute("INSERT INTO leases VALUES (?, ?)", (held, until))
+            mac = database.chains.row_mac("leases", (held, float(until)))
+            connection.execute("INSERT INTO leases VALUES (?, ?, ?)", (held, float(until), mac))
             until_now = 0.0
         else:
             until_now = until
@@ -199,3 +204,15 @@ def unapply(path: Path, call_id: str | None = None) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         query = "UPDATE records SET state = 'committed' WHERE kind = 'unit' AND state = 'applied' AND ifnull(key = ?, true)"
         assert connection.execute(query, (call_id,)).rowcount
+
+
+def end_leases(journal: PostgresJournal) -> None:
+    """End the leases of all processes at this database, as if they had not been renewed."""
+    database = journal._database  # pyright: ignore[reportPrivateUsage]
+
+    def end(connection: Connection) -> None:
+        for (owner,) in connection.execute("SELECT owner FROM leases").fetchall():
+            mac = database.chains.row_mac("leases", (owner, 1.0))
+            connection.execute("UPDATE leases SET leased_until = 1, mac = ? WHERE owner = ?", (mac, owner))
+
+    database.transact_now(end)

@@ -5,7 +5,16 @@ import os
 import socket
 from dataclasses import dataclass
 
-from handrail import Adapter, Prompt, ScriptedModel, ToolCall, ToolContext, UserContext, tool
+from handrail import (
+    Adapter,
+    Prompt,
+    RateLimitPolicy,
+    ScriptedModel,
+    ToolCall,
+    ToolContext,
+    UserContext,
+    tool,
+)
 from handrail.messages import ModelRequest, ToolMessage, UserMessage
 
 
@@ -63,6 +72,13 @@ async def choose(what: str, *, context: UserContext) -> str:
     return f"chose {chosen.name}"
 
 
+@tool(effect="pure")
+async def hurry(what: str, *, context: UserContext) -> str:
+    """Ask a person, who has an hour to answer."""
+    note(f"hurry {what}")
+    return (await context.wait_for("pick", {"what": what}, Choice, timeout=3600)).name
+
+
 @tool(effect="staged")
 async def keep(text: str, *, context: ToolContext) -> str:
     """Add a line to the file `kept`."""
@@ -72,7 +88,7 @@ async def keep(text: str, *, context: ToolContext) -> str:
 
 
 def answer(request: ModelRequest) -> ToolCall | str:
-    """Answer as the model. On `pay X`, `ship X`, `sleep N`, `doze`, `choose X` or `keep X`, call that tool, then repeat its result.
+    """Answer as the model. On `pay X`, `ship X`, `sleep N`, `doze`, `choose X`, `hurry X` or `keep X`, call that tool, then repeat its result.
 
     Any other message is repeated, with the number of the turn.
     """
@@ -85,6 +101,7 @@ def answer(request: ModelRequest) -> ToolCall | str:
         "pay": ("account", rest),
         "ship": ("parcel", rest),
         "choose": ("what", rest),
+        "hurry": ("what", rest),
         "keep": ("text", rest),
         "sleep": ("seconds", 0.0),
     }
@@ -97,4 +114,9 @@ def answer(request: ModelRequest) -> ToolCall | str:
 
 
 adapter = Adapter(ScriptedModel(answer))
-prompt = Prompt("shop", "You run a shop.", tools=[pay, ship, sleep, doze, choose, keep])
+prompt = Prompt(
+    "shop",
+    "You run a shop.",
+    tools=[pay, ship, sleep, doze, choose, hurry, keep],
+    policies=[RateLimitPolicy(2, 3600.0, tools={"choose"})],
+)

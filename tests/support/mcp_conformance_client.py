@@ -28,7 +28,7 @@ log = logging.getLogger("support.mcp_conformance_client")
 
 
 class Browser(Environment):
-    """A person who logs in at once, and fills in every form with its defaults and with made-up values for other required fields."""
+    """A person who logs in at once, wherever that leads, and fills in every form with its defaults and with made-up values for other required fields."""
 
     run_mode: RunMode = "user"
 
@@ -38,6 +38,8 @@ class Browser(Environment):
             async with httpx2.AsyncClient(timeout=PATIENCE) as client:
                 response = await client.get(question.payload["url"])
                 value = response.headers.get("Location", "")
+        elif question.name == "mcp.login.endpoints":
+            value = True
         elif question.name == "mcp.form":
             fields = question.schema.get("properties", {})
             value = {name: field["default"] for name, field in fields.items() if "default" in field}

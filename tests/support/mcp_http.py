@@ -56,8 +56,10 @@ def ordinary(request: Request, session: str = "") -> Reply:
 
 
 @asynccontextmanager
-async def listening(answer: Callable[[Request], Reply | None]) -> AsyncGenerator[str]:
-    """Listen on a free port and yield the address.
+async def listening(
+    answer: Callable[[Request], Reply | None], host: str = "127.0.0.1", port: int = 0
+) -> AsyncGenerator[str]:
+    """Listen at a host, by default on a free port, and yield the address.
 
     If `answer` returns None, the connection is closed without a response.
     """
@@ -90,8 +92,8 @@ async def listening(answer: Callable[[Request], Reply | None]) -> AsyncGenerator
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, host, port)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+        yield f"http://{host}:{server.sockets[0].getsockname()[1]}/mcp"
     finally:
         server.close()

@@ -57,12 +57,13 @@ class Program:
 def event_of_listing(section: McpTools, name: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Return an event that is set when the server lists a tool with this name."""
     listed = asyncio.Event()
-    take = section.server.listed
+    account = section.server.account("local")
+    take = account.listed
 
     def notice(described: Any) -> None:
         take(described)
         if any(each.name == name for each in described):
             listed.set()
 
-    monkeypatch.setattr(section.server, "listed", notice)
+    monkeypatch.setattr(account, "listed", notice)
     return listed

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from handrail import Tool, ToolContext, ToolResult, tool
 from handrail.dispatch import Gate, open_gate
-from handrail.events import Fact, ToolInvoked, ToolRolledBack, ToolStarted
+from handrail.events import Fact, ToolInvoked, ToolResumed, ToolRolledBack, ToolStarted
 from handrail.resources.memory import MemoryFilesystem
 from handrail.session import Session
 from handrail.testing import VirtualClock, VirtualTimeLoop
@@ -63,14 +63,17 @@ class Rig:
         assert not [event for event in self.events if not isinstance(event, Fact)]
 
     def assert_paired(self) -> None:
-        """Assert that every call has one start, which is its first event, and one end, which is its last."""
-        started = [event.call_id for event in self.of(ToolStarted)]
+        """Assert that every call has one start, which is its first event, and one end, which is its last.
+
+        A call that continues in a resumed run has started in an earlier leg.
+        """
+        started = [event.call_id for event in self.events if isinstance(event, ToolStarted | ToolResumed)]
         ended = [event.call_id for event in self.of(ToolInvoked)]
         assert len(set(started)) == len(started)
         assert sorted(started) == sorted(ended)
         for call_id in started:
             order = [type(event) for event in self.events if getattr(event, "call_id", None) == call_id]
-            assert order[0] is ToolStarted
+            assert order[0] in (ToolStarted, ToolResumed)
             assert order[-1] is ToolInvoked
 
     def rolled_back(self, name: str) -> list[ToolRolledBack]:

@@ -104,6 +104,7 @@ class App:
         self.app_name = options.pop("app_name", "")
         self.policies = [CapabilityPolicy()]
         self.model_type: type[ScriptedModel] = options.pop("model_type", ScriptedModel)
+        self.adapter_options: dict[str, Any] = options.pop("adapter_options", {})
         self.options.setdefault("poll_seconds", None)
         self.threads = self.make()
 
@@ -115,7 +116,7 @@ class App:
             self.prompt_name, "Do what is asked.", tools=self.tools, policies=self.policies
         )
         self.model = self.model_type(follow)
-        adapter = Adapter(self.model, filesystem=self.files)
+        adapter = Adapter(self.model, filesystem=self.files, **self.adapter_options)
         source = PromptSource(prompt, adapter, shown=[Noted], app=self.app_name)
         return Threads(source, self.journal, **self.options)
 

@@ -299,9 +299,9 @@ async def serving(
     """Start a server in this process, as `handrail serve` would, and yield a client for it.
 
     If neither the options nor users in the folder determine who may use the server, it has a token, which the client
-    sends. `clock` determines when sessions end.
+    sends. `clock` determines when sessions end and when questions expire.
     """
-    journal = SqliteJournal(folder / "runs.db")
+    journal = SqliteJournal(folder / "runs.db", clock=clock)
     people = People(folder / people_file, clock=clock)
     headers: dict[str, str] = {}
     if not options.keys() & {"authenticate", "token"} and not people.has_users():

@@ -1,10 +1,12 @@
 """Scenarios that the simulation crashes at every point.
 
-Together they cover nested runs, questions, approvals, handoffs, retries, threads, previews and budgets.
+Together they cover nested runs, questions, approvals, handoffs, retries, threads, previews, budgets and expiry.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +27,10 @@ from handrail import (
 )
 from handrail.dispatch.turn import ToolCall
 from handrail.environment import LaterEnvironment
-from handrail.guard import CapabilityPolicy
-from handrail.question import Question
+from handrail.errors import QuestionTimedOut
+from handrail.guard import CapabilityPolicy, RateLimitPolicy
+from handrail.question import Answer, Question
+from handrail.session import kept
 from handrail.testing import Person
 from handrail.testing.simulation import Play, Scenario, Seen, Stage, World
 
@@ -39,6 +43,14 @@ class Noted:
     """A piece of state that the tools add."""
 
     text: str
+
+
+@kept(kind="log")
+@dataclass(frozen=True)
+class Weighed:
+    """An entry of a log, made by a call that fails."""
+
+    call: str
 
 
 class Colour(BaseModel):
@@ -444,6 +456,12 @@ def delivering_tools(stage: Stage) -> list[AnyTool]:
         world.happened("delivered")
         return f"delivered for {told.value}"
 
+    @tool(effect="staged")
+    async def weigh(context: ToolContext) -> ToolResult[str]:
+        """Log the attempt to weigh, and fail."""
+        context.session.dispatch(Weighed(context.call_id))
+        return ToolResult.error("the scales are broken")
+
     @tool(effect="read")
     async def quote(context: ToolContext) -> str:
         """Ask for the price at both attempts. The first attempt fails."""
@@ -452,15 +470,15 @@ def delivering_tools(stage: Stage) -> list[AnyTool]:
             raise TransientError("not now", retry_after=5)
         return f"quoted {told.value}"
 
-    courier = Prompt("courier", "You are a courier.", tools=[price, send])
+    courier = Prompt("courier", "You are a courier.", tools=[price, send, weigh])
 
     @tool(effect="idempotent")
     async def dispatch(context: ToolContext) -> str:
         """Let an agent with a budget of its own send a parcel."""
-        sent = await context.adapter.evaluate(courier, "Send it.", budget=Budget(tool_calls=2))
+        sent = await context.adapter.evaluate(courier, "Send it.", budget=Budget(tool_calls=3))
         return sent.text
 
-    return [price, send, deliver, quote, dispatch]
+    return [price, send, deliver, quote, dispatch, weigh]
 
 
 def delivering(stage: Stage) -> Play:
@@ -468,11 +486,11 @@ def delivering(stage: Stage) -> Play:
     said = {
         "You deliver": [
             [ToolCall("price"), ToolCall("deliver"), ToolCall("quote")],
-            ToolCall("dispatch"),
+            [ToolCall("dispatch"), ToolCall("weigh")],
             ToolCall("send"),
             "All is delivered.",
         ],
-        "You are a courier": [[ToolCall("price"), ToolCall("send")], "It is sent."],
+        "You are a courier": [[ToolCall("price"), ToolCall("send"), ToolCall("weigh")], "It is sent."],
     }
     adapter = Adapter(
         stage.model(said),
@@ -482,7 +500,131 @@ def delivering(stage: Stage) -> Play:
         clock=stage.clock,
         new_id=stage.new_id,
     )
-    return Play(adapter, Prompt("parcels", "You deliver parcels.", tools=delivering_tools(stage)), "Go.")
+    limit = RateLimitPolicy(100, 1_000_000, clock=stage.clock)
+    prompt = Prompt("parcels", "You deliver parcels.", tools=delivering_tools(stage), policies=[limit])
+    return Play(adapter, prompt, "Go.")
 
 
-DELIVERING = Scenario(name="parcels", play=delivering)
+def counted_once(seen: Seen) -> str | None:
+    """Check that the rate limit has counted each call that began once. A run that was overtaken is not checked."""
+    ended = seen.world.all("ended")
+    if not ended or seen.overtaken:
+        return None
+    cells = [json.loads(each)["item"] for each in ended[-1].details["logs"]["RateCell"]]
+    counted = sorted(cell["call"] for cell in cells if cell["part"] == "call")
+    marks = {mark for each in seen.world.all("began") for mark in each.details["begun"]}
+    entered = [*seen.world.all("entered"), *seen.uncrashed.all("entered")]
+    began = sorted(
+        {
+            each.details["key"]
+            for number, each in enumerate(entered)
+            if each.details["counts"]
+            and (number < seen.world.count("entered") or each.details["attempt"] in marks)
+        }
+    )
+    return None if counted == began else f"counted {counted}, and these began: {began}"
+
+
+DELIVERING = Scenario(name="parcels", play=delivering, laws=[counted_once])
+
+
+# --- a fifth scenario: questions that expire, whether their process is alive, parked or dead --------------------------
+
+
+UNANSWERED = ("brief", "send_mail", "bid")
+"""The names of the questions that nobody answers: one of `wait_for`, one for an approval, and one of a handoff."""
+
+
+class Silent(Person):
+    """A person who never answers some questions."""
+
+    async def ask(self, question: Question, /) -> Answer:
+        if question.name in UNANSWERED:
+            await asyncio.get_running_loop().create_future()
+        return await super().ask(question)
+
+
+def expiring_tools(stage: Stage) -> list[AnyTool]:
+    world = stage.world
+
+    @tool(effect="staged")
+    async def survey(context: UserContext) -> str:
+        """Ask in vain, and then ask somebody else."""
+        try:
+            await context.wait_for("brief", {}, Colour, timeout=600)
+        except QuestionTimedOut:
+            context.session.dispatch(Noted("nobody answered"))
+        colour = await context.wait_for("colour", {}, Colour, timeout=1_000_000)
+        context.filesystem.write("survey.md", f"{colour.name}\n")
+        return f"it is {colour.name}"
+
+    @tool
+    async def send_mail(to: str, context: ToolContext) -> str:
+        """Send something, which nobody approves."""
+        world.happened("mailed", to=to)
+        return f"sent to {to}"
+
+    haggle = Handoff("haggle", "Agree on a price.", params=Ask, effect="idempotent")
+
+    @haggle.before
+    async def look_up(params: Ask, *, context: ToolContext) -> Parked[Own, Ask]:
+        return Parked(Own(SECRET), params)
+
+    @haggle.client
+    async def offer(asked: Ask, *, context: UserContext) -> Bid:
+        return await context.wait_for("bid", asked, Bid, timeout=300)
+
+    @haggle.after
+    async def agree(own: Own, bid: Bid, *, context: ToolContext) -> ToolResult[int]:
+        world.happened("agreed")
+        return ToolResult.ok(bid.amount, "agreed")
+
+    return [survey, send_mail, haggle]
+
+
+def expiring(stage: Stage) -> Play:
+    """Return a play in which nobody answers some of the questions in time."""
+    prompt = Prompt(
+        "late",
+        "You wait in vain.",
+        tools=expiring_tools(stage),
+        policies=[CapabilityPolicy(effects={"idempotent": "allow"})],
+    )
+    said = [
+        [ToolCall("survey"), ToolCall("send_mail", {"to": "supplier"})],
+        ToolCall("haggle", {"amount": 9}),
+        "Nobody was there.",
+    ]
+    adapter = Adapter(
+        stage.model({"You wait in vain": said}),
+        journal=stage.journal,
+        filesystem=stage.files,
+        environment=LaterEnvironment(),
+        clock=stage.clock,
+        new_id=stage.new_id,
+        approval_seconds=900,
+    )
+    return Play(adapter, prompt, "Wait.", Silent(answers={"colour": {"name": "blue"}}), unanswered=UNANSWERED)
+
+
+def each_question_ends_once_in_the_same_way(seen: Seen) -> str | None:
+    """Return None if the same questions ended in the same way as in the run that was not crashed, three without an answer.
+
+    Otherwise, return the problem.
+    """
+    ends, expected = (
+        {id: each["outcome"] for id, each in world.all("over")[-1].details["answered"].items()}
+        for world in (seen.world, seen.uncrashed)
+    )
+    if ends != expected or sorted(ends.values()) != ["answered", *["timed out"] * 3]:
+        return f"the questions ended as {ends}, and without a crash as {expected}"
+    done = [each.what for each in seen.world.all() if each.what in ("mailed", "agreed")]
+    return f"nobody allowed it: {done}" if done else None
+
+
+EXPIRING = Scenario(
+    name="waits in vain",
+    play=expiring,
+    laws=[each_question_ends_once_in_the_same_way],
+    secrets=[SECRET],
+)

@@ -47,14 +47,15 @@ class Window:
         """The number of typed bytes, in complete lines, that no program has read yet."""
         return struct.unpack("i", fcntl.ioctl(self.slave, termios.FIONREAD, b"\0" * 4))[0]
 
-    def take(self, seconds: float = 0.0) -> None:
-        """Read the pending output, after waiting for it for at most this many seconds."""
+    def take(self, seconds: float = 0.0) -> bool:
+        """Read some of the pending output, after waiting for it for at most this many seconds. Return whether there was any."""
         ready, _, _ = select.select([self.master], [], [], seconds)
         if ready:
             with contextlib.suppress(OSError):  # the program has ended
                 data = os.read(self.master, 65536)
                 self.raw += data
                 self._stream.feed(data)
+        return bool(ready)
 
     def text(self) -> str:
         """Return all lines, including those that have scrolled off the screen."""
@@ -114,7 +115,8 @@ class Window:
         while self.child.poll() is None:
             assert time.monotonic() < until, f"the program does not end:\n{self.text()}"
             self.take(0.05)
-        self.take(0.05)
+        while self.take(0.05):
+            pass
         return self.child.wait()
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from handrail.testing.simulation import (
 )
 from handrail.testing.simulation.__main__ import main
 from support import postgres, warm_python
-from support.simulated import DECIDING, DELIVERING, ERRANDS, SHOPPING, Colour
+from support.simulated import DECIDING, DELIVERING, ERRANDS, EXPIRING, SHOPPING, Colour
 from support.simulated_workspace import WRITING
 
 pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
@@ -85,6 +85,16 @@ def test_what_is_decided_for_the_session_survives_it_too():
     report = crashed(DECIDING, write_every=1 if ALL else 16, step_every=30 * FEWER, overtaken_every=40)
     report.assert_kept()
     assert report.tried["step"] > 2
+
+
+@pytest.mark.timeout(900)
+def test_a_question_that_expires_ends_once_whenever_its_process_dies():
+    """A question that nobody answers ends in the same way, whether its process was alive, parked its run, or was dead."""
+    every = 1 if ALL else 8
+    report = crashed(EXPIRING, write_every=every, step_every=20 * FEWER, overtaken_every=30, parked_every=80)
+    report.assert_kept()
+    assert report.tried["step"] > 2
+    assert report.tried["parked at step"] > 2
 
 
 @pytest.mark.timeout(900)
@@ -242,13 +252,13 @@ def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "scenario",
-    [BANK, SHOPPING, ERRANDS, DECIDING, WRITING, VAULT] if DEEP else [BANK],
+    [BANK, SHOPPING, ERRANDS, DECIDING, EXPIRING, WRITING, VAULT] if DEEP else [BANK],
     ids=lambda scenario: scenario.name,
 )
 def test_a_run_recorded_in_postgresql_survives_the_same_crashes(scenario: Scenario):
     """A run that is recorded in PostgreSQL keeps the laws of its scenario.
 
-    In a deep run, each of six scenarios is crashed at all points. The restarted process is crashed too, except in the
+    In a deep run, each of seven scenarios is crashed at all points. The restarted process is crashed too, except in the
     scenario with secret answers.
     """
     url, is_secret = postgres.new_url(), scenario is VAULT

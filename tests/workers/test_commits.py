@@ -166,10 +166,10 @@ async def test_a_worker_inside_is_one_transaction_unless_it_commits_each_call_to
     assert noted(session) == ["c", "d"]
 
 
-async def test_parallel_workers_commit_side_by_side_and_a_conflict_is_told(
+async def test_parallel_workers_commit_side_by_side_and_run_again_after_a_conflict(
     tmp_path: Path, files: Any, journal: Any
 ) -> None:
-    """Workers called in one turn commit to one filesystem. If two calls write the same path at once, one gets a conflict."""
+    """Workers called in one turn commit to one filesystem. If two calls write the same path at once, one of them runs again."""
     registry, session = team(tmp_path), Session(id="s")
     same = ToolCall("meet", {"path": "same"})
     said = models(
@@ -181,8 +181,8 @@ async def test_parallel_workers_commit_side_by_side_and_a_conflict_is_told(
     assert paths(files) == ["a", "b", "c", "d", "same"]
     assert sorted(noted(session)) == ["a", "b", "c", "d"]
     met = {event.call_id: event.status for event in session[ToolInvoked].all() if event.tool == "meet"}
-    assert sorted(met.values()) == ["conflict", "ok"]
-    assert met[files.read("same")] == "ok"
+    assert list(met.values()) == ["ok", "ok"]
+    assert files.read("same") in met
 
 
 async def parked_and_resumed(

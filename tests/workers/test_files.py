@@ -454,6 +454,26 @@ def test_an_output_schema_takes_what_fits_and_nothing_else(schema: dict[str, Any
         taking.parse_value({**(value if whole else {"value": value}), "one more": 1})
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "maxLength": 2.5},
+        {"type": "string", "minLength": True},
+        {"type": "array", "items": {"type": "string"}, "maxItems": "2"},
+        {"type": "integer", "minimum": "x"},
+        {"type": "string", "pattern": "(?=a)"},
+    ],
+)
+def test_a_malformed_bound_of_an_output_schema_is_a_problem(schema: dict[str, Any]) -> None:
+    """A bound or a pattern that can't be used is reported like any other problem. A count may be written as 2.0."""
+    found: list[tuple[str, str, str]] = []
+    assert output_type(schema, lambda *problem: found.append(problem)) is None
+    assert [where.partition(".")[0] for where, _, _ in found] == ["output"]
+    kind = output_type({"type": "string", "maxLength": 2.0}, lambda *problem: pytest.fail(str(problem)))
+    assert kind is not None
+    assert kind.model_json_schema()["properties"]["value"]["maxLength"] == 2
+
+
 def test_without_the_extra_the_error_says_how_to_get_it(tmp_path: Path) -> None:
     """Without jinja2 and yaml, `WorkerRegistry` can be imported, and using it says what to install."""
     (tmp_path / "main.md").write_text(PLAIN)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall
+from handrail.errors import WorkerError
 from handrail.testing import Nobody, Person, recorded, worker_context
 from handrail.workers import WorkerRegistry, WorkerUserContext
 from support.worker_folders import folder, sound
@@ -207,3 +210,44 @@ async def test_a_worker_context_with_answers_has_a_person() -> None:
     assert await context.wait_for("which", None, str) == "helper"
     assert recorded(context).questions == [("which", None)]
     assert not isinstance(worker_context(), WorkerUserContext)
+
+
+RUNS = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
+
+
+def test_a_parsed_folder_is_checked_and_listed_without_running_its_tools(tmp_path: Path) -> None:
+    """With `parsed`, whatever a worker can list is found in the source of `tools.py`, and nothing in the file runs."""
+    for number, (source, tools) in enumerate(
+        [(TOOLS, ("pick_card", "add", "reader")), (TWICE, ("give", "pick", "put", "find"))]
+    ):
+        here = tmp_path / str(number)
+        here.mkdir()
+        registry = folder(here, source + RUNS, main=f"---\ntools: [{', '.join(tools)}]\n---\nGo.")
+        parsed = WorkerRegistry(registry.folder, parsed=True)
+        assert parsed.check() == []
+        assert parsed["main"].tools == tools
+        assert WorkerRegistry.worker_at(registry.folder, parsed=True).tools == tools
+        assert WorkerRegistry.check_file(registry.folder / "main.md", parsed=True) == []
+        assert not (registry.folder / "ran").exists()
+        with pytest.raises(WorkerError, match="only parsed"):
+            parsed.run("main", "go", model=ScriptedModel(["end"]))
+        registry.check()
+        assert (registry.folder / "ran").exists()
+
+
+def test_a_parsed_folder_has_the_problems_that_its_source_shows(tmp_path: Path) -> None:
+    """A missing or ambiguous function, a name that is taken, and invalid Python are found by parsing, with their lines."""
+    source = "def add(a: int) -> int:\n    return a\n\ndef add(b: int) -> int:\n    return b\n\ndef other() -> int: ...\n"
+    workers = {"main": "---\ntools: [add, gone, _hidden]\n---\nGo.", "other": "---\n---\nGo."}
+    made = folder(tmp_path, source + "def _hidden() -> int: ...\n" + RUNS, **workers).folder
+    problems = [each.problem for each in WorkerRegistry(made, parsed=True).check()]
+    assert problems == [
+        "there are 2 tools named 'add': tools.py:1 and tools.py:4",
+        "there is no function 'gone' defined in tools.py",
+        "there is no function '_hidden' defined in tools.py",
+        f"{made / 'tools.py'}:7 also defines a function 'other'",
+    ]
+    (made / "tools.py").write_text(RUNS + "def broken(:\n")
+    [problem] = WorkerRegistry(made, parsed=True).check()
+    assert (Path(problem.file).name, problem.line) == ("tools.py", 3)
+    assert not (made / "ran").exists()

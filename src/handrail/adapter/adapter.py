@@ -101,6 +101,12 @@ class Adapter:
         """The resources that this adapter's runs bind, in addition to those of their prompts."""
         return self._options.resources
 
+    @property
+    def levels(self) -> int | None:
+        """How deep calls may nest in this adapter's runs inside a call; None if only the call's own limit applies."""
+        limit = self._options.depth_limit
+        return None if limit == DEPTH_LIMIT else limit
+
     def with_workers(
         self, workers: WorkerSource, model: Model | None = None, levels: int | None = None
     ) -> Adapter:
@@ -145,8 +151,7 @@ class Adapter:
         around = call_around()
         if around is not None:
             check_given(around, "evaluate", self._options, arguments)
-            levels = options.depth_limit if options.depth_limit != DEPTH_LIMIT else None
-            return self.inside(around).run(prompt, options, levels=levels)
+            return self.inside(around).run(prompt, options, levels=self.levels)
         return Operation(lambda: self._evaluate(prompt, options), f"evaluate({prompt.name!r})")
 
     def stream(
@@ -196,9 +201,9 @@ class Adapter:
         """Continue a recorded run as a stream of events that starts where the record ends.
 
         Recorded messages, model answers, finished calls and nested runs are not published again, because the session
-        already has them. An interrupted call that is entered again repeats its events with the same ids: `ToolStarted`,
-        `QuestionAsked`, `ApprovalRequested`, `HandoffParked` and `HandoffAnswered`. A run publishes `PromptRendered`
-        again once it gets past its record. Raises `DefinitionError` if it is called in a tool's handler.
+        already has them. An interrupted call that is entered again publishes `ToolResumed`, and then only what is new: its
+        start, questions, approvals and handoffs are not published again. A run publishes `PromptRendered` again once it gets
+        past its record. Raises `DefinitionError` if it is called in a tool's handler.
         """
         refuse_inside_call("resume_stream")
         options = self._options.updated("resume_stream", ResumeArguments, arguments)

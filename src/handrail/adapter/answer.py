@@ -61,6 +61,7 @@ class Answer:
     __slots__ = (
         "_accumulator",
         "_extras",
+        "_ids",
         "_masking",
         "_messages",
         "_pieces",
@@ -95,6 +96,8 @@ class Answer:
         self._view: RequestView | None = None
         self._accumulator: ResponseAccumulator | None = None
         self._extras: Extras | None = None
+        self._ids: tuple[str, ...] = ()
+        """The ids of the calls in the session, since a provider may omit or repeat ids."""
 
     def take(self, part: ModelPart) -> None:
         """Add a part of the answer."""
@@ -157,7 +160,8 @@ class Answer:
         return {call.id: why.format(call.name) for call in (*cut, calls[-1])}
 
     def message(self, calls: tuple[CallAsked, ...]) -> AssistantMessage:
-        """Return the answer as a message with these calls. Their ids must be unique in the session."""
+        """Return the answer as a message with these calls. Their ids must be unique in the session, and tools see them in `accumulator`."""
+        self._ids = tuple([call.id for call in calls])
         kept, thought = None if self.stop is None else self.stop.kept, self.thought if self._thoughts else ""
         return AssistantMessage(self.text, calls, kept, thought)
 
@@ -180,7 +184,7 @@ class Answer:
     @property
     def accumulator(self) -> ResponseAccumulator:
         if self._accumulator is None:
-            self._accumulator = ResponseAccumulator(self.text, tuple(call.id for call in self.calls()))
+            self._accumulator = ResponseAccumulator(self.text, self._ids)
         return self._accumulator
 
     @property

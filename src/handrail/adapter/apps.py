@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any, cast
 
 from handrail.errors import RunError
-from handrail.neighbours import import_app
+from handrail.neighbours import find_app, import_app
 from handrail.prompt import Prompt
 
 
 def code_of(app: str) -> str:
     """Return a digest of an app's own files: its module, or the `.md` and `.py` files in its folder; "" if there is no app.
 
-    Raises `ImportError`, or another error from the module itself, if its module can't be imported.
+    Nothing is imported. Raises `ImportError` if there is no such module.
     """
     if not app:
         return ""
     module, colon, _ = app.partition(":")
     if colon and not app.endswith(".md"):
-        files = [Path(str(getattr(import_app(module), "__file__", "")))]
+        loaded = sys.modules.get(module)
+        spec = find_app(module) if loaded is None else None
+        if loaded is None and spec is None:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+        files = [Path(str(spec.origin if spec else getattr(loaded, "__file__", "")))]
     else:
         folder = Path(app) if Path(app).is_dir() else Path(app).parent
         files = sorted([*folder.glob("*.md"), *folder.glob("*.py")])

@@ -106,7 +106,7 @@ class CallAdapter:
                 bind_model(frame, self._adapter, settings)
                 check_files(prompt, frame)
                 async with nullcontext() if given.workers is None else given.workers.enter(frame):
-                    await prompt.connect()
+                    await prompt.connect(attempt.session.principal)
                     rendered = prompt.render(
                         given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
                     )
@@ -122,7 +122,7 @@ class CallAdapter:
                         tools=given.tools,
                         attachments=with_sections(rendered, conversation, given.attachments),
                     )
-            return respond(outcome, frame)
+            return respond(outcome, frame, conversation)
 
         return Operation(evaluate, f"evaluate({prompt.name!r})", attempt.home)
 

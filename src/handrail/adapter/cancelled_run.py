@@ -30,8 +30,11 @@ NEVER_BEGAN = msgspec.msgpack.encode(
 
 
 async def end_cancelled(journal: Journal, run_id: str) -> None:
-    """End a run as cancelled, unless it is over. Each of its calls then has a result. Raises `RunBusy` if a process executes it."""
-    async with acquire_run(journal, run_id) as row:
+    """End a run as cancelled, unless it is over. Each of its calls then has a result. Raises `RunBusy` if a process executes it.
+
+    Another run may work on the session meanwhile, because nothing more is committed to it.
+    """
+    async with acquire_run(journal, run_id, turn="none") as row:
         if row.status == "queued":
             await journal.runs.leave(run_id, "cancelled", NEVER_BEGAN)
         elif row.status not in OVER:

@@ -11,31 +11,42 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import pydantic_core
 
 from handrail.adapter.apps import prompt_of
 from handrail.adapter.call_adapter import bind_model
 from handrail.adapter.cancelled_run import end_stopped
 from handrail.adapter.conversation import root_conversation
+from handrail.adapter.followed_turns import continue_turn
 from handrail.adapter.loop import NO_MESSAGE, run_in, with_sections
 from handrail.adapter.mask import SecretMask
+from handrail.adapter.recorded_session import (
+    ResumedRun,
+    continue_session,
+    load_resumed,
+    load_session,
+)
 from handrail.adapter.response import PromptResponse, respond
 from handrail.adapter.run_lease import acquire_in_process, acquire_run, stopped
 from handrail.adapter.run_record import (
-    ResumedRun,
     RunOutcome,
-    answer_of,
     begin_run,
     carry_out,
     check_resumed,
     decode_begin,
-    load_resumed,
-    session_after,
+    decode_outcome,
 )
 from handrail.adapter.settings import Settings, check_added, check_files, forward_events, settings_of
 from handrail.cancellation import finish
 from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.options import Recoverable, RunFiles, RunOptions
-from handrail.errors import DefinitionError, HandrailError, PromptEvaluationError, RunError
+from handrail.errors import (
+    DefinitionError,
+    HandrailError,
+    PromptEvaluationError,
+    RunError,
+    ToolValidationError,
+)
 from handrail.guard.approval_memory import keep_decisions
 from handrail.journal.location import check_out_of_reach
 from handrail.journals import Journal
@@ -47,6 +58,7 @@ from handrail.replay.attachments import attached_to, load
 from handrail.replay.log import RunLog
 from handrail.replay.parked_run import Parking
 from handrail.resources.paths import folder_of
+from handrail.schema import Schema
 from handrail.session import Dispatcher, Session
 
 if TYPE_CHECKING:
@@ -72,6 +84,8 @@ async def evaluate(
     run_id = options.run_id or new_id()
     session = options.session or Session(new_id=new_id, dispatcher=own)
     options = options.replace(session=session, run_id=run_id)
+    if options.continues:
+        await continue_session(journal, session)
     if journal is None:
         return await _go(adapter, prompt, options, streaming, None)
     async with _stoppable(journal, run_id):
@@ -116,8 +130,8 @@ async def resume(
 ) -> PromptResponse[Any]:
     """Continue a recorded run. `heard` receives the events that are not in its record.
 
-    Raises `RunUnknown` if the journal has no such run, `RunBusy` if the run is being executed, and `RunError` if it can't
-    be resumed with what was passed. Raises `PromptEvaluationError` if the run is set aside, or failed or was cancelled before.
+    Raises `RunUnknown` if the journal has no such run, `RunBusy` if the run is being executed, `SessionBusy` while another run
+    works on its session, and `RunError` if it can't be resumed with what was passed. Raises `PromptEvaluationError` if the run is set aside, or failed or was cancelled before.
     A continued run raises the errors of `carry_out`.
     """
     journal, session, clock = options.journal, options.session, options.clock
@@ -140,6 +154,7 @@ async def resume(
         await _check_applied(journal, run_id)
         async with _opened_files(options, journal, run_id) as options:
             resumed = await load_resumed(journal, row, session, clock)
+            continue_turn(resumed.session, journal)
             await keep_decisions(resumed.session, journal)
             return await _go(
                 adapter, prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
@@ -169,7 +184,32 @@ async def _recorded_answer(
     found = await journal.runs.verify(row.record.id)
     if found.altered:
         raise found.altered[0]
-    return answer_of(row, prompt, await session_after(journal, row, session))
+    return _answer_of(row, prompt, await load_session(journal, row, session, until=row.record.id))
+
+
+def _answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptResponse[Any]:
+    """Return the response of a finished run. Raises `PromptEvaluationError` if the run failed or was cancelled."""
+    outcome = decode_outcome(row)
+    if row.status != "done":
+        problem = outcome.error or f"it was {row.status}"
+        raise PromptEvaluationError(problem, phase=outcome.phase or row.status, run_id=row.record.id)
+    output: Any = pydantic_core.from_json(outcome.output)
+    if prompt.output is not None:
+        with contextlib.suppress(
+            ToolValidationError
+        ):  # the type has changed since: keep the output as it was recorded
+            schema: Schema[Any] = Schema(prompt.output)
+            output = schema.parse(outcome.output)
+    return PromptResponse(
+        outcome.text,
+        output,
+        outcome.usage,
+        outcome.cost,
+        row.record.id,
+        outcome.stop_reason,
+        session,
+        length=len(root_conversation(session).messages),
+    )
 
 
 async def _set_aside(journal: Journal, row: RunRow) -> PromptEvaluationError:
@@ -217,14 +257,14 @@ async def _go(
             during.enter_context(conversation)
             if workers is not None:
                 await during.enter_async_context(workers.enter(frame))
-            await prompt.connect()
+            await prompt.connect(session.principal)
             rendered = prompt.render(
                 options.params, session=session, opened=options.opened, deadline=frame.deadline
             )
             if resumed is None:
                 conversation.close_calls(run_id)
             else:
-                resumed.catch_up()
+                resumed.catch_up((*rendered.tools, *options.tools))
             history = options.history
             # The conversation of a resumed run has the history already, unless it is empty.
             if history and (resumed is None or not len(conversation.messages)):
@@ -261,7 +301,7 @@ async def _go(
         await frame.world.resources.close_logged(error)
         raise
     forward()
-    return respond(outcome, frame, await frame.world.resources.close_logged())
+    return respond(outcome, frame, conversation, await frame.world.resources.close_logged())
 
 
 def _frame(

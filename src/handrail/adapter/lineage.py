@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+from handrail.adapter.recorded_session import logs_of, run_end
 from handrail.adapter.requests import begun_runs, check_begun
 from handrail.adapter.run_record import base_of, decode_begin, decode_outcome
 from handrail.adapter.undone_calls import undone_in
 from handrail.errors import RunError
 from handrail.journals import Journal
 from handrail.messages import Message
-from handrail.records import OVER, Decision, RunRow
-from handrail.session.serialization import decode_item
+from handrail.records import OVER, CommitUnit, Decision, RunRow
+from handrail.session.serialization import decode_item, encode_item
 
 
 class Lineage(msgspec.Struct, frozen=True):
@@ -21,6 +22,7 @@ class Lineage(msgspec.Struct, frozen=True):
     events: list[bytes]
     said: list[Message]
     shown: list[str]
+    logged: list[bytes]
     denied: list[bytes] = []
     """The session's remembered denials and all its revocations. Approvals are left out: they never apply to another session."""
 
@@ -32,11 +34,13 @@ async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
     """
     record = row.record
     check_begun(row)
-    runs = await begun_runs(journal, record.session_id)
-    units = await journal.calls.load_session(record.session_id)
+    runs = await begun_runs(journal, record.session_id, record.principal)
+    history = await journal.calls.history(record.session_id)
     undone = (await undone_in(journal, record.session_id)).calls
     first = decode_begin(runs[0].record)
     events, said, shown = list(first.events), list(first.said), list(first.shown)
+    logged = list(first.logged)
+    ids: list[str] = []
     for earlier in runs:
         if earlier.record.id == record.id:
             break
@@ -46,15 +50,19 @@ async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
                 f"the run {earlier.record.id!r} of the same session, on which it builds, is not over",
                 "Resume or cancel that run first.",
             )
-        for unit in units:
-            if unit.run_id == earlier.record.id and unit.call_id not in undone:
-                events += [bytes(event) for event in unit.events]
+        ids.append(earlier.record.id)
+        records = [each for run_id, each in history if run_id == earlier.record.id]
         outcome = decode_outcome(earlier)
+        logs = logs_of(earlier, records)
+        logged += [*logs.copied(), *outcome.logged, encode_item(run_end(earlier, logs), record.session_id)]
         said += outcome.messages
         shown += outcome.opened
+    for run_id, each in history:
+        if isinstance(each, CommitUnit) and run_id in ids and each.call_id not in undone:
+            events += [bytes(event) for event in each.events]
     decisions = await journal.decisions.read(record.session_id, record.principal)
     denied = [*first.denied, *(each.body for each in decisions if not _approves(each))]
-    return Lineage(base_of(runs), events, said, shown, denied)
+    return Lineage(base_of(runs), events, said, shown, logged, denied)
 
 
 def _approves(decision: Decision) -> bool:

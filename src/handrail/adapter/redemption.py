@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from handrail.adapter.run_record import load_resumed
+from handrail.adapter.recorded_session import load_resumed
 from handrail.cancellation import finish
 from handrail.clock import Clock
 from handrail.context.ticket import Ticket
@@ -34,6 +34,7 @@ from handrail.place import RUN, Place
 from handrail.protocols import ToolPolicy
 from handrail.replay.records import Deposit, read_result, record_of
 from handrail.session import Session
+from handrail.session.serialization import read_digests
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import Effect, refusal
 
@@ -72,7 +73,7 @@ def redeem(
 
     async def run() -> ToolResult[Any]:
         opened = Ticket.open(ticket, journal.key)
-        _check(opened, tool, clock)
+        _check(opened, tool, journal.clock)
 
         async def frame() -> Frame:
             limits = share_of(opened)
@@ -195,8 +196,10 @@ class _Redemption:
         frame = attempt.frame
         try:
             inner = record_of(attempt, _in_words(result), done, status)
+            depends = done.has_session and EFFECTS[self._tool.effect].transactional
             deposit = Deposit(
                 inner=inner,
+                reads=read_digests(done.session) if depends else {},
                 spent=dict(frame.costs.tracker.spent()),
                 usage=frame.costs.models.usage,
                 cost=frame.costs.models.cost,

@@ -44,9 +44,10 @@ def decode_request(record: RunRecord) -> RunRequest:
     return msgspec.msgpack.decode(record.request, type=RunRequest)
 
 
-async def begun_runs(journal: Journal, session_id: str) -> Sequence[RunRow]:
-    """Return the runs of a session that have begun, oldest first."""
-    return [row for row in await journal.runs.list(session_id=session_id) if row.record.has_begun]
+async def begun_runs(journal: Journal, session_id: str, principal: str) -> Sequence[RunRow]:
+    """Return the runs of a principal's session that have begun, oldest first."""
+    rows = await journal.runs.list(session_id=session_id, principal=principal)
+    return [row for row in rows if row.record.has_begun]
 
 
 def check_begun(row: RunRow) -> None:

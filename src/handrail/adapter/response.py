@@ -14,12 +14,14 @@ from typing_extensions import is_typeddict
 
 from handrail.context import ToolContext
 from handrail.errors import ToolValidationError
-from handrail.messages import Usage
+from handrail.events import MessageAdded
+from handrail.messages import Message, Usage
 from handrail.schema import Schema, list_problems
 from handrail.session import Session
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
+    from handrail.adapter.conversation import Conversation
     from handrail.dispatch.frame import Frame
 
 OutputT = TypeVar("OutputT")
@@ -45,6 +47,16 @@ class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
     session: Session
     unclosed: tuple[Exception, ...] = ()
     """The errors raised while the run's resources were closed. They are also logged."""
+    conversation: str = "root"
+    """The key of the run's conversation, which names it in the session's log of messages."""
+    length: int = 0
+    """How many messages the conversation had at the end of the run."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation up to the end of this run, with secrets masked. Passed as `history`, it continues in another session."""
+        added = self.session[MessageAdded].where(lambda fact: fact.conversation == self.conversation)
+        return tuple(fact.message for fact in added)[: self.length]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -55,7 +67,9 @@ class Outcome(msgspec.Struct, frozen=True):
     stop_reason: str
 
 
-def respond(outcome: Outcome, frame: Frame, unclosed: tuple[Exception, ...] = ()) -> PromptResponse[Any]:
+def respond(
+    outcome: Outcome, frame: Frame, conversation: Conversation, unclosed: tuple[Exception, ...] = ()
+) -> PromptResponse[Any]:
     """Create the response of a run, root or nested."""
     spending = frame.costs.models
     return PromptResponse(
@@ -67,6 +81,8 @@ def respond(outcome: Outcome, frame: Frame, unclosed: tuple[Exception, ...] = ()
         outcome.stop_reason,
         frame.session,
         unclosed,
+        conversation.key,
+        len(conversation.messages),
     )
 
 

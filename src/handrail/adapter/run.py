@@ -36,7 +36,7 @@ from handrail.prompt import RenderedPrompt
 from handrail.protocols import Filesystem, Forkable, SessionView
 from handrail.resources.bindings import CallResources
 from handrail.tools import ProviderTool, Tool
-from handrail.tools.named_tools import check_named_tools
+from handrail.tools.named_tools import check_named_tools, without_late
 
 log = logging.getLogger("handrail.adapter")
 
@@ -110,7 +110,8 @@ class Run:
         """Whether the run is being replayed from its record."""
         self._began_with = rendered
         self._request: ModelRequest | None = None
-        shown = [tool for tool in rendered.tools if frame.offers(tool)]
+        own = self._own_tools(rendered)
+        shown = [tool for tool in own if frame.offers(tool)]
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
         every_tool = (*rendered.every_tool, *self._extra_tools, *self._added_provider_tools)
         if frame.workers is None:  # with workers, a policy may also name a worker
@@ -119,7 +120,7 @@ class Run:
             )
         for scoped in rendered.policies:
             check_verdicts([scoped.policy], [tool for tool in every_tool if scoped.decides_on(tool.name)])
-        self._allow(rendered)
+        self._allow(rendered, own)
 
     # Events.
 
@@ -240,13 +241,14 @@ class Run:
         """Open sections, so that their tools can be called. Returns the names of these tools."""
         opening = self.rendered.open(paths)
         self.rendered = opening.rendered
-        shown = [tool for tool in opening.tools if self.frame.offers(tool)]
+        own = self._own_tools(opening.rendered)
+        shown = [tool for tool in opening.tools if tool in own and self.frame.offers(tool)]
         for tool in shown:
             self.tools.append(Offered(tool, deferred=True))
         known, tokens = self.counted
         if known:  # the count does not include the new tools
             self.counted = (known, tokens + sum(map(_size_of, shown)))
-        self._allow(opening.rendered)
+        self._allow(opening.rendered, own)
         return tuple(tool.name for tool in shown)
 
     def refresh(self) -> None:
@@ -261,19 +263,24 @@ class Run:
             return
         self.rendered = rendered
         deferred = {offered.tool.name for offered in self.tools if offered.deferred}
-        shown = [tool for tool in rendered.tools if self.frame.offers(tool)]
+        own = self._own_tools(rendered)
+        shown = [tool for tool in own if self.frame.offers(tool)]
         self.tools = Sent(Offered(tool, tool.name in deferred) for tool in (*shown, *self._extra_tools))
         self._request = None
         self.counted = (0, 0)
-        self._allow(rendered)
+        self._allow(rendered, own)
 
-    def _allow(self, rendered: RenderedPrompt[Any]) -> None:
+    def _own_tools(self, rendered: RenderedPrompt[Any]) -> Sequence[Tool[Any, Any]]:
+        """Return the prompt's tools, without those that give way to a tool that was added to the run."""
+        return without_late(rendered.tools, self._extra_tools)
+
+    def _allow(self, rendered: RenderedPrompt[Any], own: Sequence[Tool[Any, Any]]) -> None:
         if rendered.provider_tools or self._added_provider_tools:
             self.judges_offers = True
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
         self.frame.model.rendered = rendered
         self.frame.secretive = self.frame.secretive or rendered.secretive
-        self.frame.show([*rendered.tools, *self._extra_tools], policies)
+        self.frame.show([*own, *self._extra_tools], policies)
 
     # Failures.
 
@@ -328,7 +335,7 @@ class _Reader:
 
     def check(self) -> None: ...
 
-    def fork(self, protocol: type, resource: Forkable) -> Any:
+    def view(self, resource: Forkable) -> Any:
         return resource
 
 

@@ -16,9 +16,10 @@ from handrail.clock import Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunBusy
+from handrail.journal.lease import give_up
 from handrail.journals import Journal
 from handrail.place import RUN
-from handrail.records import Entry, RunRow
+from handrail.records import Entry, RunRow, TakenTurn
 from handrail.replay.log import RunLog
 
 log = logging.getLogger("handrail.adapter")
@@ -55,20 +56,31 @@ def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
 
 
 @contextlib.asynccontextmanager
-async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
-    """Acquire a run to resume or cancel it. Raises `RunBusy` if it is held in this process or by another one.
+async def acquire_run(journal: Journal, run_id: str, turn: TakenTurn = "new") -> AsyncGenerator[RunRow]:
+    """Acquire a run to resume, cancel or undo it, and with it a turn of its session.
 
-    On exit the run is released unchanged, unless it has ended or was parked meanwhile.
+    On exit the run is released unchanged, unless it has ended or was parked meanwhile. Raises `RunBusy` if it is held in this
+    process or by another one, and `SessionBusy` if it needs a turn and another run has it.
     """
     with acquire_in_process(journal, run_id):
-        row = await journal.runs.take(run_id)
+        row = await journal.runs.take(run_id, turn=turn)
         try:
             yield row
         finally:
-            with contextlib.suppress(RunBusy, JournalError):  # already released, or the journal failed
-                await asyncio.shield(
-                    asyncio.ensure_future(journal.runs.leave(run_id, row.status, row.outcome))
-                )
+            left = journal.runs.leave(run_id, row.status, row.outcome, due_at=row.due_at)
+            try:
+                await asyncio.shield(asyncio.ensure_future(left))
+            except RunBusy:
+                pass  # already released
+            except JournalError:
+                give_up(
+                    journal.owner
+                )  # otherwise, this process could not acquire the run again before the lease ends
+
+
+def is_executing(journal: Journal, run_id: str) -> bool:
+    """Return whether this process has acquired a run with this journal object."""
+    return (id(journal), run_id) in _held
 
 
 @contextlib.asynccontextmanager

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Container, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
 import msgspec
-import pydantic_core
 
 from handrail.adapter.apps import code_of
-from handrail.adapter.conversation import ROOT, Conversation, sendable
+from handrail.adapter.conversation import Conversation, sendable
+from handrail.adapter.followed_turns import follow, followed
 from handrail.adapter.requests import begun_runs, check_begun
-from handrail.adapter.response import Outcome, PromptResponse
-from handrail.adapter.run_lease import STOPPED, deadline_after, leased, note_deadline, stopped
+from handrail.adapter.response import Outcome
+from handrail.adapter.run_lease import STOPPED, leased, note_deadline, stopped
 from handrail.adapter.undone_calls import UndoneCalls, forget_undone, undone_in
 from handrail.cancellation import open_scope
-from handrail.clock import Clock
 from handrail.content import Attachment
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions
@@ -28,24 +27,23 @@ from handrail.errors import (
     RunBusy,
     RunError,
     RunParked,
-    ToolValidationError,
     WorkspaceTakenError,
 )
-from handrail.events import MessageAdded, SectionOpened
-from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
+from handrail.events import MessageAdded
+from handrail.guard.approval_memory import keep_decisions
 from handrail.journals import Journal
-from handrail.limits import Budget
 from handrail.messages import Message, Model, ModelSettings, Usage
 from handrail.models.names import reference_to
 from handrail.prompt import Prompt, RenderedPrompt
-from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
-from handrail.replay.attachments import attached_to, load, store
+from handrail.records import Entry, RunRecord, RunRow, RunStatus
+from handrail.replay.attachments import attached_to, store
 from handrail.replay.log import RunLog
+from handrail.replay.parked_run import next_end
 from handrail.resources.paths import folder_of
 from handrail.resources.startup_files import allowed_in
-from handrail.schema import Schema, to_json
+from handrail.schema import to_json
 from handrail.session import Session
-from handrail.session.serialization import decode_item, encode_item, load_imported, save
+from handrail.session.serialization import encode_item, save
 from handrail.tools import Tool
 from handrail.tools.result import clean_text
 
@@ -75,6 +73,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     added: list[str] = []  # the names of the tools that this run has in addition to the prompt's
     events: list[bytes] = []
     """In a copy of a run: the events that earlier runs committed in the session since `base`. Those runs are not copied."""
+    logged: list[bytes] = []  # what the runs whose events are in `events` have logged
     said: list[Message] = []  # the messages of the runs whose events are in `events`
     shown: list[str] = []  # the sections that were opened in the runs whose events are in `events`
     trace_id: str = ""  # the trace id that the run was given, if any
@@ -97,6 +96,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = ""
     messages: list[Message] = []  # the messages that the run added to its session's conversation
     opened: list[str] = []  # the sections that the run's model opened; later runs show them in full
+    logged: list[bytes] = []  # what calls without a recorded end have logged, such as cancelled ones
 
 
 def decode_begin(record: RunRecord) -> RunBegin:
@@ -157,19 +157,18 @@ async def begin_run(
         attached=list(options.attachments),
         sources=dict(each.source for each in tools if getattr(each, "source", None)),
     )
-    await journal.runs.begin(
-        RunRecord(
-            id=frame.run_context.run_id,
-            session_id=session.id,
-            principal=session.principal,
-            prompt=prompt.name,
-            model=reference_to(model),
-            began_at=frame.began_at.timestamp(),
-            begin=msgspec.msgpack.encode(begin),
-            app=app,
-            code=code,
-        )
+    record = RunRecord(
+        id=frame.run_context.run_id,
+        session_id=session.id,
+        principal=session.principal,
+        prompt=prompt.name,
+        model=reference_to(model),
+        began_at=frame.began_at.timestamp(),
+        begin=msgspec.msgpack.encode(begin),
+        app=app,
+        code=code,
     )
+    follow(session, journal, await journal.runs.begin(record, followed=followed(session, journal)))
     await store(journal, frame.run_context.run_id, attachments)
     said = (fact.message for fact in session[MessageAdded].all())
     await store(journal, frame.run_context.run_id, [*options.attachments, *attached_to(said)])
@@ -177,9 +176,9 @@ async def begin_run(
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
     """Return the session's state; None if it can be restored from an earlier run in this journal."""
-    first = await journal.runs.list(session_id=session.id, limit=1)
+    first = await journal.runs.list(session_id=session.id, principal=session.principal, limit=1)
     if first and not first[0].record.has_begun:
-        first = await begun_runs(journal, session.id)
+        first = await begun_runs(journal, session.id, session.principal)
     return None if first else save(session)
 
 
@@ -193,9 +192,10 @@ async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
 
 async def heed_undone(journal: Journal, session: Session, undone: UndoneCalls) -> None:
     """Drop undone calls from a session in memory."""
-    runs = await begun_runs(journal, session.id)
+    runs = await begun_runs(journal, session.id, session.principal)
     before = decode_begin(runs[0].record).events if runs else ()
-    units = await journal.calls.load_session(session.id)
+    ids = {row.record.id for row in runs}
+    units = [unit for unit in await journal.calls.load_session(session.id) if unit.run_id in ids]
     forget_undone(session, base_of(runs), before, units, undone.calls)
 
 
@@ -255,9 +255,7 @@ async def carry_out(
         return ended
     except RunParked as parked:
         status = "parked"
-        due_at = min(
-            (each.expires_at.timestamp() for each in parked.questions if each.expires_at), default=None
-        )
+        due_at = parked.due_at
         raise
     except asyncio.CancelledError:
         if frame.log.closed:
@@ -286,14 +284,25 @@ async def carry_out(
             cost=frame.costs.models.cost,
             messages=conversation.shown_since(began),
             opened=conversation.opened[shown:],
+            logged=frame.log.unrecorded,
         )
         if not frame.log.closed or status in ("parked", "running"):
             with contextlib.suppress(RunBusy):
                 if status == "parked" and frame.deadline is not None and frame.deadline.pauses_for_people:
                     await note_deadline(journal, run_id, frame.deadline, frame.clock, paused=True)
+                if status == "parked":
+                    await _note_told(journal, frame)
                 encoded = b"" if status in ("parked", "running") else msgspec.msgpack.encode(outcome)
                 left = journal.runs.leave(run_id, status, encoded, due_at=due_at)
                 await asyncio.shield(asyncio.ensure_future(left))
+
+
+async def _note_told(journal: Journal, frame: Frame) -> None:
+    """Record what was published about the unfinished calls of a parked run, so that the next leg does not publish it again."""
+    if frame.parking is not None and frame.parking.told:
+        context, now = frame.run_context, frame.log.now()
+        body = msgspec.msgpack.encode(frame.parking.told)
+        await journal.calls.note(context.run_id, Entry("parked", str(context.attempt), now, body))
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
@@ -310,190 +319,14 @@ async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, An
             raise
     scope.absorb()
     run_id = frame.run_context.run_id
-    raise RunParked(run_id, await journal.questions.open(run_id))
+    questions = await journal.questions.open(run_id)
+    raise RunParked(run_id, questions, next_end(questions, frame.deadline, journal.clock.now()))
 
 
-# --- resume --------------------------------------------------------------------------------------------
-
-
-class ResumedRun(msgspec.Struct, frozen=True):
-    """Everything that is needed to resume a run."""
-
-    row: RunRow
-    begin: RunBegin
-    session: Session
-    log: RunLog
-    own: tuple[CommitUnit, ...]
-    """The run's own commits, except those undone since. `catch_up` applies them to the session."""
-
-    def catch_up(self) -> None:
-        """Apply the run's own commits to the session. A run that continues calls this once its prompt has been rendered."""
-        for unit in self.own:
-            _redo(self.session, unit)
-
-    def options(self, options: RunOptions) -> RunOptions:
-        """Return the options that were passed now, with the recorded session, params, message, limits and settings of the run."""
-        begin, row = self.begin, self.row
-        limits: Any = begin.budget
-        return options.replace(
-            session=self.session,
-            params=self.params(),
-            message=begin.message,
-            attachments=tuple(begin.attached),
-            history=tuple(begin.history),
-            opened=tuple(begin.opened),
-            temperature=begin.temperature,
-            max_tokens=begin.max_tokens,
-            model_settings=begin.model_settings,
-            # If the deadline pauses for people, the time that they took to answer does not count.
-            deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock),
-            budget=None if limits is None else Budget(**limits),
-            run_id=row.record.id,
-            trace_id=begin.trace_id or None,
-            app=row.record.app,
-            workers=self._workers(options.workers),
-        )
-
-    def _workers(self, workers: Any) -> Any:
-        """Return the run's workers, with its attachments. Raises `RunError` if it has attachments, but no worker was passed."""
-        attachments = tuple(self.begin.attachments)
-        if not attachments:
-            return workers
-        if not hasattr(workers, "with_attachments"):
-            raise RunError(
-                self.row.record.id,
-                "it is the run of a worker that was given attachments, and it was resumed without its worker",
-                "Resume it with WorkerRegistry(...).resume(name, run_id).",
-            )
-        return workers.with_attachments(attachments)
-
-    def params(self) -> Any:
-        given = self.begin.params
-        return None if given is None else decode_item(given, self.session.id)
-
-
-async def load_resumed(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> ResumedRun:
-    """Load a recorded run, with the session as it was when the run began.
-
-    Raises `RunError` if an earlier run of the session is not over, if `session` is not empty or has a different id, or if an attachment is missing.
-    """
-    record = row.record
-    units = await journal.calls.load_session(record.session_id)
-    runs = await begun_runs(journal, record.session_id)
-    undone = await undone_in(journal, record.session_id)
-    session = _fresh(record, runs, session)
-    for earlier in runs:
-        if earlier.record.id == record.id:
-            break
-        if earlier.status not in OVER:
-            raise RunError(
-                record.id,
-                f"the run {earlier.record.id!r} of the same session is not over",
-                "Resume or cancel that run first.",
-            )
-        _bring_in(session, earlier, units, undone.calls)
-    own = tuple(unit for unit in units if unit.run_id == record.id)
-    entries, asked = await journal.calls.entries(record.id), await journal.questions.history(record.id)
-    made = RunLog(journal, record.id, clock, entries, own, asked=asked, resumed=True, attempt=row.legs or 1)
-    made.untold = undone.untold
-    standing = tuple(unit for unit in own if unit.call_id not in undone.calls)
-    begin = decode_begin(record)
-    await load(journal, record.id, [*begin.attachments, *begin.attached])
-    return ResumedRun(row, begin, session, made, standing)
-
-
-async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:
-    """Return the session after a finished run, with the messages of that run and of earlier ones, and their commits that were not undone."""
-    record = row.record
-    units = await journal.calls.load_session(record.session_id)
-    runs = await begun_runs(journal, record.session_id)
-    undone = await undone_in(journal, record.session_id)
-    session = _fresh(record, runs, session)
-    for each in runs:
-        _bring_in(session, each, units, undone.calls)
-        if each.record.id == record.id:
-            break
-    await keep_decisions(session, journal)
-    return session
-
-
-async def session_before(journal: Journal, row: RunRow, session: Session | None) -> Session:
-    """Return the session as it was before its first run."""
-    session = _fresh(row.record, await begun_runs(journal, row.record.session_id), session)
-    await keep_decisions(session, journal)
-    return session
-
-
-def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:
-    """Apply a finished run's messages, opened sections and commits to a session. Commits that were undone are left out."""
-    for unit in units:
-        if unit.run_id == row.record.id and unit.call_id not in undone:
-            _redo(session, unit)
-    outcome = decode_outcome(row)
-    _say_again(session, row.record.id, outcome.messages, outcome.opened)
-
-
-def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """Return the session as it was before its first run, restored into `session` if given. Raises `RunError` if that is not empty or has a different id."""
-    base = base_of(runs)
-    if session is None and base is not None:
-        session = load_imported(base)
-    elif session is None:
-        session = Session(id=record.session_id, principal=record.principal)
-    elif session.id != record.session_id or session.state or session.logs():
-        raise RunError(
-            record.id,
-            f"the session {session.id!r} that was passed is not empty or has another id",
-            f"Pass a new one: Session(id={record.session_id!r}, ...), or none.",
-        )
-    elif base is not None:
-        for kind, contents in (before := load_imported(base, session.rules)).state.items():
-            session.load_slice(kind, contents.all())
-        for fact in before[MessageAdded].all():
-            session.keep(fact)  # the history that the session began with
-        bring_in(session, decisions_in(base))
-    first = next(iter(runs), None)
-    if first is not None and first.record.begin:
-        begin = decode_begin(first.record)
-        for event in begin.events:
-            session.redo(decode_item(event, session.id))
-        _say_again(session, first.record.id, begin.said, begin.shown)
-        bring_in(session, [decode_item(fact, session.id) for fact in begin.denied])
-    return session
-
-
-def _say_again(session: Session, run_id: str, messages: Iterable[Message], opened: Iterable[str]) -> None:
-    """Add an earlier run's messages and opened sections to a session's conversation."""
-    for message in messages:
-        session.keep(MessageAdded(ROOT, message, run_id))
-    for path in opened:
-        session.keep(SectionOpened(ROOT, path, run_id))
+# --- end -----------------------------------------------------------------------------------------------
 
 
 def base_of(runs: Iterable[RunRow]) -> bytes | None:
     """Return the saved session as it was before its first run in this journal; None if it was not saved."""
     bases = (decode_begin(each.record).base for each in runs if each.record.begin)
     return next((base for base in bases if base is not None), None)
-
-
-def _redo(session: Session, unit: CommitUnit) -> None:
-    for event in unit.events:
-        session.redo(decode_item(bytes(event), session.id))
-
-
-def answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptResponse[Any]:
-    """Return the response of a finished run. Raises `PromptEvaluationError` if the run failed or was cancelled."""
-    outcome = decode_outcome(row)
-    if row.status != "done":
-        problem = outcome.error or f"it was {row.status}"
-        raise PromptEvaluationError(problem, phase=outcome.phase or row.status, run_id=row.record.id)
-    output: Any = pydantic_core.from_json(outcome.output)
-    if prompt.output is not None:
-        with contextlib.suppress(
-            ToolValidationError
-        ):  # the type has changed since: keep the output as it was recorded
-            schema: Schema[Any] = Schema(prompt.output)
-            output = schema.parse(outcome.output)
-    return PromptResponse(
-        outcome.text, output, outcome.usage, outcome.cost, row.record.id, outcome.stop_reason, session
-    )

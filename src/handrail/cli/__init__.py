@@ -50,16 +50,24 @@ def _run() -> None:
         print(f"handrail {__version__}")
         return
     from handrail.cli.commands import app
+    from handrail.cli.outcome import UsageError, fail
+    from handrail.cli.server_token import take_secrets
 
+    try:
+        take_secrets()
+    except UsageError as error:
+        raise SystemExit(fail(error, as_json="--json" in sys.argv)) from None
     app()
 
 
 def _prepare_streams() -> None:
-    """Open missing streams on the null device, and make standard output escape what it can't encode.
+    """Open missing streams on the null device, make standard output escape what it can't encode, and guard the streams.
 
     The next file that is opened would otherwise get the descriptor of a missing stream, and output would end up in
     that file. Environment variables that claim a terminal of size zero are removed.
     """
+    from handrail.cli.streams import guard_streams
+
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # stays open until the program ends
@@ -69,6 +77,7 @@ def _prepare_streams() -> None:
     out: TextIO = sys.stdout
     if isinstance(out, io.TextIOWrapper):
         cast("io.TextIOWrapper", out).reconfigure(errors="backslashreplace")
+    guard_streams()
 
 
 def _discard_output() -> None:

@@ -34,6 +34,7 @@ from handrail.events import (
     TextDelta,
     ThoughtDelta,
     ToolInvoked,
+    ToolResumed,
     ToolRolledBack,
     ToolStarted,
     ToolWithheld,
@@ -117,7 +118,7 @@ class Activity:
 
     # --- calls ---
 
-    def on_started(self, event: ToolStarted) -> list[Text]:
+    def on_started(self, event: ToolStarted | ToolResumed) -> list[Text]:
         self.thinking = None
         run_id = event.run_context.run_id
         place = self._place(run_id, event.path)
@@ -326,6 +327,7 @@ class Activity:
 
 _HANDLERS: dict[type, Any] = {
     ToolStarted: Activity.on_started,
+    ToolResumed: Activity.on_started,
     ToolInvoked: Activity.on_invoked,
     ToolRolledBack: Activity.on_rolled_back,
     Progress: Activity.on_progress,

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.text import Text
 
+from handrail.adapter.conversation import root_conversation
 from handrail.cli.activity import answer_text, format_money, format_spending, format_summary
 from handrail.cli.command_options import WorkerOptions
-from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, print_error
-from handrail.cli.run_command import Conversation, Outcome, Subject, configure_logging
+from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, is_debugging, print_error
+from handrail.cli.run_command import Conversation, Outcome, Subject
+from handrail.cli.streams import configure_logging
 from handrail.dispatch.options import RunFiles
 from handrail.errors import HandrailError, UndoRefused
 from handrail.guard import approvals_of
@@ -38,7 +40,7 @@ End a line with \\ to continue it on the next. Ctrl-C cancels a run; pressed twi
 
 def chat(options: WorkerOptions) -> int:
     """Chat with a worker or an agent until the user leaves, and return the exit code."""
-    configure_logging(options.verbose)
+    configure_logging(options.verbose or is_debugging())
     try:
         with divert_stdout():
             subject = Subject.find(options)
@@ -103,6 +105,9 @@ class Chat:
         self._view.note(text)
         where = "" if files is None else f" · files in {escape_line(_named(files))}"
         self._view.note(f"{escape_line(subject.model)}{where} · /help lists the commands", "dim")
+        said = root_conversation(self._conversation.session).messages
+        if len(said):
+            self._view.note(f"continues a conversation of {len(said)} messages", "dim")
 
     def _turn(self, runner: asyncio.Runner, message: str) -> None:
         with divert_stdout():

@@ -118,6 +118,9 @@ class WorkerOptions:
     ] = None
     journal: JournalFile = None
     no_journal: Annotated[bool, typer.Option("--no-journal", help="Record nothing.")] = False
+    continues: Annotated[
+        bool, typer.Option("--continue", "-c", help="Continue your newest recorded conversation with it.")
+    ] = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False
     verbose: Annotated[
         bool,
@@ -361,15 +364,16 @@ def search_here() -> None:
 
 
 def find_model(named: str | None, folder: Path | None = None) -> Any:
-    """Return the model with this name, or None without a name. Raises `DefinitionError` if there is no such model.
+    """Return the model that the user named, or None without a name. Raises `DefinitionError` if there is no such model.
 
     The module of a `module:name` may also be in `folder` or in the current folder.
     """
     if named is None:
         return None
-    from handrail.models.names import model_named
+    from handrail.models.names import give, model_named
 
     search_here()
+    give(named)
     return model_named(named, folder)
 
 
@@ -481,7 +485,6 @@ def find_worker(named: str) -> Worker:
     """
     from handrail.workers import WorkerRegistry
 
-    search_here()  # a worker's file may name a model in the user's own code
     return WorkerRegistry.worker_at(Path(named))
 
 
@@ -493,7 +496,4 @@ def is_module(named: str) -> bool:
     if not _MODULE.fullmatch(module):
         return False
     search_here()
-    try:
-        return find_app(module) is not None
-    except ModuleNotFoundError:
-        return False
+    return find_app(module) is not None

@@ -97,11 +97,17 @@ def workers(
             help="A folder; for `show` a worker; for `check` a folder or a worker's file. `check` lists mistakes by line.",
         ),
     ],
+    imports: Annotated[
+        bool, typer.Option("--import", help="For `check`: run tools.py, which finds more mistakes.")
+    ] = False,
 ) -> None:
-    """List, show or check workers. Without `show` or `check`, lists the workers of a folder."""
+    """List, show or check workers. Without `show` or `check`, lists the workers of a folder.
+
+    Their tools.py is parsed, and nothing in it runs.
+    """
     from handrail.cli import workers_commands
 
-    raise typer.Exit(workers_commands.workers(words))
+    raise typer.Exit(workers_commands.workers(words, imports))
 
 
 @app.command(epilog=_EPILOG)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import signal
 import sys
@@ -23,7 +22,9 @@ from handrail.cli.command_options import (
     search_here,
 )
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, print_json, runs_command
+from handrail.cli.server_token import DISPATCH_VARIABLE, take_variable
 from handrail.clock import SYSTEM_CLOCK
+from handrail.journal.postgres.address import with_password
 from handrail.records import WORKSPACE
 from handrail.rendering import counted, escape_line
 
@@ -33,11 +34,6 @@ if TYPE_CHECKING:
 
 _SPAN = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-URL = "HANDRAIL_DISPATCH_URL"
-"""The environment variable with the address of the engine's database.
-
-The address may contain a password, so there is no option for it.
-"""
 
 
 def work(options: FleetOptions, dispatcher: str | None, limit: int, host: str | None, grace: float) -> int:
@@ -87,18 +83,18 @@ def _engine(named: str | None, journal: Journal) -> Engine | None:
         return None
     if named not in ("dbos", "procrastinate"):
         raise UsageError(f"--dispatcher {named!r} is not one of dbos, procrastinate.")
-    url = os.environ.get(URL)
+    url = take_variable(DISPATCH_VARIABLE)
     if not url:
         raise UsageError(
-            f"--dispatcher {named} needs a database. Set {URL}, for example to postgresql://host/handrail."
+            f"--dispatcher {named} needs a database. Set {DISPATCH_VARIABLE}, for example to postgresql://host/handrail."
         )
     if named == "dbos":
         from handrail.fleet.dbos import DbosDispatcher
 
-        return DbosDispatcher(url, executor=journal.owner)
+        return DbosDispatcher(with_password(url), journal)
     from handrail.fleet.procrastinate import ProcrastinateDispatcher
 
-    return ProcrastinateDispatcher(url)
+    return ProcrastinateDispatcher(with_password(url), journal)
 
 
 def submit(

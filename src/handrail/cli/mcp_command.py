@@ -15,6 +15,8 @@ from handrail.cli.server_token import read_token
 from handrail.rendering import counted, escape_line
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from handrail.cli.mcp_options import McpOptions
     from handrail.mcp.apps import App
     from handrail.mcp.issuer import Issuer
@@ -88,7 +90,14 @@ def _serve_gateway(options: McpOptions, servers: Path) -> int:
             people = during.enter_context(
                 contextlib.closing(People(people_path(journal_path(options.journal))))
             )
-            voters = None if options.trust_client else people.who_may_vote
+            callers_are_users = options.http and options.issuer is None and people.has_users()
+
+            def who_may_vote(role: str | None, principal: str) -> Mapping[str, float]:
+                caller = people.find(principal)
+                may_run = not callers_are_users or (caller is not None and caller.may("run"))
+                return people.who_may_vote(role, principal) if may_run else {}
+
+            voters = None if options.trust_client else who_may_vote
             gateway = Gateway(servers, rules, voters=voters, journal=journal)
             app = App(gateway.tools.prompt)
 

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from handrail.cli.outcome import DONE, fail, print_json
+from handrail.cli.streams import unguarded
 from handrail.environment.text import Styler, wants_colour
 from handrail.rendering import escape_line
 
@@ -36,7 +37,7 @@ def models(as_json: bool) -> int:
         more = f" and {len(each.models) - _MOST_SHOWN} more" if len(each.models) > _MOST_SHOWN else ""
         detail = f"{names}{more}, {each.detail}" if names else each.detail
         state = style(f"{each.state:13}", "green" if each.state == "ready" else "yellow")
-        sys.stdout.write(f"{each.provider:11}{state} {escape_line(detail)}\n")
+        unguarded(sys.stdout).write(f"{each.provider:11}{state} {escape_line(detail)}\n")
     return DONE
 
 

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handrail.cli.streams import unguarded
 from handrail.environment.text import Style, Styler, is_terminal, wants_colour
 from handrail.errors import (
     DefinitionError,
@@ -167,8 +168,9 @@ def print_error(message: str, colour: Style = "red") -> None:
     """Print a message to standard error, with its first line in colour if the stream takes colour."""
     style = Styler(wants_colour(sys.stderr))
     head, _, rest = escape(message).partition("\n")
-    sys.stderr.write(f"{style(f'handrail: {head}', colour)}\n{rest}{chr(10) if rest else ''}")
-    sys.stderr.flush()
+    stream = unguarded(sys.stderr)
+    stream.write(f"{style(f'handrail: {head}', colour)}\n{rest}{chr(10) if rest else ''}")
+    stream.flush()
 
 
 def print_json(data: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from handrail.errors import DefinitionError, HandrailError, RunUnknown
 from handrail.guard import CapabilityPolicy
 from handrail.journal.any_journal import AnyJournal
 from handrail.messages import Model
-from handrail.models.names import reference_to
+from handrail.models.names import give, model_named, reference_to
 from handrail.neighbours import import_app
 from handrail.question import Question
 from handrail.records import RunRecord, RunRow
@@ -64,7 +64,9 @@ class Program(NamedTuple):
         if model is not None:
             return find_model(model, folder)
         try:
-            return find_model(recorded, folder)
+            # Whoever began the run named the model. A run that was imported has no such name.
+            give(recorded)
+            return model_named(recorded, folder)
         except DefinitionError as error:
             problem = str(error).partition(". ")[0]
             raise UsageError(
@@ -115,8 +117,8 @@ class Program(NamedTuple):
             return self._replace(prompt=self.prompt.extended(sections)), [], notes
         tools: list[Any] = []
         for section in sections:
-            await section.connect()
-            tools += section.current_tools()
+            await section.connect(record.principal)
+            tools += section.current_tools(record.principal)
         return self, tools, notes
 
     def render(self, message: str | None) -> Any:

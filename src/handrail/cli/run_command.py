@@ -6,7 +6,6 @@ import asyncio
 import copy
 import functools
 import io
-import logging
 import os
 import signal
 import sys
@@ -42,13 +41,14 @@ from handrail.cli.outcome import (
     print_traceback,
 )
 from handrail.cli.screens import LiveView, PlainView, View
+from handrail.cli.streams import configure_logging, terminal_environment
 from handrail.clock import SYSTEM_CLOCK
 from handrail.dispatch.options import RunFiles
-from handrail.environment import LaterEnvironment, TerminalEnvironment
+from handrail.environment import LaterEnvironment
 from handrail.environment.text import is_terminal
 from handrail.errors import HandrailError
 from handrail.limits import BudgetTracker
-from handrail.rendering import escape
+from handrail.records import OVER
 from handrail.schema import to_json
 from handrail.session import Session
 from handrail.spelling import nearest
@@ -81,6 +81,8 @@ class Subject(NamedTuple):
     model: str
     folder: Path | None
     """The worker's folder, or None for an agent."""
+    app: str
+    """What the runs with it record as their app."""
     stream: Callable[..., RunStream[Any]]
     servers: tuple[McpTools, ...] = ()
     """The MCP servers whose tools are added to the worker's own. An agent has them in its prompt."""
@@ -102,7 +104,8 @@ class Subject(NamedTuple):
         stream = functools.partial(registry.stream, worker.name, models=registry.all_on(model))
         shown = str(options.model or worker.model or "no model")
         servers = _servers(options)
-        return cls(worker.name, worker.description or "", shown, registry.folder, stream, servers)
+        app = str(worker.path.resolve())
+        return cls(worker.name, worker.description or "", shown, registry.folder, app, stream, servers)
 
     @classmethod
     def _of_agent(cls, options: WorkerOptions) -> Subject:
@@ -132,12 +135,12 @@ class Subject(NamedTuple):
             prompt = agent.prompt.extended(_servers(options, policies=[CapabilityPolicy()]))
             agent = Agent(agent.model, prompt, description=agent.description)
 
-        def stream(message: str, *, attachments: tuple[Path, ...], **arguments: Any) -> RunStream[Any]:
-            return agent.stream(
-                message, app=f"{module.__name__}:{name}", attachments=attachments, **arguments
-            )
+        app = f"{module.__name__}:{name}"
 
-        return cls(agent.name, agent.description, agent.adapter.model.name, None, stream)
+        def stream(message: str, *, attachments: tuple[Path, ...], **arguments: Any) -> RunStream[Any]:
+            return agent.stream(message, app=app, attachments=attachments, **arguments)
+
+        return cls(agent.name, agent.description, agent.adapter.model.name, None, app, stream)
 
 
 def _no_agent(module: ModuleType, module_name: str, name: str) -> str:
@@ -187,7 +190,7 @@ class Conversation:
         self.view = self._make_view()
         self.journal = options.open_journal(self.files)
         self._approvals = parse_approvals(options.approve, can_park=True)
-        self._environment: Any = TerminalEnvironment(
+        self._environment: Any = terminal_environment(
             stdin=io.StringIO() if as_json else None, screen=self.view
         )
         if options.approve == "later":
@@ -210,19 +213,49 @@ class Conversation:
     async def recover(self) -> None:
         """Apply the changes that a killed process recorded but did not apply, and report those that can't be applied.
 
-        Call this before the files are used. It does nothing without a journal, without files, or for a workspace.
+        Call this before the files are used. It does nothing without a journal, without files, or for a workspace. With
+        `--continue`, the session is then the one of the newest conversation.
         """
         if self.files is not None and not isinstance(self.files, RunFiles) and self.journal is not None:
             recovered = await self.files.recover(self.journal)
             for each in recovered.unapplied:
                 self.view.note(f"{each} `handrail runs show {each.run_id}` says more.", "yellow")
+        if self.options.continues:
+            await self.continue_newest()
+
+    async def continue_newest(self) -> None:
+        """Continue the newest recorded conversation with the same worker or agent. Raises `UsageError` if there is none."""
+        from handrail import runs
+
+        if self.journal is None:
+            raise UsageError(
+                "--continue needs the journal that has the conversation. Leave out --no-journal."
+            )
+        before = None
+        while rows := await self.journal.runs.list(principal=self.session.principal, before=before):
+            for row in rows:
+                if row.record.app == self.subject.app and row.status != "queued":
+                    self.session = await runs.session(
+                        self.journal, row.record.session_id, principal=self.session.principal
+                    )
+                    if row.status not in OVER:
+                        self.view.note(
+                            f"Its last run is {row.status}: `handrail runs show {row.record.id}` says more.",
+                            "yellow",
+                        )
+                    return
+            before = rows[-1].record.mark
+        raise UsageError(
+            f"there is no conversation with {self.subject.name} in {self.journal.path}. "
+            "Leave out --continue to begin one."
+        )
 
     async def _begin(self, message: str) -> RunStream[Any]:
         """Connect the MCP servers and start a turn. Each turn has its own deadline, and all turns share one budget."""
         added: list[Any] = []
         for server in self.subject.servers:
-            await server.connect()
-            added += server.current_tools()
+            await server.connect(self.session.principal)
+            added += server.current_tools(self.session.principal)
         return self.subject.stream(
             message,
             **({"tools": added} if added else {}),
@@ -307,7 +340,7 @@ def check_attachment(path: Path) -> Path:
 
 def run(options: WorkerOptions, given: str | None, attachments: list[Path], as_json: bool) -> int:
     """Run a worker or an agent once, print the outcome, and return the exit code."""
-    configure_logging(options.verbose)
+    configure_logging(options.verbose or is_debugging())
     try:
         with divert_stdout(as_json):
             subject = Subject.find(options)
@@ -362,22 +395,3 @@ def _to_json(outcome: Outcome, view: View) -> dict[str, Any]:
         "cost": None if response.cost is None else str(response.cost),
         "run_id": response.run_id,
     }
-
-
-class _EscapingFormatter(logging.Formatter):
-    """Escapes log records, because they may contain tracebacks and text from models and tools."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return escape(super().format(record))
-
-
-def configure_logging(verbose: bool) -> None:
-    """Print log records to standard error with `--verbose` or $HANDRAIL_DEBUG. Otherwise, discard Handrail's own."""
-    if verbose or is_debugging():
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_EscapingFormatter("%(name)s: %(message)s"))
-        logging.basicConfig(level=logging.INFO, handlers=[handler])
-    else:
-        log = logging.getLogger("handrail")
-        log.addHandler(logging.NullHandler())
-        log.propagate = False

@@ -19,6 +19,7 @@ from handrail.cli.outcome import DONE, FAILED, PARKED, UsageError, classify_stop
 from handrail.cli.recorded_run import Program, RecordedRun, continuation
 from handrail.cli.runs_app import Json, Report, RunId, command
 from handrail.cli.runs_app import app as app
+from handrail.cli.streams import terminal_environment
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunParked
 from handrail.journal.answers import secret_refused
@@ -140,12 +141,12 @@ async def resume(
     as_json: Json = False,
 ) -> Report:
     """Continue a parked or interrupted run. Open questions are asked at the terminal; elsewhere they park it again."""
-    from handrail.environment import LaterEnvironment, TerminalEnvironment
+    from handrail.environment import LaterEnvironment
 
     mode = parse_approvals(approve)
     recorded = await RecordedRun.find(journal, run)
     program, added, notes = await recorded.load_program(app_).with_servers(mcp, recorded.row.record)
-    terminal = TerminalEnvironment()
+    terminal = terminal_environment()
     attended = not as_json and terminal.run_mode == "user"
     environment: Any = terminal if attended else LaterEnvironment()
     try:
@@ -258,9 +259,7 @@ def _check_seen(recorded: RecordedRun, asked: Question, digest: str) -> None:
 
 
 async def _ask_here(asked: Question) -> Answer:
-    from handrail.environment import TerminalEnvironment
-
-    terminal = TerminalEnvironment()
+    terminal = terminal_environment()
     if terminal.run_mode != "user":
         raise UsageError("there is no answer. Give --value JSON, or --approve or --deny for an approval.")
     return await terminal.ask(asked)

@@ -8,15 +8,17 @@ import os
 import re
 import sys
 from collections.abc import Generator, Sequence
-from typing import TextIO
+from typing import TextIO, cast
 
 from rich.cells import cell_len
 from rich.console import Console, Group
+from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.text import Text
 
 from handrail.cli.activity import Activity, format_progress, indent
 from handrail.cli.pictures import Picture, Protocol, pictures_in, protocol_of
+from handrail.cli.streams import SCREEN, unguarded
 from handrail.clock import Clock
 from handrail.environment.terminal import Keyboard
 from handrail.environment.text import is_terminal, wants_colour
@@ -27,6 +29,7 @@ from handrail.events import (
     Progress,
     TextDelta,
     ToolInvoked,
+    ToolResumed,
     ToolStarted,
 )
 from handrail.messages import AssistantMessage
@@ -44,7 +47,7 @@ def make_console(stream: TextIO, *, live: bool = False, width: int | None = None
     colour = wants_colour(stream)
     automatic = live or (colour and is_terminal(stream))
     return Console(
-        file=stream,
+        file=unguarded(stream),
         force_terminal=True if live or colour else None,
         no_color=not colour,
         color_system="auto" if automatic else "standard" if colour else None,
@@ -92,7 +95,8 @@ class View:
         """Hold back output inside this block, and print it afterwards."""
         self._held = []
         try:
-            yield
+            with SCREEN.hold():
+                yield
         finally:
             held, self._held = self._held, None
             self._print(held)
@@ -212,7 +216,7 @@ class LiveView(View):
             self._print(self.activity.update(event))
             self._print([self._markdown.line(line) for line in self._flow.feed(event.text)])
             return
-        if isinstance(event, ToolStarted | ModelResponded | ModelFailed):
+        if isinstance(event, ToolStarted | ToolResumed | ModelResponded | ModelFailed):
             if event.run_context.run_id == self.activity.root:
                 self._end_text()
                 if isinstance(event, ModelFailed):
@@ -254,8 +258,9 @@ class LiveView(View):
                     self._start()
 
     def _print(self, lines: Sequence[Text | Picture]) -> None:
-        super()._print(lines)
-        self._refresh()
+        with SCREEN.lock:
+            super()._print(lines)
+            self._refresh()
 
     def _print_line(self, line: Text | Picture) -> None:
         self.console.print(line, soft_wrap=False, overflow="fold", crop=isinstance(line, Text))
@@ -271,13 +276,19 @@ class LiveView(View):
                 transient=True,
                 get_renderable=self._below,
                 vertical_overflow="crop",
+                redirect_stdout=False,
+                redirect_stderr=False,
             )
-            self._live.start()
+            with SCREEN.lock:
+                self._live.start()
+                SCREEN.print_above(cast("TextIO", FileProxy(self.console, self.console.file)))
 
     def _stop(self) -> None:
         live, self._live = self._live, None
         if live is not None:
-            live.stop()
+            with SCREEN.lock:
+                SCREEN.print_above(None)
+                live.stop()
 
     def _below(self) -> Group:
         """Return what is drawn below the finished lines: the line being written, and the work in progress."""
@@ -285,8 +296,9 @@ class LiveView(View):
         return Group(*tail, *self.activity.live_lines(max(self.console.height // 2, 3)))
 
     def _refresh(self) -> None:
-        if self._live is not None and self._held is None:
-            self._live.refresh()
+        with SCREEN.lock:
+            if self._live is not None and self._held is None:
+                self._live.refresh()
 
     async def _draw(self) -> None:
         while True:

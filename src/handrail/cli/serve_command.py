@@ -19,7 +19,7 @@ from handrail.cli.command_options import (
     parse_approvals,
 )
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, journal_path
-from handrail.cli.server_token import BrowserFile, read_token, take_variable
+from handrail.cli.server_token import OIDC_VARIABLE, BrowserFile, read_token, take_variable
 from handrail.rendering import counted, escape_line
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def serve(options: ServeOptions) -> int:
     try:
         _check_apart(options)
         token = read_token(options.token_file)  # read before the app's code runs
-        secret = take_variable("HANDRAIL_OIDC_SECRET")
+        secret = take_variable(OIDC_VARIABLE)
         _check_extra()
         from handrail.serve.app import asgi
         from handrail.serve.people import People, people_path

@@ -1,7 +1,7 @@
-"""The server's token, and the link that opens the page without it.
+"""The program's secrets: the server's token, the link that opens the page without it, and the secrets in the environment.
 
-Neither is written to a file that other users may read, or passed as an argument to a process, and the token's variable is
-removed from the environment: commands that tools run could read arguments and environments.
+None is written to a file that other users may read, or passed as an argument to a process, and the variables are removed
+from the environment: tools, and the commands that they run, could read arguments and environments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,37 @@ from pathlib import Path
 
 from handrail.cli.outcome import UsageError
 
-VARIABLE = "HANDRAIL_TOKEN"
+VARIABLE, OIDC_VARIABLE, DISPATCH_VARIABLE = "HANDRAIL_TOKEN", "HANDRAIL_OIDC_SECRET", "HANDRAIL_DISPATCH_URL"
+_taken: dict[str, str] = {}
+"""The variables that `take_secrets` has removed and `take_variable` has not returned yet."""
+
+
+def take_secrets() -> None:
+    """Remove the variables with secrets from the environment of this process, before the app's code runs.
+
+    The journal's key and the database's password are handed to the modules that need them, even if it is for a connection
+    that is opened again later. Only the program calls this: a process that embeds Handrail keeps its environment.
+    Raises `UsageError` if HANDRAIL_JOURNAL names no file and its URL can't be read, because its password can't be told apart.
+    """
+    for name in (VARIABLE, OIDC_VARIABLE, DISPATCH_VARIABLE):
+        if name in os.environ:
+            _taken[name] = take_variable(name) or ""
+    if "HANDRAIL_KEY" in os.environ:
+        from handrail.journal.digest import hold_key
+
+        hold_key(take_variable("HANDRAIL_KEY") or "")
+    if "PGPASSWORD" in os.environ:
+        from handrail.journal.postgres.address import hold_password
+
+        hold_password(take_variable("PGPASSWORD") or "")
+    if journal := take_variable("HANDRAIL_JOURNAL"):
+        from handrail.errors import JournalError
+        from handrail.journal.postgres.address import hold_name
+
+        try:
+            os.environ["HANDRAIL_JOURNAL"] = hold_name(journal)
+        except JournalError as error:
+            raise UsageError(f"HANDRAIL_JOURNAL: {error}") from None
 
 
 def read_token(file: Path | None) -> str | None:
@@ -43,7 +73,7 @@ def read_token(file: Path | None) -> str | None:
 
 def take_variable(variable: str) -> str | None:
     """Remove an environment variable and return its value, or None if it is unset or empty."""
-    value = os.environ.pop(variable, None) or None
+    value = _taken.pop(variable, None) or os.environ.pop(variable, None) or None
     _erase(variable)
     return value
 

@@ -7,13 +7,13 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
-from handrail.cli.command_options import find_worker, search_here
 from handrail.cli.outcome import DONE, FAILED, USAGE, UsageError, divert_stdout, fail, print_error
 from handrail.cli.screens import make_console
 from handrail.environment.text import is_terminal
@@ -27,33 +27,38 @@ STARTER = Path(__file__).with_name("starter")
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,63}")
 
 
-def workers(words: list[str]) -> int:
+def workers(words: list[str], imports: bool) -> int:
     """Run `handrail workers` with these words, and return the exit code.
 
-    The words are `list FOLDER`, `show WORKER` or `check PLACE`. A single word is a folder to list.
+    The words are `list FOLDER`, `show WORKER` or `check PLACE`. A single word is a folder to list. Only `check` with `imports`
+    runs the `tools.py` beside the workers; otherwise it is parsed.
     """
     command, *rest = words if len(words) == 2 else ["list", *words]
-    commands: dict[str, Callable[[str], int]] = {"list": _list, "show": _show, "check": _check}
+    check = partial(_check, parsed=not imports)
+    commands: dict[str, Callable[[str], int]] = {"list": _list, "show": _show, "check": check}
     try:
         if len(rest) != 1 or command not in commands:
             raise UsageError(
                 "the arguments are invalid. Write `handrail workers FOLDER`, `handrail workers show WORKER` "
                 "or `handrail workers check PLACE`."
             )
+        if imports and command != "check":
+            raise UsageError(
+                "--import is only for `handrail workers check`, because nothing else runs tools.py."
+            )
         return commands[command](rest[0])
     except (HandrailError, UsageError, OSError) as error:
         return fail(error)
 
 
-def _registry(folder: str) -> WorkerRegistry:
+def _registry(folder: str, parsed: bool = True) -> WorkerRegistry:
     from handrail.workers import WorkerRegistry
     from handrail.workers.registry import starter_name
 
     if not Path(folder).is_dir():
         name = starter_name(Path(folder).name) or "demo"
         raise UsageError(f"there is no folder {folder}. Create one with `handrail new {name}`.")
-    search_here()  # a worker's file may name a model in the user's own code
-    return WorkerRegistry(folder)
+    return WorkerRegistry(folder, parsed=parsed)
 
 
 def _list(folder: str) -> int:
@@ -86,8 +91,10 @@ def _list(folder: str) -> int:
 
 
 def _show(named: str) -> int:
+    from handrail.workers import WorkerRegistry
+
     with divert_stdout():
-        worker = find_worker(named)
+        worker = WorkerRegistry.worker_at(Path(named), parsed=True)
     facts = {
         "worker": worker.name,
         "file": str(worker.path),
@@ -115,10 +122,10 @@ def _format_settings(given: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
 
 
-def _check(place: str) -> int:
+def _check(place: str, *, parsed: bool) -> int:
     """Check a folder of workers, or one worker's file with the `tools.py` beside it."""
     with divert_stdout():
-        problems = _problems_at(Path(place))
+        problems = _problems_at(Path(place), parsed)
     for each in problems:
         sys.stdout.write(f"{escape_line(str(each))}\n")
     if problems:
@@ -127,13 +134,12 @@ def _check(place: str) -> int:
     return DONE
 
 
-def _problems_at(place: Path) -> list[WorkerProblem]:
+def _problems_at(place: Path, parsed: bool) -> list[WorkerProblem]:
     if not place.is_file():
-        return _registry(str(place)).check()
+        return _registry(str(place), parsed).check()
     from handrail.workers import WorkerRegistry
 
-    search_here()
-    return WorkerRegistry.check_file(place)
+    return WorkerRegistry.check_file(place, parsed=parsed)
 
 
 def new(name: str) -> int:

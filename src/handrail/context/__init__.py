@@ -273,7 +273,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def signal(self) -> CancelSignal:
         """The signal that tells whether this call was cancelled or ran out of time.
 
-        Get it before the handler first waits. Otherwise it may fire with a delay.
+        Get it before the handler first waits. Otherwise it may fire with a delay, and for a timeout of the handler's own while that ends.
         """
         return self._source.signal
 

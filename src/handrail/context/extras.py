@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 from handrail.errors import ExtraKeyError, ToolValidationError
 from handrail.schema import schema_of, to_json
+from handrail.schema.immutability import is_immutable
 from handrail.schema.kinds import describe_kind
+from handrail.schema.read_only import read_only
 
 T = TypeVar("T")
 
@@ -33,6 +36,38 @@ def _check_json(name: str, value: Any) -> None:
         ) from None
 
 
+def _is_json(value: Any) -> bool:
+    """Return whether a value that can be written as JSON consists of JSON's own types, so that reading it back gives the same."""
+    if isinstance(value, Mapping):
+        return all(
+            isinstance(name, str) and _is_json(each)
+            for name, each in cast("Mapping[Any, Any]", value).items()
+        )
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, cast("list[Any]", value)))
+    return value is None or isinstance(value, str | int | float)
+
+
+class _Copied:
+    """A value that can't be frozen. Whoever reads it gets a copy."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _copied(name: str, value: Any) -> _Copied:
+    try:
+        return _Copied(copy.deepcopy(value))
+    except Exception as error:
+        raise ExtraKeyError(
+            name,
+            f"its value can't be copied: {type(error).__name__}",
+            "Pass a value that can be copied, or declare the key with `ExtraKey(..., opaque=True)`.",
+        ) from error
+
+
 def _check_type(key: ExtraKey[Any], value: Any) -> Any:
     """Return a value if it has its key's type. Raises `ExtraKeyError` otherwise."""
     if not isinstance(value, key.type):
@@ -48,8 +83,8 @@ def _check_type(key: ExtraKey[Any], value: Any) -> Any:
 class ExtraKey(Generic[T]):
     """The name and type of a value in the extras.
 
-    A value must be serializable as JSON unless the key is `opaque`. For an opaque key, `about` must say how long the
-    object lives and from which threads it may be used.
+    A value must be serializable as JSON unless the key is `opaque`. It is copied, and tools can't change the copy. An object
+    under an opaque key is not copied: `about` must say how long it lives and from which threads it may be used.
     """
 
     name: str
@@ -90,6 +125,10 @@ RATE_LIMIT = ExtraKey("rate_limit", RateLimit, "The provider's rate limit, as la
 
 RETRIES = ExtraKey("retries", int, "How many earlier requests were made for the same answer.")
 
+_BUILT_IN: dict[str, ExtraKey[Any]] = {
+    key.name: key for key in (TRACING_SPAN, PROVIDER_REQUEST_ID, RATE_LIMIT, RETRIES)
+}
+
 
 @dataclass(frozen=True, slots=True)
 class PerCall:
@@ -109,31 +148,34 @@ ExtraValues = Mapping[str, Any] | Mapping[ExtraKey[Any], Any] | Mapping[str | Ex
 class Extras(Mapping[str, Any]):
     """A read-only mapping of extra values, indexed by name or by key.
 
-    `extras[RATE_LIMIT]` has the key's type. If the value under the key's name has a different type, reading it with the key
+    The values are frozen copies of those that were given: JSON, unless a key declares another type. A value whose type
+    can't be frozen is copied each time it is read. `extras[RATE_LIMIT]` has the key's type. If the value under the key's name has a different type, reading it with the key
     raises `ExtraKeyError`.
     """
 
-    __slots__ = ("_opaque", "_values")
+    __slots__ = ("_keys", "_values")
 
     def __init__(self, values: ExtraValues | None = None, keys: tuple[ExtraKey[Any], ...] = ()) -> None:
-        self._opaque = {key.name for key in (*keys, TRACING_SPAN) if key.opaque}
+        self._keys = _BUILT_IN
+        """The declared keys, by name."""
         self._values: dict[str, Any] = {}
+        if not values and not keys:
+            return
+        self._keys = {**_BUILT_IN, **{key.name: key for key in keys}}
         for key, value in (values or {}).items():
             name = key.name if isinstance(key, ExtraKey) else key
             _check_name(name)
             if isinstance(key, ExtraKey):
-                if key.opaque:
-                    self._opaque.add(name)
+                self._keys[name] = key
                 if not isinstance(value, PerCall):
                     _check_type(key, value)
-            self._check_value(name, value)
-            self._values[name] = value
+            self._values[name] = value if isinstance(value, PerCall) else self._frozen(name, value)
 
     def merged(self, others: Extras) -> Extras:
         """Return these extras merged with `others`, whose values win."""
         if not self._values or not others._values:
             return others if others._values else self
-        return Extras._of({**self._values, **others._values}, self._opaque | others._opaque)
+        return Extras._of({**self._values, **others._values}, {**self._keys, **others._keys})
 
     def for_call(self, call_id: str, provider: Extras) -> Extras:
         """Return the extras of one call: these merged with the provider's, whose values win.
@@ -148,20 +190,40 @@ class Extras(Mapping[str, Any]):
                 value = value.find(call_id)
                 if value is None:
                     continue
-                self._check_value(name, value)
+                value = self._frozen(name, value)
             values[name] = value
-        return Extras._of({**values, **provider._values}, self._opaque)
+        return Extras._of({**values, **provider._values}, self._keys)
 
     @classmethod
-    def _of(cls, values: dict[str, Any], opaque: set[str]) -> Extras:
-        """Return extras with values that have already been checked."""
+    def _of(cls, values: dict[str, Any], keys: dict[str, ExtraKey[Any]]) -> Extras:
+        """Return extras with values that have already been checked and frozen."""
         made = cls()
-        made._values, made._opaque = values, opaque
+        made._values, made._keys = values, keys
         return made
 
-    def _check_value(self, name: str, value: Any) -> None:
-        if name not in self._opaque and not isinstance(value, PerCall):
-            _check_json(name, value)
+    def _frozen(self, name: str, value: Any) -> Any:
+        """Return the value to keep: the object itself under an opaque key, otherwise a copy that can't be changed.
+
+        Raises `ExtraKeyError` if the value is not JSON, unless its key declares so.
+        """
+        key = self._keys.get(name)
+        if key is not None and key.opaque:
+            return value
+        _check_json(name, value)
+        if _is_json(value):
+            return read_only(value)
+        if key is None:
+            kind = type(value).__name__
+            raise ExtraKeyError(
+                name,
+                f"its value is {describe_kind(value)}, or holds an object that is not JSON",
+                f"Pass a JSON value, or declare its type with `ExtraKey({name!r}, {kind})`.",
+            )
+        return value if is_immutable(type(value)) else _copied(name, value)
+
+    def _read(self, name: str) -> Any:
+        value = self._values[name]
+        return copy.deepcopy(value.value) if type(value) is _Copied else value
 
     @overload
     def __getitem__(self, key: ExtraKey[T]) -> T: ...
@@ -169,8 +231,8 @@ class Extras(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any: ...
     def __getitem__(self, key: str | ExtraKey[Any]) -> Any:
         if isinstance(key, str):
-            return self._values[key]
-        return _check_type(key, self._values[key.name])
+            return self._read(key)
+        return _check_type(key, self._read(key.name))
 
     @overload
     def get(self, key: ExtraKey[T], default: None = None, /) -> T | None: ...

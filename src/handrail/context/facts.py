@@ -58,7 +58,7 @@ class ResponseAccumulator(msgspec.Struct, frozen=True):
 
     text: str
     calls: tuple[str, ...]
-    """The ids of the answer's tool calls, as the model gave them."""
+    """The ids of the answer's tool calls, as in `context.call_id`. An id that the model omitted or repeated was replaced."""
 
 
 ApprovalOutcome = Literal["approved", "denied", "timed out", "cancelled", "nobody there"]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pydantic_core
 
 from handrail.context import Approval
+from handrail.dispatch.call_log import tell
 from handrail.dispatch.questions import (
     CallAsker,
     canonical_arguments,
@@ -27,15 +28,16 @@ from handrail.dispatch.transaction import Transaction
 from handrail.errors import FileError, ToolValidationError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, DecidedBy
 from handrail.guard.approval import APPROVAL_SCHEMA, decision
-from handrail.guard.approval_memory import NEVER_REMEMBERED, Asks, Coverage, Recall, coverage_of
+from handrail.guard.approval_memory import DELETES, NEVER_REMEMBERED, Asks, Coverage, Recall, coverage_of
 from handrail.guard.policy import ChangePolicy
 from handrail.operation import Operation
 from handrail.place import Place
 from handrail.protocols import ApprovalRequest, Filesystem
 from handrail.question import DecisionKeys, Wording
-from handrail.rendering import exact, visible
+from handrail.rendering import UNSHOWN, exact, visible
 from handrail.replay.log import RunLog
-from handrail.resources.paths import HasLinks, parse_path
+from handrail.resources.file_fork import FileFork
+from handrail.resources.paths import HasLinks, ancestors, parse_path
 from handrail.resources.startup_files import reason_to_ask
 from handrail.schema import to_json
 from handrail.schema.coverage import first_hidden, in_order
@@ -75,6 +77,17 @@ async def ask_approval(
 
     Raises `ToolValidationError`, without asking, if the arguments can't be shown as the tool would get them.
     """
+    if attempt.tool.origin:
+        reason = f"{reason.rstrip('.')}. The tool belongs to the {attempt.tool.origin}."
+    transaction = attempt.open_transaction
+    request = partial(_request, attempt, asks, name, reason, diff, question_id)
+    asked, recall = await transaction.go_through(request) if diff else request()
+    return await _decided(attempt, reason, asked, recall)
+
+
+def _request(
+    attempt: Attempt, asks: Asks, name: str, reason: str, diff: str, question_id: str | None
+) -> tuple[ApprovalRequest, Recall]:
     frame = attempt.frame
     session = frame.session
     params = params_that_came(attempt)
@@ -94,6 +107,8 @@ async def ask_approval(
     payload = {"tool": attempt.name, "arguments": arguments, "reason": exact(reason)}
     if kept:
         payload["scopes"] = tuple(scopes)  # shows that the decision can be remembered
+        if not keys.exact:
+            payload["exact"] = False
     if diff:
         payload["diff"] = visible(diff, tabs=True)
     decision_keys = DecisionKeys(
@@ -127,26 +142,34 @@ async def ask_approval(
         recall=recall if kept else None,
         through=lambda environment: CallAsker(attempt, environment),
     )
-    session.record(
-        ApprovalRequested(question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context)
+    return asked, recall
+
+
+async def _decided(
+    attempt: Attempt, reason: str, asked: ApprovalRequest, recall: Recall
+) -> tuple[Approval, DecidedBy]:
+    """Have a request decided, and publish that it was made and how it was decided."""
+    frame, question = attempt.frame, asked.question
+    requested = ApprovalRequested(
+        question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context
     )
+    tell(attempt, requested, question.id, known=question.id in frame.log.asked)
     decided = Decided(Approval(False, "", "", "cancelled"), "asked")
     try:
         with waiting_for_a_person(attempt):
             decided = await decide(attempt, asked, recall)
     finally:
         if not frame.parked or decided.approval.outcome != "cancelled":  # otherwise the question stays open
-            session.record(
-                ApprovalDecided(
-                    question.id,
-                    attempt.id,
-                    attempt.name,
-                    decided.approval,
-                    attempt.run_context,
-                    decided.how,
-                    decided.remembered,
-                )
+            told = ApprovalDecided(
+                question.id,
+                attempt.id,
+                attempt.name,
+                decided.approval,
+                attempt.run_context,
+                decided.how,
+                decided.remembered,
             )
+            tell(attempt, told, question.id)
     return decided.approval, decided.how
 
 
@@ -156,6 +179,7 @@ def _covering(
     """Return a function that maps a session id to the keys that this request has in that session's approval memory."""
     frame = attempt.frame
     paths = paths_of(attempt, params, bool(diff)) if asks == "call" else None
+    deletes = _deletes(attempt) if diff else DELETES in attempt.tool.capabilities
     spellings, arguments = spelled(attempt, params), canonical_arguments(attempt)
 
     @cache
@@ -169,6 +193,7 @@ def _covering(
             shown=shown,
             diff=diff,
             paths=paths,
+            deletes=deletes,
             spelled=spellings,
             secret=None if frame.journal is None else frame.journal.key,
         )
@@ -290,7 +315,7 @@ def _can_be_decided(attempt: Attempt) -> bool:
 def why_ask(attempt: Attempt) -> str | None:
     """Return why the changes that a call made in its fork need approval, or None if they do not."""
     files, why = attempt.open_transaction.startup_files(), attempt.preview
-    outside = _outside_scope(attempt) if attempt.checked else ()
+    outside = outside_scope(attempt) if attempt.checked else ()
     reasons = [reason_to_ask(files)] if files else []
     if outside:
         reasons.append(f"{attempt.name} changes paths outside its scope: {', '.join(outside)}")
@@ -303,7 +328,7 @@ def why_ask(attempt: Attempt) -> str | None:
     return why
 
 
-def _outside_scope(attempt: Attempt) -> list[str]:
+def outside_scope(attempt: Attempt) -> list[str]:
     """Return the paths that a call changed outside the scope of its policies, except those approved before it ran."""
     context, found = attempt.policy_context, dict[str, None]()
     for policy, _ in attempt.checked:
@@ -323,7 +348,7 @@ def diff_of(transaction: Transaction) -> str:
     for fork in transaction.touched:
         diff = fork.diff()
         said.append(
-            f"{type(fork).__name__}: it was used, and its changes can't be shown\n" if diff is None else diff
+            f"{type(fork).__name__}: it was used, and its changes {UNSHOWN}\n" if diff is None else diff
         )
     said += [f"state: {type(event).__name__} {exact(_shown(event))}\n" for event in transaction.events]
     return "".join(said) or "It changed nothing.\n"
@@ -333,7 +358,7 @@ def _shown(event: object) -> str:
     try:
         return to_json(event).decode()
     except ToolValidationError:
-        return "(its contents can't be shown)"
+        return f"(its contents {UNSHOWN})"
 
 
 # --- paths -------------------------------------------------------------------------------------------
@@ -395,9 +420,11 @@ def _changed(attempt: Attempt) -> list[str] | None:
         paths = fork.changed_paths()
         if paths is None:
             return None
-        changed += [
-            path.rstrip("/")
-            for path in paths
-            if not (path.endswith("/") and any(other != path and other.startswith(path) for other in paths))
-        ]
+        around = {f"{folder}/" for path in paths for folder in ancestors(path.rstrip("/"))}
+        changed += [path.rstrip("/") for path in paths if path not in around]
     return changed
+
+
+def _deletes(attempt: Attempt) -> bool:
+    """Return whether the attempt deleted files in its forks."""
+    return any(isinstance(fork, FileFork) and fork.deletes() for fork in attempt.open_transaction.touched)

@@ -24,6 +24,7 @@ from handrail.context import (
 from handrail.deadline import Deadline
 from handrail.dispatch.approvals import approval_verb
 from handrail.dispatch.call import Call, CallKind, new_call
+from handrail.dispatch.call_log import CallLog
 from handrail.dispatch.effects import OnUnknown, once
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.questions import wait_for
@@ -108,6 +109,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     """How many of the attempt's questions are open."""
     waiting: int = 0
     """How many of the open questions were left to be answered later, possibly by another process."""
+    logged: CallLog | None = None
+    """What the attempts at the call have logged; None if nothing, or if there is no journal."""
     grace: asyncio.TimerHandle | None = None
     """A timer that gives the handler time to act on an answer before its run may be parked; None if it is not running."""
     ended: bool = False
@@ -223,7 +226,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         """Return the next attempt at the same call. It replaces this attempt, whose context has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
         again = Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, self.started)
-        again.lost, again.clock = self.lost, self.clock
+        again.lost, again.clock, again.logged = self.lost, self.clock, self.logged
         again.quorums, again.has_asked, again.charged = self.quorums, self.has_asked, self.charged
         return again
 
@@ -371,11 +374,11 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         if files is None:
             return self.resources.get(Filesystem)
         self.check()
-        return self.open_transaction.fork_of(files)
+        return self.open_transaction.view_of(files)
 
-    def fork(self, protocol: type, resource: Forkable) -> Any:
-        """Return the call's own fork of a resource."""
-        return self.open_transaction.fork_of(resource)
+    def view(self, resource: Forkable) -> Any:
+        """Return what the call sees of its own fork of a resource."""
+        return self.open_transaction.view_of(resource)
 
     @property
     def open_transaction(self) -> Transaction:
@@ -446,13 +449,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         return approval_verb(self, "message", f"request_approval({message!r})", message, message)
 
     def request_permission(self, kind: str) -> Operation[Approval]:
-        return approval_verb(
-            self,
-            "permission",
-            f"request_permission({kind!r})",
-            kind,
-            f"{self.call.tool_name} asks for the permission {kind!r}",
-        )
+        reason = f"{self.call.tool_name} asks for the permission {kind!r}"
+        return approval_verb(self, "permission", f"request_permission({kind!r})", kind, reason)
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:
         inner = new_call(self.gate, name, arguments, parent=self)

@@ -181,6 +181,7 @@ class Frame:
         "run_context",
         "secretive",
         "session",
+        "subscriptions",
         "task",
         "told",
         "tools",
@@ -307,6 +308,8 @@ class Frame:
         self.began_at = clock.now()
         self.live: dict[Attempt, CancelScope] = {}
         """The attempts that are running, each with the scope around it."""
+        self.subscriptions: dict[Attempt, set[Callable[[], None]]] = {}
+        """The subscriptions that calls made through their contexts, as functions that end them."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
         self.lost = _UNKNOWN_LOST
         """The time that the run's loop has lost to listeners. It is known once `note_lost` has been called."""

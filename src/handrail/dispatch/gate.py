@@ -24,10 +24,12 @@ from weakref import ref
 import msgspec
 
 from handrail.cancellation import CancelScope, open_scope, shielded
+from handrail.claims import Turns
 from handrail.context import Approval, ToolContext
-from handrail.dispatch.approvals import ask_approval, diff_of, runs_first, why_ask
+from handrail.dispatch.approvals import ask_approval, diff_of, outside_scope, runs_first, why_ask
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call, check_name, new_call
+from handrail.dispatch.call_log import had_started, leave_to_outcome
 from handrail.dispatch.current_call import entered
 from handrail.dispatch.failures import (
     Failure,
@@ -57,15 +59,16 @@ from handrail.dispatch.policies import (
     tell_policies,
 )
 from handrail.dispatch.rollback import abandon, undo
-from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction, note_past
+from handrail.dispatch.transaction import Transaction, new_transaction, note_past
+from handrail.dispatch.views import end_subscriptions
 from handrail.errors import Conflict, TransientError
-from handrail.events import CallStatus, ToolInvoked, ToolStarted
+from handrail.events import CallStatus, ToolInvoked, ToolResumed, ToolStarted
 from handrail.isolation import begin_isolated, is_closing
 from handrail.operation import Operation
 from handrail.protocols import RenderedPromptView
 from handrail.raised_errors import forget_frames, log_error, without_frames
 from handrail.replay.attachments import store
-from handrail.replay.commits import commit_recorded, record_end
+from handrail.replay.commits import commit_recorded, commit_unrecorded, record_end
 from handrail.replay.finished_calls import replay_call
 from handrail.replay.interrupted_calls import decide_interrupted, resume_attempt
 from handrail.replay.marks import mark_begun, note_attempt
@@ -78,8 +81,12 @@ log = logging.getLogger("handrail.gate")
 
 Arguments = str | bytes | Mapping[str, Any]
 
-_RERUNS = 2
-"""How many times a call may be run again because what it read has changed, or its previewed changes no longer apply."""
+_FOREIGN = 2
+"""How many times a call may be run again because somebody other than a call has changed what it read or previewed."""
+_CONFLICTS, _CONFLICT_SECONDS = 1000, 600.0
+"""When a call that keeps conflicting with other calls gives up: after this many runs, or this much time."""
+_TURN_SECONDS = 5.0
+"""How long a call waits for others that conflicted, if none of them ends, before it runs again beside them."""
 _TOKEN = object()
 """Token without which no handler starts. Only step 7 issues it."""
 
@@ -91,7 +98,13 @@ class Passage(msgspec.Struct, eq=False):
     attempt: Attempt
     """The newest attempt."""
     approved: Approval | None = None
-    reruns: int = 0
+    conflicts: int = 0
+    """How many times the call was run again because of other calls."""
+    foreign: int = 0
+    """How many times the call was run again because of somebody other than a call."""
+    conflicted_at: float = 0.0
+    turns: Turns | None = None
+    """Where the call takes turns with others that it conflicted with; None if it does not."""
     left: tuple[str, ...] = ()
     """Effects of earlier attempts that could not be undone."""
     status: CallStatus = "ok"
@@ -99,6 +112,8 @@ class Passage(msgspec.Struct, eq=False):
     error: BaseException | None = None
     recorded: bool = False
     """Whether the end of the call is in the journal."""
+    start: type[ToolStarted] | type[ToolResumed] = ToolStarted
+    """The event with which the call begins in this leg of its run."""
 
 
 class Gate:
@@ -167,8 +182,8 @@ class Gate:
         if frame.lost.seconds:  # a listener has blocked the loop, or it is not known yet whether one has
             attempt.lost = frame.note_lost(call.loop)
         scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
-        if frame.told.get(ToolStarted, True):  # there are, or may be, listeners
-            publish(ToolStarted(call.id, call.name, call.path, started, frame.run_context))
+        if frame.told.get(passage.start, True):  # there are, or may be, listeners
+            publish(passage.start(call.id, call.name, call.path, started, frame.run_context))
         frame.live[attempt] = scope
         if frame.deadline is not None and not kind.undoes:
             scope.start_deadline(frame.deadline)
@@ -206,16 +221,20 @@ class Gate:
                     if (waiting := check_finished(attempt, tool, result, scope)) is not None:
                         await waiting
                     made = attempt.transaction
-                    if (attempt.preview or (made and made.durable)) and (why := why_ask(attempt)):
-                        await self._approve(passage, why, diff_of(attempt.open_transaction))  # 4, its changes
+                    if attempt.preview or (made and (made.durable or (made.parent and made.is_large))):
+                        await self._approve_changes(passage)  # 4, its changes
                     if policies and (waiting := tell_policies(attempt, iter(attempt.checked))) is not None:
                         await waiting
-                    if frame.journal is None:  # 9, success
-                        done = attempt.transaction is None or self._commit(attempt.transaction, passage)
-                    else:
+                    if frame.journal is not None:  # 9, success
                         done = await self._commit_journaled(passage)
+                    elif attempt.transaction is None:
+                        done = True
+                    elif (committed := self._commit(attempt.transaction, passage)) is not None:
+                        done = committed
+                    else:
+                        done = await self._commit_claimed(passage)
                 except Conflict as error:
-                    self._count_rerun(passage, error)
+                    self._count_conflict(passage, error)
                 except (TransientError, BaseExceptionGroup) as error:
                     await wait_to_retry(attempt, error, scope)
                 if not done:
@@ -245,6 +264,8 @@ class Gate:
         """
         passage.left = resume_attempt(passage.attempt)
         passage.result = await replay_call(passage.attempt)
+        if had_started(passage.attempt):
+            passage.start = ToolResumed
         return passage.result is not None
 
     async def _was_done(self, passage: Passage) -> bool:
@@ -266,11 +287,24 @@ class Gate:
 
     async def _approve(self, passage: Passage, reason: str, diff: str = "") -> None:
         name = passage.call.name
+        self._end_turn(passage)  # nobody waits for a person to answer
         approval, how = await ask_approval(passage.attempt, "call", name, reason, diff)
         if not approval.approved:
             raise Refused("denied", not_approved(name, approval, how, reason, bool(diff)))
         if how != "remembered":  # a remembered decision is looked up again if the call is run again
             passage.approved = approval
+
+    async def _approve_changes(self, passage: Passage) -> None:
+        """Ask for an approval of the changes that a call made in its fork, if they need one. Raises `Refused` if it is denied."""
+        attempt = passage.attempt
+        transaction = attempt.open_transaction
+        if transaction.is_large:
+            transaction.seal()  # so that nothing is changed behind the checks, which take a while
+            await transaction.go_through(lambda: outside_scope(attempt))  # `on_result` will need it
+        if not (attempt.preview or transaction.durable):
+            return  # an inner call: its changes are approved with those of the outer call
+        if why := await transaction.go_through(lambda: why_ask(attempt)):
+            await self._approve(passage, why, await transaction.go_through(lambda: diff_of(transaction)))
 
     # 8
 
@@ -300,33 +334,59 @@ class Gate:
 
     # 9
 
-    def _commit(self, transaction: Transaction, passage: Passage, record: InnerCall | None = None) -> bool:
-        """Commit the call's forks. Returns False if the call must run again. If it can't commit, raises an error such as `Conflict`.
+    def _commit(
+        self, transaction: Transaction, passage: Passage, record: InnerCall | None = None
+    ) -> bool | None:
+        """Commit the call's forks at once. Returns False if the call must run again, and None if the commit would have to wait.
 
-        `record` is the record of an inner call, which the calls around it may need; None if there is none.
+        If the call can't commit, raises an error such as `Conflict`. `record` is the record of an inner call, which the
+        calls around it may need; None if there is none.
         """
         call, attempt = passage.call, passage.attempt
         changed = None if call.parent is None else check_outer(attempt, call.parent)
         if transaction.touched:
-            lock = self.frame.session.lock
-            lock.acquire()  # no other commit may happen between the version check and the last change
+            locks = (
+                transaction.lock()
+            )  # no other commit may happen between the version check and the last change
+            if locks is None:
+                return None
             try:
-                if self._must_run_again(passage, transaction):
+                if self._must_run_again(passage, transaction.stale()):
                     return False
                 transaction.prepare()
-                if transaction.durable is None:
-                    transaction.apply()
-                else:
-                    transaction.apply_all(key_of(attempt))
+                transaction.apply()
             finally:
-                lock.release()
+                for lock in locks:
+                    lock.release()
             transaction.publish()
-        if transaction.parent is not None and not call.kind.is_auxiliary:
+        self._pass_on(passage, changed, record)
+        return True
+
+    def _pass_on(self, passage: Passage, changed: bool | None, record: InnerCall | None) -> None:
+        """Tell the calls around a committed call what it did. `changed` is what `check_outer` returned."""
+        attempt, transaction = passage.attempt, passage.attempt.open_transaction
+        if transaction.parent is not None and not passage.call.kind.is_auxiliary:
             # If the outer call fails, it must undo or report the external effects of its inner calls.
             transaction.parent.inherit(transaction)
             attempt.settle_effect(transaction.parent)
         if changed is not None:
             note_past(attempt, changed, *(() if record is None else (record.changes,)))
+
+    async def _commit_inside(self, passage: Passage, record: InnerCall | None) -> bool:
+        """Commit an inner call with many files, or after another one with many files, as `_commit` does."""
+        attempt, outer = passage.attempt, passage.call.parent
+        transaction = attempt.open_transaction
+        claims = await transaction.claim_outer()
+        try:
+            if self._must_run_again(passage, await transaction.go_through(transaction.stale)):
+                return False
+            await transaction.go_through(transaction.prepare)
+            changed = None if outer is None else check_outer(attempt, outer)
+            await shielded(transaction.apply_inside())
+        finally:
+            await claims.leave()
+        transaction.publish()
+        self._pass_on(passage, changed, record)
         return True
 
     async def _commit_journaled(self, passage: Passage) -> bool:
@@ -335,39 +395,85 @@ class Gate:
         journal, log, transaction = self.frame.journal, self.frame.log, attempt.open_transaction
         if journal is None or transaction.parent is not None:
             # The call becomes part of the outer call's record. Its result is kept in case the outer handler is re-entered.
-            inner = inner_call(attempt, result) if log.is_kept else None
+            inner = await transaction.go_through(lambda: inner_call(attempt, result)) if log.is_kept else None
             done = self._commit(transaction, passage, inner)
+            if done is None:
+                done = await self._commit_claimed(passage, inner)
             if done and log.is_kept:
                 if result.attachments:
                     await shielded(store(log.journal, log.run_id, result.attachments))
                 passage.recorded = await shielded(log.note("inner call", passage.call.place, inner))
             return done
-        async with commit_lock_of(self.frame.session):
+        return await self._commit_claimed(passage)
+
+    async def _commit_claimed(self, passage: Passage, record: InnerCall | None = None) -> bool:
+        """Commit a call while nobody else can commit to what it read or changed. Returns False if it must run again."""
+        attempt, result, journal = passage.attempt, passage.attempt.finished, self.frame.journal
+        transaction = attempt.open_transaction
+        if transaction.parent is not None:
+            return await self._commit_inside(passage, record)
+        claims = await transaction.claim(recorded=journal is not None)
+        try:
             changed = None if attempt.parent is None else check_outer(attempt, attempt.parent)
-            if self._must_run_again(passage, transaction):
+            stale = await transaction.go_through(transaction.stale)
+            if self._must_run_again(passage, stale):
                 return False
-            transaction.prepare()
-            if (waiting := commit_recorded(journal, attempt, result)) is not None:
-                await waiting
+            await transaction.go_through(transaction.prepare)
+            if journal is not None:
+                if transaction.only_read:
+                    await claims.leave(but=self.frame.session.claims)  # nobody waits while it is recorded
+                if (waiting := commit_recorded(journal, attempt, result)) is not None:
+                    await waiting
+            elif transaction.durable is not None:
+                await commit_unrecorded(attempt)
+            else:
+                transaction.apply()
             if changed is not None:
                 note_past(attempt, changed)
-        passage.recorded = True
+        finally:
+            await claims.leave()
+        passage.recorded = journal is not None
         transaction.publish()
         return True
 
-    def _must_run_again(self, passage: Passage, transaction: Transaction) -> bool:
-        """Return whether the call must run again: something that it read has changed, and it can be undone completely.
+    def _must_run_again(self, passage: Passage, stale: tuple[str, ...]) -> bool:
+        """Return whether the call must run again: something that it read has changed (`stale`), and it can be undone completely.
 
-        Raises `Conflict` if the call would have to run again, but has run too often already, or if its tool's `reenters` is true.
+        Raises `Conflict` if the call would have to run again, but has conflicted too often, or if its tool's `reenters` is true.
         """
-        stale, tool = transaction.stale(), passage.call.tool
+        tool = passage.call.tool
         if stale and EFFECTS[tool.effect].transactional:
-            if passage.reruns >= _RERUNS or tool.reenters:
-                raise Conflict(stale)
-            passage.reruns += 1
+            self._count_conflict(passage, Conflict(stale), has_read=True)
             return True
         passage.attempt.stale = stale
         return False
+
+    def _count_conflict(self, passage: Passage, error: Conflict, *, has_read: bool = False) -> None:
+        """Count a conflict after which the call is run again. Raises `error` if it is not.
+
+        Conflicts with other calls end, because those that conflicted run one after another. Somebody other than a call
+        may go on for ever, and must not be overwritten by a call that has neither read nor previewed what they changed.
+        """
+        tool, transaction = passage.call.tool, passage.attempt.open_transaction
+        is_previewed = passage.attempt.preview is not None
+        can_repeat = EFFECTS[tool.effect].transactional and not tool.reenters and not transaction.kept
+        if can_repeat and transaction.others_committed():
+            now = self.frame.monotonic()
+            passage.conflicted_at = passage.conflicted_at or now
+            passage.conflicts += 1
+            passage.turns = passage.turns or transaction.turns()
+            if passage.conflicts < _CONFLICTS and now - passage.conflicted_at < _CONFLICT_SECONDS:
+                return
+        elif is_previewed or (can_repeat and has_read):
+            passage.foreign += 1
+            if passage.foreign <= _FOREIGN:
+                return
+        raise error
+
+    def _end_turn(self, passage: Passage) -> None:
+        turns, passage.turns = passage.turns, None
+        if turns is not None:
+            turns.leave(passage)
 
     async def _roll_back(
         self, passage: Passage, error: BaseException, scope: CancelScope
@@ -411,8 +517,11 @@ class Gate:
         frame, attempt = self.frame, passage.attempt
         passage.left = (*passage.left, *await undo(attempt, "it is run again"))
         attempt.transaction, attempt.is_undone = None, True
+        end_subscriptions(attempt)
         another = attempt.next()
         await note_attempt(another, passage.left)
+        if passage.turns is not None:
+            await passage.turns.take(passage, _TURN_SECONDS)
         if scope.interrupted:
             raise asyncio.CancelledError  # the cancellation came while this attempt was being undone
         if attempt.preview is not None:
@@ -425,15 +534,6 @@ class Gate:
         frame.live[another] = scope
         passage.attempt = another
         return another
-
-    def _count_rerun(self, passage: Passage, error: Conflict) -> None:
-        """Count another run of a call whose previewed changes no longer apply.
-
-        Raises `error` if the call had no preview, or has already been run again `_RERUNS` times.
-        """
-        if passage.attempt.preview is None or passage.reruns >= _RERUNS:
-            raise error
-        passage.reruns += 1
 
     # 10
 
@@ -454,6 +554,7 @@ class Gate:
 
     def _end(self, passage: Passage, ending: BaseException | None) -> None:
         frame, call, attempt = self.frame, passage.call, passage.attempt
+        self._end_turn(passage)
         if attempt.policy_home is not None:
             attempt.policy_home.close()
         attempt.policy_context = attempt.made_resources = None  # breaks reference cycles with the attempt
@@ -466,21 +567,24 @@ class Gate:
             seconds = monotonic() - frame.began - attempt.started
             if frame.lost.seconds or attempt.clock is not None:
                 seconds = max(0.0, seconds - attempt.excused())
-            record(
-                ToolInvoked(
-                    call.id,
-                    call.name,
-                    call.path,
-                    passage.status,
-                    result if shown is None else shown(result),
-                    attempt.params,
-                    seconds,
-                    attempt.retries + 1,
-                    attempt.stale,
-                    error,
-                    frame.run_context,
-                )
+            end = ToolInvoked(
+                call.id,
+                call.name,
+                call.path,
+                passage.status,
+                result if shown is None else shown(result),
+                attempt.params,
+                seconds,
+                attempt.retries + 1,
+                attempt.stale,
+                error,
+                frame.run_context,
             )
+            record(end)
+            if frame.journal is not None and not passage.recorded:
+                leave_to_outcome(attempt, end)
+        if frame.subscriptions:
+            end_subscriptions(attempt)
         if error is not None:
             forget_frames(error)  # listeners have seen its traceback
         if parking is not None:

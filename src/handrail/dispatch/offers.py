@@ -19,7 +19,9 @@ from handrail.dispatch.policies import (
     reason_to_ask,
 )
 from handrail.dispatch.transaction import new_transaction
+from handrail.dispatch.views import end_subscriptions
 from handrail.errors import DefinitionError
+from handrail.isolation import isolated
 from handrail.place import Place
 from handrail.tools import ProviderTool
 from handrail.tools.effect import refusal
@@ -43,7 +45,7 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
     transaction = attempt.transaction = new_transaction(attempt, tool)
     try:
         if (waiting := check_policies(attempt, policies)) is not None:
-            await waiting
+            await isolated(waiting)
         if attempt.decision != "allow":
             raise DefinitionError(
                 f"{tool.name} can't be offered: {reason_to_ask(attempt).rstrip('.')}, and nobody can be asked before the "
@@ -56,6 +58,7 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
         transaction.drop()
         await close_resources(attempt)
         close_policy_context(attempt)
+        end_subscriptions(attempt)
     return None
 
 

@@ -68,14 +68,9 @@ class SharedArguments(TypedDict, total=False):
     """Values that tools find in `context.extras`, by their keys. To resume a run, pass its extras again."""
 
 
-class ResumeArguments(SharedArguments, total=False):
-    """Arguments of `resume` and `resume_stream`. They take precedence over the adapter's own options."""
+class _RootArguments(SharedArguments, total=False):
+    """Arguments of every function that begins or resumes a run at the root."""
 
-    session: Session | None
-    """The session of the run. Without one, a session is created, or restored from the journal if the run is resumed.
-
-    To resume a run whose session was created with its own slice rules, pass an empty session with the recorded id.
-    """
     bus: EventBus | None
     """A bus that receives every event of the run."""
     journal: Journal | None
@@ -84,9 +79,21 @@ class ResumeArguments(SharedArguments, total=False):
     """Tools that this run has in addition to the prompt's, under the prompt's policies."""
 
 
-class RunArguments(ResumeArguments, total=False):
+class ResumeArguments(_RootArguments, total=False):
+    """Arguments of `resume` and `resume_stream`. They take precedence over the adapter's own options."""
+
+    session: Session | None
+    """An empty session with the recorded id, if the run's session was created with its own slice rules."""
+
+
+class RunArguments(_RootArguments, total=False):
     """Arguments of `evaluate`, `stream` and `run`. They take precedence over the adapter's own options."""
 
+    session: Session | str | None
+    """The session of the run, or the id of a session in the journal, whose conversation is continued, or begun if there is none.
+
+    Without it, a session is created.
+    """
     history: Iterable[Message]
     """Earlier messages, placed before the new one."""
     attachments: Sequence[AttachmentSource]
@@ -158,6 +165,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The options of one run. They are frozen: methods such as `updated` return a changed copy."""
 
     session: Session | None = None
+    continues: bool = False
+    """Whether what the journal has of the session is restored into it before the run begins."""
     bus: EventBus | None = None
     environment: Environment | None = None
     approvals: ApprovalMode | ApprovalBroker | None = None
@@ -205,6 +214,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         given: dict[str, Any] = {}
         for name, value in arguments.items():
             if value is not None:
+                if name == "session" and kind is RunArguments and isinstance(value, str):
+                    given["continues"] = True
+                    value = Session(id=value, new_id=self.new_id)
                 check_value(name, value)
                 given[name] = _frozen(name, value)
         if "resources" in given:
@@ -309,7 +321,7 @@ _WANTED: Mapping[str, tuple[Any, str]] = {
     "opened": ((str, Iterable), "a list of paths of sections"),
     "resources": (Iterable, "a list of bindings: [Binding(Database, connect)]"),
     "run_id": (str, "a string"),
-    "session": (Session, "a Session"),
+    "session": (Session, "a Session; `run` and `stream` also take the id of one in the journal"),
     "tools": (Iterable, "a list of tools: [weather]"),
 }
 """The type that each of these arguments must have, and its description for error messages."""
@@ -350,7 +362,7 @@ def _frozen(name: str, value: Any) -> Any:
     if name == "opened" and isinstance(value, str):
         return (value,)
     if name == "extras":
-        return Extras(value)
+        return value if isinstance(value, Extras) else Extras(value)
     if name == "attachments":
         return attachments_of(value)
     return tuple(value) if name in ("resources", "history", "opened", "tools") else value

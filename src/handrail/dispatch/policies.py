@@ -11,15 +11,18 @@ import msgspec
 from handrail.cancellation import shielded
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
+from handrail.dispatch.call_log import dispatch_recorded
 from handrail.dispatch.failures import Refused
 from handrail.dispatch.views import CallSession, reserved
 from handrail.errors import ContextExpired, EventRefused
 from handrail.events import Fact
+from handrail.isolation import is_closing
 from handrail.operation import Home
 from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
 from handrail.raised_errors import log_error, words_of
 from handrail.resources.bindings import CallResources
 from handrail.resources.file_fork import FileFork
+from handrail.session import Session, SessionFork
 from handrail.session.copies import readable, shared
 
 T = TypeVar("T")
@@ -50,17 +53,23 @@ class PolicySession(CallSession):
         attempt = self._attempt
         if isinstance(event, Fact):
             raise reserved(event)
-        if attempt.let_through:
-            attempt.open_transaction.session.dispatch(event)
-            return
         session = attempt.frame.session
+        if attempt.let_through:
+            self._dispatch(attempt.open_transaction.session, event)
+            return
         if not all(target.is_log for target in session.targets_of(event)):
             raise EventRefused(
                 event,
                 "a policy's `check` may only append to a log",
                 "Keep what the policy remembers in a slice of kind 'log'.",
             )
-        session.dispatch(event)
+        self._dispatch(session, event)
+
+    def _dispatch(self, session: Session | SessionFork, event: object) -> None:
+        if self._attempt.frame.journal is None:
+            session.dispatch(event)
+        else:
+            dispatch_recorded(self._attempt, session, event)
 
 
 class PolicyCall(msgspec.Struct, eq=False):
@@ -89,8 +98,8 @@ class PolicyCall(msgspec.Struct, eq=False):
         if self._attempt.policy_context is None:
             raise ContextExpired(self._attempt.id)
 
-    def fork(self, protocol: type, resource: Forkable) -> Any:
-        return self._attempt.fork(protocol, resource)
+    def view(self, resource: Forkable) -> Any:
+        return self._attempt.view(resource)
 
     @property
     def session(self) -> PolicySession:
@@ -107,7 +116,7 @@ class PolicyCall(msgspec.Struct, eq=False):
     @property
     def filesystem(self) -> Filesystem:
         files = self._attempt.frame.world.filesystem
-        return self.resources.get(Filesystem) if files is None else self._attempt.fork(Filesystem, files)
+        return self.resources.get(Filesystem) if files is None else self._attempt.view(files)
 
     def changed_files(self) -> Iterable[tuple[str, bytes | None, bytes | None]]:
         """Return the files that the call has changed so far, each with its old and its new bytes.
@@ -170,7 +179,7 @@ def check_policies(
         checked.append((policy, seen))
         try:
             decision = policy.check(tool, seen, context=context)
-        except Exception as error:
+        except (Exception, GeneratorExit) as error:
             raise _undecided(attempt, policy) from error
         if not isinstance(decision, PolicyDecision):
             return _check_waiting(attempt, policy, decision, asked)
@@ -191,7 +200,9 @@ async def _check_waiting(
     try:
         decision = await waiting
         kind = decision.kind
-    except Exception as error:
+    except (Exception, GeneratorExit) as error:
+        if is_closing():
+            raise
         raise _undecided(attempt, policy) from error
     if kind != "allow":
         asked = _reason_to_ask(attempt, policy, decision, asked)
@@ -246,7 +257,7 @@ def tell_policies(
     for policy, seen in checked:
         try:
             told = policy.on_result(attempt.call.tool, seen, attempt.finished, context=context)
-        except Exception as error:
+        except (Exception, GeneratorExit) as error:
             raise _refusing(attempt, policy, error) from error
         if told is not None:
             return _tell_waiting(attempt, policy, told, checked)
@@ -262,14 +273,16 @@ async def _tell_waiting(
     """Await a policy's `on_result`, then tell the rest, as `tell_policies` does."""
     try:
         await waiting
-    except Exception as error:
+    except (Exception, GeneratorExit) as error:
+        if is_closing():
+            raise
         raise _refusing(attempt, policy, error) from error
     waiting_again = tell_policies(attempt, rest)
     if waiting_again is not None:
         await waiting_again
 
 
-def _refusing(attempt: Attempt, policy: ToolPolicy, error: Exception) -> Refused:
+def _refusing(attempt: Attempt, policy: ToolPolicy, error: BaseException) -> Refused:
     return Refused(
         "denied", f"The policy {policy.name!r} rejected the result of {attempt.name}: {words_of(error)}"
     )

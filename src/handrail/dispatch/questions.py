@@ -13,6 +13,7 @@ import pydantic_core
 
 from handrail.context import WaitFor
 from handrail.deadline import is_span
+from handrail.dispatch.call_log import tell
 from handrail.errors import (
     Declined,
     DefinitionError,
@@ -100,9 +101,8 @@ async def ask_value(
     )
     if wanted.secret:
         question = msgspec.structs.replace(question, secret=True)
-    attempt.frame.session.record(
-        QuestionAsked(question.id, attempt.id, kind, attempt.path, attempt.run_context)
-    )
+    asked = QuestionAsked(question.id, attempt.id, kind, attempt.path, attempt.run_context)
+    tell(attempt, asked, question.id, known=question.id in attempt.frame.log.asked)
     outcome, by = "cancelled", ""
     try:
         with waiting_for_a_person(attempt):
@@ -110,9 +110,8 @@ async def ask_value(
         outcome, by = answer.outcome, answer.by
     finally:
         if not attempt.frame.parked or outcome != "cancelled":  # a parked run leaves its question open
-            attempt.frame.session.record(
-                QuestionAnswered(question.id, attempt.id, outcome, by, attempt.run_context)
-            )
+            answered = QuestionAnswered(question.id, attempt.id, outcome, by, attempt.run_context)
+            tell(attempt, answered, question.id)
     value = _value_of(answer, kind)
     if has_secret(wanted, value):
         await mark_given(attempt)

@@ -6,11 +6,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from handrail.cancellation import shielded
+from handrail.dispatch.call_log import record_unrepeated
 from handrail.dispatch.effects import compensate
 from handrail.dispatch.policies import close_policy_context, close_resources
 from handrail.dispatch.tickets import answer_for_tickets
 from handrail.events import ToolRolledBack
 from handrail.raised_errors import log_error
+from handrail.threads import run_in_thread
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
@@ -27,7 +29,10 @@ async def undo(attempt: Attempt, reason: str) -> tuple[str, ...]:
     if attempt.is_undone:
         return ()
     transaction, frame = attempt.open_transaction, attempt.frame
-    transaction.drop()
+    if transaction.is_large:
+        await shielded(run_in_thread(transaction.drop))
+    else:
+        transaction.drop()
     if frame.left_to_the_record:
         return ()  # parked, or taken over: the process that continues the run decides
     attempt.settle_effect(transaction)
@@ -68,4 +73,5 @@ def abandon(attempt: Attempt, reason: str) -> tuple[str, ...]:
 def _record(attempt: Attempt, reason: str, compensated: tuple[str, ...], left: tuple[str, ...]) -> None:
     if attempt.token is not None:
         context = attempt.frame.run_context
-        attempt.frame.record(ToolRolledBack(attempt.id, attempt.name, reason, compensated, left, context))
+        fact = ToolRolledBack(attempt.id, attempt.name, reason, compensated, left, context)
+        record_unrepeated(attempt, fact)

@@ -15,12 +15,15 @@ import msgspec
 from handrail.cancellation import shielded
 from handrail.context.ticket import Ticket
 from handrail.dispatch.call import Call
+from handrail.dispatch.call_log import keep_fact, log_again
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.errors import NotSupported
 from handrail.limits import BudgetTracker, Reservation
 from handrail.place import Place, inner_call_id
-from handrail.replay.finished_calls import apply_inner, charge, end_as_recorded, settled_by
+from handrail.replay.finished_calls import apply_inner, charge, settled_by
+from handrail.replay.recorded_logs import end_of
 from handrail.replay.records import Deposit
+from handrail.session.serialization import count_as_read
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
@@ -60,6 +63,9 @@ def give_ticket(attempt: Attempt) -> str:
             "ticket", "Only a tool's handler can issue a ticket, and not inside a compensation or a probe."
         )
     attempt.check()
+    _ = (
+        attempt.open_transaction.session
+    )  # forked now, so that what changes after this counts as changed for the redeemer, too
     number = attempt.next_verb("ticket")
     given = GivenTicket(number, attempt.place.child(number))
     ticket = Ticket(
@@ -117,7 +123,7 @@ async def take_up_tickets(attempt: Attempt) -> None:
     is raised, and the call must undo or report all deposits. Work under a ticket that is still being redeemed is discarded.
     """
     found = await shielded(_close(attempt))
-    transaction = attempt.open_transaction
+    transaction, changed = attempt.open_transaction, set[type]()
     for number, (given, deposit) in enumerate(found):
         if deposit is None:
             log.warning(
@@ -128,12 +134,18 @@ async def take_up_tickets(attempt: Attempt) -> None:
             continue
         inner = _inner_of(attempt, given)
         try:
+            if deposit.reads:
+                count_as_read(transaction.session, deposit.reads, changed)
+            before = transaction.session.state
             apply_inner(inner, deposit.inner)
+            after = transaction.session.state
+            changed |= {kind for kind in after if after[kind] is not before.get(kind)}
         except BaseException:
             _settle_all(attempt, transaction, found[number:])
             raise
-        record = deposit.inner
-        end_as_recorded(inner, record.status, record.result, record.seconds)
+        inner.close()
+        end = end_of(deposit.inner, attempt.run_context, {attempt.name: attempt.tool})
+        keep_fact(attempt, msgspec.structs.replace(end, call_id=inner.id, path=inner.path))
     attempt.close()
 
 
@@ -162,6 +174,7 @@ async def _close(attempt: Attempt) -> list[tuple[GivenTicket, Deposit | None]]:
             deposit = msgspec.msgpack.decode(body, type=Deposit) if body else None
             if deposit is not None:
                 charge(attempt.frame, deposit, given)
+                log_again(attempt, deposit.inner.logged)
             elif given.reserved is not None:
                 given.reserved.release()
             if body is not None:

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import logging
-import threading
-from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from handrail.cancellation import shielded, unless_stopped
+from handrail.claims import (
+    ADD,
+    WHOLE,
+    WHOLE_READ,
+    WRITE,
+    Claim,
+    Claims,
+    GaveUp,
+    Places,
+    Stop,
+    Turns,
+    claims_of,
+    together,
+)
 from handrail.errors import ContextExpired
+from handrail.pace import AT_ONCE, Pace
 from handrail.place import RUN, Place
 from handrail.protocols import DurableFork, Fork, Forkable
 from handrail.records import CallKey, WorkspaceDelta
+from handrail.resources.fork_members import check_members, complete
 from handrail.resources.startup_files import HasStartupFiles
 from handrail.session import Session, SessionFork
-from handrail.threads import forget_closed
-from handrail.tools import Tool
+from handrail.threads import run_in_thread
+from handrail.tools import EFFECTS, Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
 
 log = logging.getLogger("handrail.gate")
+
+T = TypeVar("T")
 
 
 class Settled:
@@ -65,6 +82,32 @@ class RecordedFork(Protocol):
         ...
 
 
+@runtime_checkable
+class SharedFork(Protocol):
+    """A durable fork of something that other processes change too, which the claims of this process do not cover."""
+
+    def enter(self, stop: Stop, *, keep: bool) -> None:
+        """Claim what the fork read and changes, after waiting for other processes until `stop` returns True."""
+        ...
+
+    def others_committed(self) -> bool:
+        """Return whether a call of any process may have committed since this fork was made."""
+        ...
+
+
+class Part(msgspec.Struct, eq=False):
+    """One resource, or the session, that a call has forked."""
+
+    fork: Any
+    claims: Claims
+    began: int
+    """How many calls had committed to the resource when the fork was made."""
+    claim: Any = None
+    """The resource's own function that claims it across processes; None if it has none."""
+    claim_key: str = ""
+    """Where `claim` comes in the order in which calls of all processes take such claims."""
+
+
 NOTHING: list[Fork] = []
 
 
@@ -85,19 +128,38 @@ class Transaction(msgspec.Struct, eq=False):
     durable: list[DurableFork] | None = None
     """The forks whose changes outlive the process; None if there are none. They are applied first, because applying them may fail."""
     closed: bool = False
+    sealed: bool = False
+    """Whether the forks of files refuse further changes."""
+    judged: dict[int, list[str]] = {}
+    """What policies have found out about the changes of a sealed transaction, by the policy's `id()`."""
     commits_each: bool = False
     """Whether inner calls commit past this transaction, into its parent or the session, and stand even if this call fails."""
     kept: tuple[str, ...] = ()
     """The names of the calls that have committed past this transaction and changed something."""
     passed: tuple[Any, ...] = ()
     """The recorded changes of calls that have committed past this transaction, if an outer call may need them after a crash."""
+    is_serial: bool = True
+    """Whether the call can commit only if what it has read is unchanged."""
+    parts: tuple[Part, ...] = ()
+    """Everything in `touched` that is committed to the session or a resource itself, in the order in which it is claimed."""
+    only_read: bool = False
+    """Whether the call has changed nothing, as far as is known once everything is claimed."""
+    inner_turns: Turns | None = None
+    inner_claims: Claims | None = None
+    """The claims of the inner calls that take long to commit into this one; None if there was none."""
     _session: SessionFork | None = None
-    _forks: dict[int, Any] | None = None
+    _forks: dict[int, tuple[Any, Any]] | None = None
+    """The fork of each resource, by the resource's `id()`, and what handlers and policies get of it; None until one is made."""
 
     @property
     def session(self) -> SessionFork:
         """This call's fork of the session."""
         return self._session or self._fork_session()
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the call has used the session."""
+        return self._session is not None
 
     @property
     def around_inner(self) -> Transaction | None:
@@ -109,34 +171,197 @@ class Transaction(msgspec.Struct, eq=False):
             self._check_open()
             if self._session is None:
                 base = self._root if self.parent is None else self.parent.session
+                began = self._root.claims.commits
                 self._session = base.fork(self.owner)
                 self.touched = [*self.touched, self._session]
+                if self.parent is None:
+                    self._add(Part(self._session, self._root.claims, began))
             return self._session
 
     def fork_of(self, resource: Forkable) -> Any:
         """Return this call's fork of a resource. Raises `ContextExpired` if a new one is needed and the call is over."""
-        if self._forks is not None:
-            fork = self._forks.get(id(resource))
-            if fork is not None:
-                return fork
-        return self._fork_resource(resource)
+        pair = None if self._forks is None else self._forks.get(id(resource))
+        return (pair or self._fork_resource(resource))[0]
+
+    def view_of(self, resource: Forkable) -> Any:
+        """Return what the call's handler and policies get of its fork of a resource, which is the same object each time.
+
+        Raises `ContextExpired` as `fork_of` does.
+        """
+        pair = None if self._forks is None else self._forks.get(id(resource))
+        return (pair or self._fork_resource(resource))[1]
 
     def made_fork_of(self, resource: object) -> Any:
         """Return this call's fork of a resource if the call has used it; otherwise None."""
-        return None if self._forks is None else self._forks.get(id(resource))
+        pair = None if self._forks is None else self._forks.get(id(resource))
+        return None if pair is None else pair[0]
 
-    def _fork_resource(self, resource: Forkable) -> Any:
+    def _fork_resource(self, resource: Forkable) -> tuple[Any, Any]:
         with self._root.lock:
             self._check_open()
             forks = self._forks = self._forks or {}
-            fork = forks.get(id(resource))
-            if fork is None:
+            pair = forks.get(id(resource))
+            if pair is None:
                 base = resource if self.parent is None else self.parent.fork_of(resource)
-                fork = forks[id(resource)] = base.fork(self.owner, writable=self.writable)
+                claims = claims_of(resource)
+                began = claims.commits
+                fork = base.fork(self.owner, writable=self.writable)
+                if type(fork) not in complete:
+                    check_members(resource, fork)
+                view = getattr(fork, "handler_view", None)
+                pair = forks[id(resource)] = fork, fork if view is None else view()
                 self.touched = [*self.touched, fork]
-                if self.parent is None and fork.is_durable:
-                    self.durable = [*(self.durable or ()), fork]
-            return fork
+                if self.parent is None:
+                    claim = getattr(resource, "claim", None)
+                    key = "" if claim is None else getattr(resource, "claim_key", type(resource).__qualname__)
+                    self._add(Part(fork, claims, began, claim, key))
+                    if fork.is_durable:
+                        self.durable = [*(self.durable or ()), fork]
+            return pair
+
+    def _add(self, part: Part) -> None:
+        self.parts = (*self.parts, part)
+        if len(self.parts) > 1:
+            self.parts = tuple(sorted(self.parts, key=_order))
+
+    # --- many files ---------------------------------------------------------------------------------
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the call has touched so many files that going through them could stop the event loop."""
+        for fork in self.touched:  # noqa: SIM110 (a loop costs less than `any`, and each commit asks several times)
+            if fork.is_durable and getattr(fork, "is_large", False):
+                return True
+        return False
+
+    def set_pace(self, pace: Pace) -> None:
+        """Let work on all of the call's files proceed at this pace."""
+        for fork in self._paced():
+            fork.pace = pace
+
+    def _paced(self) -> Iterator[Any]:
+        """Iterate over the forks that may hold very many files: those of folders and workspaces."""
+        return (fork for fork in self.touched if fork.is_durable and hasattr(type(fork), "is_large"))
+
+    async def go_through(self, work: Callable[[], T]) -> T:
+        """Do work that goes through everything the call has touched: in a thread if that is much, and here otherwise.
+
+        If this task is cancelled meanwhile, waits until the work has stopped and then raises `CancelledError`.
+        """
+        if not self.is_large:
+            return work()
+
+        def begin(stop: Stop) -> T:
+            self.set_pace(Pace(stop))
+            try:
+                value = work()
+            finally:
+                self.set_pace(AT_ONCE)
+            if stop():
+                raise GaveUp
+            return value
+
+        return await unless_stopped(begin)
+
+    # --- claims -------------------------------------------------------------------------------------
+
+    def lock(self) -> Sequence[Any] | None:
+        """Take the locks of everything that the call touched, for a commit that does not wait, and return them.
+
+        Returns None if the commit must claim everything instead: somebody else has a claim, or applying the changes may wait.
+        """
+        outer = self.parent
+        if outer is not None:
+            if self.is_large:
+                return None
+            self._root.lock.acquire()
+            if outer.inner_claims is not None and outer.inner_claims.is_busy:
+                self._root.lock.release()
+                return None
+            return (self._root.lock,)
+        if self.durable is not None:
+            return None
+        locks: list[Any] = []
+        for part in self.parts:
+            lock = part.claims.lock
+            lock.acquire()
+            locks.append(lock)
+            if part.claims.is_busy or part.claim is not None:
+                for each in locks:
+                    each.release()
+                return None
+        return locks
+
+    async def claim(self, *, recorded: bool) -> HeldClaims:
+        """Claim everything that the call read and changed. If it is `recorded`, also claim its session, whose calls are recorded in order.
+
+        If this is cancelled or fails, nothing stays claimed.
+        """
+        held = HeldClaims()
+        session = self._root.claims
+        self.only_read = all(
+            hasattr(part.fork, "places") for part in self.parts
+        )  # a custom fork may ignore `writable`
+        try:
+            if recorded:
+                await held.enter(session, WHOLE)
+            for claims, places, has_changes in await self.go_through(self._all_places):
+                self.only_read = self.only_read and not has_changes
+                if not (recorded and claims is session):
+                    await held.enter(claims, places)
+            for part in sorted((part for part in self.parts if part.claim is not None), key=_outside_order):
+                fork = part.fork
+                await held.enter_outside(part.claim(fork.read_places(), fork.written_places()))
+        except BaseException:
+            await held.leave()
+            raise
+        return held
+
+    async def claim_outer(self) -> HeldClaims:
+        """Keep other inner calls from committing into the outer call. If this is cancelled, nothing stays claimed."""
+        outer, held = self.parent, HeldClaims()
+        assert outer is not None, "only an inner call commits into another"
+        with self._root.lock:
+            claims = outer.inner_claims = outer.inner_claims or Claims(lock=self._root.lock)
+        await held.enter(claims, WHOLE)
+        return held
+
+    def _all_places(self) -> list[tuple[Claims, Places, bool]]:
+        """Return what to claim, in order, and whether the call has changed any of it."""
+        found: list[tuple[Claims, Places, bool]] = []
+        for claims, parts in groupby(self.parts, _claims):
+            # Resources that can't be told apart share their claims. A call that took them twice would wait for itself.
+            places = together([self._places_of(part) for part in parts])
+            found.append((claims, places, any(did & (ADD | WRITE) for did in places.values())))
+        return found
+
+    def _places_of(self, part: Part) -> Places:
+        places = getattr(part.fork, "places", None)
+        if places is not None:
+            return places(reads=self.is_serial)
+        return WHOLE if self.writable else WHOLE_READ
+
+    def enter(self, stop: Stop, *, recorded: bool) -> None:
+        """Claim what the call read and changed in folders that other processes change too. Call `stage` first. This blocks.
+
+        What one commit without a record changes in one folder is checked when it is applied. What a call only read stays claimed
+        no longer than the check takes, unless the call has changed something.
+        """
+        shared = [part.fork for part in self.parts if isinstance(part.fork, SharedFork)]
+        for fork in shared:
+            fork.enter(stop, keep=not self.only_read and (recorded or len(shared) > 1))
+
+    def others_committed(self) -> bool:
+        """Return whether other calls may have changed what this call touched since it began; True inside an outer call."""
+        return self.parent is not None or any(map(_is_changed, self.parts))
+
+    def turns(self) -> Turns:
+        """Return the turns that calls which conflict with this one take."""
+        if self.parent is not None:
+            self.parent.inner_turns = self.parent.inner_turns or Turns()
+            return self.parent.inner_turns
+        changed = next((part for part in reversed(self.parts) if _is_changed(part)), None)
+        return (self.parts[-1] if changed is None else changed).claims.turns
 
     @property
     def events(self) -> list[object]:
@@ -189,6 +414,7 @@ class Transaction(msgspec.Struct, eq=False):
         """
         for fork in self.touched:
             fork.seal()
+        self.sealed = True
 
     def prepare(self) -> None:
         """Close every fork and check that each can be applied. Raises the fork's error if one can't; nothing is applied then."""
@@ -197,16 +423,27 @@ class Transaction(msgspec.Struct, eq=False):
             fork.prepare()
 
     def apply(self) -> None:
-        """Apply every fork, after `prepare`. If there are durable forks, use `apply_all` instead."""
+        """Apply every fork, after `prepare`. If there are durable forks, use `apply_durable` and `apply_others` instead."""
         for fork in self.touched:
             fork.apply()
+        self._count()
 
-    def apply_all(self, key: CallKey) -> None:
-        """Apply every fork, including durable ones. If one can't be applied, the durable ones are reverted."""
-        self.stage(key)
-        self.apply_durable()
-        self.apply_others()
-        self.confirm()
+    async def apply_inside(self) -> None:
+        """Apply every fork to the outer call's forks, after `prepare`. A thread applies those with many files."""
+        large = [*self._paced()]
+
+        def apply() -> None:
+            for fork in large:
+                fork.apply()
+
+        await run_in_thread(apply)
+        for fork in self.touched:
+            if fork not in large:
+                fork.apply()
+
+    def _count(self) -> None:
+        for part in self.parts:
+            part.claims.commits += 1
 
     def stage(self, key: CallKey, synced: bool = False) -> list[Mapping[str, Any]]:
         """Store what the durable forks are about to change, and return their manifests. Nothing is applied yet.
@@ -246,6 +483,7 @@ class Transaction(msgspec.Struct, eq=False):
         except BaseException:
             self._revert(durable)
             raise
+        self._count()
 
     def confirm(self) -> None:
         """Finish the durable forks. Their changes can no longer be reverted."""
@@ -267,6 +505,7 @@ class Transaction(msgspec.Struct, eq=False):
             self.closed = True
             forks, self.touched, self.durable = self.touched, NOTHING, None
             self._session = self._forks = None
+            self.parts = ()
         for fork in forks:
             try:
                 fork.drop()
@@ -306,7 +545,61 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
         raise ContextExpired(attempt.call.id)
     outer = attempt.call.parent
     parent = None if outer is None or outer.is_undone else outer.open_transaction.around_inner
-    return Transaction(attempt.frame.session, attempt.call.name, tool.writes, parent)
+    serial = EFFECTS[tool.effect].transactional
+    return Transaction(attempt.frame.session, attempt.call.name, tool.writes, parent, is_serial=serial)
+
+
+def _order(part: Part) -> tuple[Any, ...]:
+    return part.claims.order
+
+
+def _claims(part: Part) -> Claims:
+    return part.claims
+
+
+def _outside_order(part: Part) -> tuple[Any, ...]:
+    return part.claim_key, part.claims.order
+
+
+def _is_changed(part: Part) -> bool:
+    fork = part.fork
+    if part.claim is not None:
+        return True  # calls of other processes can't be told from anybody else
+    return part.claims.commits != part.began or (isinstance(fork, SharedFork) and fork.others_committed())
+
+
+class HeldClaims:
+    """The claims that one call holds while it commits."""
+
+    __slots__ = ("_entered", "_has_outside", "_outside")
+
+    def __init__(self) -> None:
+        self._entered: list[tuple[Claims, Claim]] = []
+        self._outside = contextlib.AsyncExitStack()
+        self._has_outside = False
+
+    async def enter(self, claims: Claims, places: Places) -> None:
+        claim = Claim(places)
+        if not claims.try_enter(claim):
+            await claims.enter(claim)
+        self._entered.append((claims, claim))
+
+    async def enter_outside(self, claim: contextlib.AbstractAsyncContextManager[Any]) -> None:
+        """Take the claim that a resource offers across processes."""
+        self._has_outside = True
+        await self._outside.enter_async_context(claim)
+
+    async def leave(self, *, but: Claims | None = None) -> None:
+        """Give all claims up, in reverse order, except the claim on the session `but`."""
+        if self._has_outside:
+            try:
+                await shielded(self._outside.aclose())
+            except Exception:
+                log.exception("giving up a resource's claim failed")
+        entered, self._entered = self._entered, [each for each in self._entered if each[0] is but]
+        for claims, claim in reversed(entered):
+            if claims is not but:
+                claims.leave(claim)
 
 
 def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") -> None:
@@ -327,55 +620,3 @@ def key_of(attempt: Attempt, journal: str = "") -> CallKey:
     """Return the key of a call's commit. `journal` is the id of the journal that records it; "" if none does."""
     call = attempt.call
     return CallKey(call.id, attempt.run_context.request_id, str(call.place), journal)
-
-
-# --- one commit at a time ----------------------------------------------------------------------------
-
-_WAIT = 0.001
-"""Seconds to wait before trying again to take a lock that another event loop holds."""
-
-
-class CommitLock:
-    """A lock that allows only one commit to a session at a time.
-
-    It is fair among the tasks of one event loop, but not between loops.
-    """
-
-    def __init__(self) -> None:
-        self._between_loops = threading.Lock()
-        self._within: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-        self._held: asyncio.Lock
-        """The lock of the loop whose task holds this one."""
-
-    async def __aenter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        within = self._within.get(loop)
-        if within is None:
-            forget_closed(self._within)
-            within = self._within[loop] = asyncio.Lock()
-        await within.acquire()
-        try:
-            while not self._between_loops.acquire(blocking=False):
-                await asyncio.sleep(_WAIT)
-        except BaseException:
-            within.release()
-            raise
-        self._held = within
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        within = self._held
-        self._between_loops.release()
-        within.release()
-
-
-_locks: WeakKeyDictionary[Session, CommitLock] = WeakKeyDictionary()
-
-
-def commit_lock_of(session: Session) -> CommitLock:
-    """Return the session's commit lock, which all callers share."""
-    lock = _locks.get(session)
-    if lock is None:
-        lock = _locks.setdefault(session, CommitLock())
-    return lock

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from handrail.dispatch.call_log import dispatch_recorded
 from handrail.dispatch.current_call import entered
 from handrail.errors import EffectRefused, EventRefused
 from handrail.events import ApprovalRemembered, Fact
@@ -36,16 +37,36 @@ class CallBus:
         self._attempt.emit(event)
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
-        """Subscribe to events of one type.
+        """Subscribe to events of one type. Returns a function that unsubscribes.
 
-        Returns a function that unsubscribes; the subscription may outlive the call.
+        The subscription ends with the call: the last event that it hears is the call's own end.
         """
-        self._attempt.home.check()
-        return self._attempt.frame.session.dispatcher.subscribe(kind, listener)
+        attempt = self._attempt
+        attempt.home.check()
+        stop = attempt.frame.session.dispatcher.subscribe(kind, listener)
+        held = attempt.frame.subscriptions.setdefault(attempt, set())
+        held.add(stop)
+
+        def unsubscribe() -> None:
+            stop()
+            held.discard(stop)
+
+        if attempt.home.closed:  # the call has ended since, and left this thread behind
+            unsubscribe()
+            if not held:
+                attempt.frame.subscriptions.pop(attempt, None)
+            attempt.home.check()
+        return unsubscribe
 
     def listens_for(self, kind: type, /) -> bool:
         """Return whether an event of this type could reach a subscriber. If not, the event need not be created."""
         return self._attempt.frame.session.dispatcher.listens_for(kind)
+
+
+def end_subscriptions(attempt: Attempt) -> None:
+    """End the subscriptions that were made through the contexts of an attempt."""
+    for stop in attempt.frame.subscriptions.pop(attempt, ()):
+        stop()
 
 
 class CallSession:
@@ -95,7 +116,10 @@ class CallSession:
                 attempt.tool.effect,
                 f"it may not dispatch {type(event).__name__}, which requires effect='staged'",
             )
-        transaction.session.dispatch(event)
+        if attempt.frame.journal is None:
+            transaction.session.dispatch(event)
+        else:
+            dispatch_recorded(attempt, transaction.session, event)
 
 
 class CallApprovals:
@@ -137,7 +161,8 @@ class CallSignal:
 
     The signal fires one pass of the loop before the cancellation lands in an async handler, so that a task that
     waits for the signal can clean up. If the caller's own task is cancelled, the signal fires that early only if the
-    handler read `context.signal` before it began to wait. Otherwise the signal fires when the cancellation has landed.
+    handler read `context.signal` before it began to wait. Otherwise the signal fires when the cancellation has landed. If it is
+    first read then, it can't tell a cancellation from outside from one by a timeout inside the handler, until that is over.
     """
 
     __slots__ = ("_attempt",)
@@ -155,7 +180,7 @@ class CallSignal:
     def cancelled(self) -> bool:
         """Whether the call must stop. It stays true after the call, for a thread that outlives the call."""
         attempt = self._attempt
-        return attempt.frame.cancellation.cancelled or any(each.stopped for each in attempt.with_outer())
+        return attempt.frame.cancellation.cancelled or any(map(_is_stopped, attempt.with_outer()))
 
     def wait(self) -> Operation[None]:
         """Wait until the call must stop."""
@@ -176,6 +201,10 @@ class CallSignal:
         finally:
             for each in forget:
                 each()
+
+
+def _is_stopped(attempt: Attempt) -> bool:
+    return attempt.stopped or ((scope := attempt.frame.live.get(attempt)) is not None and scope.landed)
 
 
 def reserved(event: object) -> EventRefused:

@@ -76,9 +76,11 @@ class AgentEnvironment(Environment):
         )
 
 
-def __getattr__(name: str) -> Any:
-    if name not in ("Screen", "TerminalEnvironment"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from handrail.environment import terminal
+if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
 
-    return getattr(terminal, name)
+    def __getattr__(name: str) -> Any:
+        if name not in ("Screen", "TerminalEnvironment"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from handrail.environment import terminal
+
+        return getattr(terminal, name)

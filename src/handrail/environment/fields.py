@@ -12,6 +12,7 @@ from typing import Any, cast
 from handrail.environment.text import compact
 from handrail.patterns import compile_pattern
 from handrail.rendering import escape_line
+from handrail.schema.kinds import as_count
 
 JsonSchema = dict[str, Any]
 
@@ -120,10 +121,10 @@ def parse(schema: JsonSchema, typed: str) -> Any:
 
 def _parse_string(schema: JsonSchema, typed: str) -> str:
     text = "" if typed == '""' else typed
-    least, most = schema.get("minLength"), schema.get("maxLength")
-    if isinstance(least, int) and len(text) < least:
+    least, most = as_count(schema.get("minLength")), as_count(schema.get("maxLength"))
+    if least is not None and len(text) < least:
         raise ValueError(f"at least {_count(least, 'character')}, not {len(text)}")
-    if isinstance(most, int) and len(text) > most:
+    if most is not None and len(text) > most:
         raise ValueError(f"at most {_count(most, 'character')}, not {len(text)}")
     pattern = schema.get("pattern")
     if isinstance(pattern, str) and not _matches(pattern, text):

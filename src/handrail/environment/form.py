@@ -34,6 +34,7 @@ from handrail.environment.text import (
 from handrail.errors import Declined
 from handrail.question import Question
 from handrail.rendering import escape, escape_line, exact_line
+from handrail.schema.kinds import as_count
 from handrail.schema.problems import asks_for_secrets
 from handrail.schema.secrets import masked
 
@@ -198,8 +199,8 @@ class Form:
     async def _array(self, schema: JsonSchema, name: str, before: Any, depth: int) -> Any:
         indent = "  " * (depth + 1)
         inner = resolve(cast(JsonSchema, schema.get("items") or {}), self._root)
-        least = schema.get("minItems", 0)
-        most = schema.get("maxItems")
+        least = as_count(schema.get("minItems")) or 0
+        most = as_count(schema.get("maxItems"))
         kept = before if before is not NOTHING else schema.get("default", NOTHING)
         self._dialog.say(f"{indent}{escape_line(name) or 'list'}: one per line, Enter to finish", "bold")
         self._describe(schema)
@@ -312,9 +313,10 @@ def list_choices(question: Question) -> list[Choice]:
         dict[str, Any], question.schema.get("properties") or {}
     )
     if remembers:
-        found.append(
-            Choice("e", "yes, this exact call, for the session", {"approved": True, "remember": "exact"})
-        )
+        if payload.get("exact", True):
+            found.append(
+                Choice("e", "yes, this exact call, for the session", {"approved": True, "remember": "exact"})
+            )
         for number, scope in enumerate(_scopes(payload), 1):
             words = f"yes, for the session: {exact_line(scope)}"
             found.append(Choice(str(number), words, {"approved": True, "remember": "scope", "scope": scope}))

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Any, Protocol, TextIO, cast
 
 from handrail.environment.form import NOTHING, describe, fill_in, fill_in_approval
-from handrail.environment.text import Style, Styler, is_terminal, wants_colour, wrap
+from handrail.environment.text import Style, Styler, is_terminal, terminal_size, wants_colour, wrap
 from handrail.errors import Declined, QuestionCancelled
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
@@ -18,8 +18,6 @@ from handrail.spelling import checked_arguments
 from handrail.tools import RunMode
 
 _READ_BYTES = 64 * 1024
-MIN_COLUMNS, MIN_LINES = 20, 7
-"""The minimum size for which a question is laid out, even if the terminal is smaller."""
 
 
 class Keyboard:
@@ -163,15 +161,7 @@ class TerminalEnvironment(Environment):
         return _answer(question, value=value)
 
     def _size(self) -> os.terminal_size:
-        """Return the terminal's size, or 80 by 24 if it is unknown, but at least the minimum.
-
-        `COLUMNS` is ignored, because it may be wrong.
-        """
-        try:
-            size = os.get_terminal_size(cast(TextIO, self._out).fileno())
-        except OSError:
-            size = os.terminal_size((0, 0))
-        return os.terminal_size((max(size.columns or 80, MIN_COLUMNS), max(size.lines or 24, MIN_LINES)))
+        return terminal_size(cast(TextIO, self._out))
 
     async def _fill_in(self, question: Question, dialog: TerminalDialog) -> Any:
         style = self._style

@@ -16,6 +16,8 @@ from typing import Any, Literal, TextIO
 
 from handrail.rendering import Row, escape, escape_line
 
+MIN_COLUMNS, MIN_LINES = 20, 7
+"""The minimum size for which text is laid out, even if the terminal is smaller."""
 NAME_CELLS = 20
 """Maximum width of a name that is shown beside its value."""
 
@@ -168,6 +170,18 @@ def is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except ValueError:
         return False
+
+
+def terminal_size(stream: TextIO) -> os.terminal_size:
+    """Return a terminal's size, or 80 by 24 if it is unknown, but at least the minimum.
+
+    `COLUMNS` is ignored, because it may be wrong.
+    """
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except OSError:
+        size = os.terminal_size((0, 0))
+    return os.terminal_size((max(size.columns or 80, MIN_COLUMNS), max(size.lines or 24, MIN_LINES)))
 
 
 def wants_colour(stream: TextIO | None, environ: Mapping[str, str] | None = None) -> bool:

@@ -29,7 +29,9 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"handrail.fleet.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"handrail.fleet.{_HOMES[name]}"), name)

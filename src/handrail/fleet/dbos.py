@@ -10,15 +10,27 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
-from handrail.fleet.dispatcher import Execute, leg_id, missing_engine, next_leg, queue_name
+from handrail.fleet.dispatcher import (
+    Execute,
+    leg_id,
+    missing_engine,
+    next_leg,
+    queue_name,
+    run_of_leg,
+    sealed_leg,
+)
+from handrail.journals import Journal
 from handrail.records import RunRow
 
 try:
-    from dbos import DBOS, DBOSClient, EnqueueOptions, SetWorkflowID
+    from dbos import DBOS, DBOSClient, EnqueueOptions, Serializer, SetWorkflowID
+    from dbos._serialization import DefaultSerializer
 except ModuleNotFoundError as error:
     raise missing_engine("dbos", error) from None
 
@@ -28,19 +40,51 @@ _VERSION = "handrail-1"
 """The application version for DBOS. It never changes, because each version of an app has its own queue."""
 
 
-class DbosDispatcher:
-    """Starts legs with DBOS, which keeps its tables in the database at `url`. Only one dispatcher can work in a process.
+class _Legs(Serializer):
+    """Stores the arguments of a leg, and the text of an exception, as JSON, and reads nothing else."""
 
-    - `executor`: a name that no other process uses or has used. When a process starts, DBOS restarts the workflows of the
-      executor with this name, and a new name has none. Handrail restarts lost legs itself, once their leases expire.
+    class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+        args: tuple[str, ...] = ()
+        kwargs: dict[str, str] = {}
+        error: str | None = None
+
+    def name(self) -> str:
+        return "handrail"
+
+    def serialize(self, data: Any) -> str:
+        stored = {"error": str(data)} if isinstance(data, BaseException) else data
+        return msgspec.json.encode(msgspec.convert(stored or {}, self._Stored)).decode()
+
+    def deserialize(self, serialized_data: str) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        stored = msgspec.json.decode(serialized_data, type=self._Stored)
+        if stored.error is not None:
+            return RuntimeError(stored.error)
+        return {"args": stored.args, "kwargs": stored.kwargs}
+
+
+def _refuse_pickle(cls: DefaultSerializer, serialized_data: str) -> Any:
+    raise ValueError("pickled data from DBOS's tables is not read, because reading it could run code")
+
+
+DefaultSerializer.deserialize = _refuse_pickle
+"""Each row of DBOS's tables names the format in which it is read. Whatever `serializer` DBOS is given, a row could still name
+its default format, which is pickle. So pickle is refused for all rows that this process reads."""
+
+
+class DbosDispatcher:
+    """Starts legs of a journal's runs with DBOS, which keeps its tables in the database at `url`.
+
+    Only one dispatcher can work in a process. Once this module is imported, DBOS reads no pickled data in this process, and a
+    workflow that was not enqueued with the journal's key starts nothing.
+
     - `poll`: seconds between DBOS's polls of its queues.
     """
 
     _current: ClassVar[DbosDispatcher | None] = None
 
-    def __init__(self, url: str, *, executor: str, poll: float = 0.2, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, url: str, journal: Journal, *, poll: float = 0.2, clock: Clock = SYSTEM_CLOCK) -> None:
         self._url = url
-        self._executor = executor
+        self._journal = journal
         self._poll = poll
         self._clock = clock
         self._execute: Execute | None = None
@@ -67,9 +111,9 @@ class DbosDispatcher:
             options["delay_seconds"] = max(0.0, at - self._clock.now().timestamp())
         if not self._ready.is_set():
             DBOS.migrate(self._url)
-        client = DBOSClient(system_database_url=self._url, application_name=_NAME)
+        client = DBOSClient(system_database_url=self._url, application_name=_NAME, serializer=_Legs())
         try:
-            client.enqueue(options, run.record.id)
+            client.enqueue(options, sealed_leg(run, self._journal))
         finally:
             client.destroy()
 
@@ -96,7 +140,7 @@ class DbosDispatcher:
             found = DBOS.get_workflow_status(id)
             if found is None:
                 with SetWorkflowID(id):
-                    DBOS.enqueue_workflow(queue_name(run.queue), _leg, run.record.id)
+                    DBOS.enqueue_workflow(queue_name(run.queue), _leg, sealed_leg(run, self._journal))
                 return
             if found.status == "PENDING":
                 if begun != id:
@@ -144,8 +188,11 @@ class DbosDispatcher:
                 "name": _NAME,
                 "system_database_url": self._url,
                 "application_version": _VERSION,
-                "executor_id": self._executor,
+                # DBOS restarts the workflows of the executor with this name, and a new name has none. Handrail restarts
+                # lost legs itself, once their leases expire.
+                "executor_id": self._journal.owner,
                 "log_level": "ERROR",
+                "serializer": _Legs(),
             }
         )
         DBOS.listen_queues(list(names))
@@ -153,8 +200,11 @@ class DbosDispatcher:
         for name in names:
             DBOS.register_queue(name, worker_concurrency=limit, polling_interval_sec=self._poll)
 
-    async def execute_here(self, run_id: str) -> None:
+    async def execute_here(self, leg: object) -> None:
         """Execute a leg on the worker's event loop. DBOS runs workflows on a different one."""
+        run_id = run_of_leg(leg, self._journal)
+        if run_id is None:
+            return
         assert self._execute is not None, "DBOS starts workflows while it is launched"
         assert self._loop is not None, "DBOS starts workflows while it is launched"
         started = asyncio.run_coroutine_threadsafe(_awaited(self._execute, run_id), self._loop)
@@ -171,8 +221,8 @@ async def _awaited(execute: Execute, run_id: str) -> None:
 
 
 @DBOS.workflow(name=_LEG, max_recovery_attempts=None)
-async def _leg(run_id: str) -> None:
+async def _leg(leg: object) -> None:
     """Execute a leg, if a dispatcher is at work. DBOS counts the leg as finished even if the run is only parked."""
     worker = DbosDispatcher.current()
     if worker is not None:
-        await worker.execute_here(run_id)
+        await worker.execute_here(leg)

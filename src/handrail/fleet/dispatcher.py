@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from handrail.errors import DefinitionError
+from handrail.journals import Journal
 from handrail.records import RunRow
+
+log = logging.getLogger("handrail.fleet")
 
 Execute = Callable[[str], Awaitable[None]]
 """A function that executes the next leg of the run with this id, if the run is due and no other worker has it."""
@@ -55,6 +60,31 @@ def leg_id(run: RunRow, number: int) -> str:
 def next_leg(run: RunRow) -> str:
     """Return the id of a run's next leg."""
     return leg_id(run, run.legs + 1)
+
+
+def sealed_leg(run: RunRow, journal: Journal) -> str:
+    """Return the text that an engine stores to start a run's next leg: the leg's id after a MAC with the journal's key.
+
+    An engine's tables may be open to others, who could otherwise name any run in them.
+    """
+    leg = next_leg(run)
+    return f"{_mac(journal, leg)} {leg}"
+
+
+def run_of_leg(stored: object, journal: Journal) -> str | None:
+    """Return the id of the run that a text from `sealed_leg` names. Returns None, and logs a warning, for anything else."""
+    mac, _, leg = stored.partition(" ") if isinstance(stored, str) else ("", "", "")
+    if hmac.compare_digest(mac.encode(), _mac(journal, leg).encode()):
+        return leg.rpartition("/")[0]
+    log.warning(
+        "refused to start a leg, because its job was not written with the key of journal %s", journal.id
+    )
+    return None
+
+
+def _mac(journal: Journal, leg: str) -> str:
+    text = f"{journal.id} {leg}".encode(errors="surrogatepass")
+    return hashlib.blake2b(text, key=journal.key, digest_size=32, person=b"handrail leg").hexdigest()
 
 
 def queue_name(queue: str) -> str:

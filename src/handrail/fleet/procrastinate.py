@@ -10,7 +10,8 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-from handrail.fleet.dispatcher import Execute, missing_engine, next_leg, queue_name
+from handrail.fleet.dispatcher import Execute, missing_engine, next_leg, queue_name, run_of_leg, sealed_leg
+from handrail.journals import Journal
 from handrail.records import RunRow
 
 try:
@@ -30,18 +31,24 @@ _WORKER_SECONDS = 5.0
 
 
 class ProcrastinateDispatcher:
-    """Starts legs with procrastinate. Its tables are in the database at `url`, and are created if needed."""
+    """Starts legs of a journal's runs with procrastinate. Its tables are in the database at `url`, and are created if needed.
 
-    def __init__(self, url: str, *, poll: float = _WORKER_SECONDS) -> None:
+    A job that was not written with the journal's key starts nothing.
+    """
+
+    def __init__(self, url: str, journal: Journal, *, poll: float = _WORKER_SECONDS) -> None:
+        self._journal = journal
         self._poll = poll
         self._app = App(connector=PsycopgConnector(conninfo=url))
         self._execute: Execute | None = None
         self._ready = asyncio.Event()
         self._app.task(name=_TASK)(self._leg)
 
-    async def _leg(self, run_id: str) -> None:
+    async def _leg(self, leg: object) -> None:
         assert self._execute is not None, "jobs start while the worker works"
-        await self._execute(run_id)
+        run_id = run_of_leg(leg, self._journal)
+        if run_id is not None:
+            await self._execute(run_id)
 
     async def submit(self, run: RunRow, /, at: float | None = None) -> None:
         """Do nothing, because workers look in the journal for due runs and wake them."""
@@ -52,10 +59,9 @@ class ProcrastinateDispatcher:
         A lost job does not block later legs, because each leg has its own lock.
         """
         await self._ready.wait()
-        leg = next_leg(run)
         with contextlib.suppress(AlreadyEnqueued):
-            task = self._app.configure_task(_TASK, queue=queue_name(run.queue), queueing_lock=leg)
-            await task.defer_async(run_id=run.record.id)
+            task = self._app.configure_task(_TASK, queue=queue_name(run.queue), queueing_lock=next_leg(run))
+            await task.defer_async(leg=sealed_leg(run, self._journal))
 
     async def cancel(self, run: RunRow, /) -> None:
         """Do nothing, because a leg of a run that is over does nothing."""

@@ -17,7 +17,15 @@ from handrail.cancellation import shielded
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.deadline import Deadline
 from handrail.environment import LaterEnvironment
-from handrail.errors import JournalError, PromptEvaluationError, RunBusy, RunParked, WorkspaceBusy
+from handrail.errors import (
+    JournalError,
+    PromptEvaluationError,
+    RunBusy,
+    RunParked,
+    SessionBusy,
+    SessionOutdated,
+    WorkspaceBusy,
+)
 from handrail.fleet.apps import FleetApp
 from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
 from handrail.fleet.submission import repeat, this_host
@@ -50,7 +58,8 @@ _AGAIN_SECONDS = 5.0
 _RETRY_SECONDS = 15.0
 """Seconds until a run is tried again after a leg failed without ending the run."""
 _BUSY_SECONDS = 3.0
-"""Seconds until a run is tried again after a different run had its workspace."""
+"""Seconds until a run is tried again after a different run had its workspace or worked on its session."""
+_Busy = WorkspaceBusy | SessionBusy | SessionOutdated
 _CUT_SECONDS = 5.0
 """Maximum seconds to wait for the end of legs that were interrupted. After that, they are cancelled."""
 
@@ -203,7 +212,7 @@ class Runner:
 
     async def _return(self, row: RunRow) -> None:
         """Release a run that this process holds and does not execute, so that it is immediately due for other workers."""
-        now = self._clock.now().timestamp()
+        now = self.journal.clock.now().timestamp()
         await self.journal.runs.leave(row.record.id, row.status, row.outcome, due_at=now)
 
     def _start(self, row: RunRow) -> None:
@@ -320,7 +329,7 @@ class Runner:
         if leg.row.status != "queued":
             return source.resume(record.id, journal=journal, environment=environment, session=session)
         request = decode_request(record)
-        await repeat(journal, leg.row, request, self._dispatcher, self._clock)
+        await repeat(journal, leg.row, request, self._dispatcher)
         if session is None:
             session = await load_session(journal, record.session_id, principal=record.principal)
         await load_attachments(journal, record.id, request.attachments)
@@ -342,7 +351,7 @@ class Runner:
         """Release the run of a failed leg.
 
         A run that is over, or that another worker has, is left alone. A run that this worker has and that could not begin is
-        recorded as failed, unless the journal failed or another run has its workspace. Any other run is due again later. If the
+        recorded as failed, unless the journal failed or another run has its workspace or session. Any other run is due again later. If the
         journal fails, `_release` releases the run later.
         """
         self._report(f"{leg.run_id}: {type(error).__name__}: {error}")
@@ -353,12 +362,12 @@ class Runner:
                 return
             if row.owner not in ("", journal.owner):
                 return self._report(f"{run_id}: taken over by {row.owner}")
-            if not isinstance(error, JournalError | PromptEvaluationError | WorkspaceBusy):
+            if not isinstance(error, JournalError | PromptEvaluationError | _Busy):
                 log.error("a leg of run %s failed", run_id, exc_info=error)
             is_mine = row.owner == journal.owner
-            pause = _BUSY_SECONDS if isinstance(error, WorkspaceBusy) else _RETRY_SECONDS
-            later = self._clock.now().timestamp() + pause
-            if row.status == "queued" and is_mine and not isinstance(error, JournalError | WorkspaceBusy):
+            pause = _BUSY_SECONDS if isinstance(error, _Busy) else _RETRY_SECONDS
+            later = journal.clock.now().timestamp() + pause
+            if row.status == "queued" and is_mine and not isinstance(error, JournalError | _Busy):
                 outcome = RunOutcome(stop_reason="failed", error=str(error), phase="begin")
                 await journal.runs.leave(run_id, "failed", msgspec.msgpack.encode(outcome))
             elif is_mine:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from handrail.adapter.requests import RunRequest
-from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.deadline import is_span
 from handrail.errors import DefinitionError
@@ -105,7 +104,6 @@ async def submit(
     submission: Submission | str,
     *,
     dispatcher: Dispatcher | None = None,
-    clock: Clock = SYSTEM_CLOCK,
     new_id: NewId = random_id,
 ) -> RunRow:
     """Record a run for a worker to begin, and return its row. This process does not execute it.
@@ -115,7 +113,7 @@ async def submit(
     leg. Raises `RunError` if the journal already has another run with this id.
     """
     asked = Submission(submission) if isinstance(submission, str) else submission
-    now = clock.now().timestamp()
+    now = journal.clock.now().timestamp()
     due = now if asked.at is None else asked.at
     run_id = asked.run_id or new_id()
     record = RunRecord(
@@ -136,9 +134,7 @@ async def submit(
     return row
 
 
-async def repeat(
-    journal: Journal, row: RunRow, request: RunRequest, dispatcher: Dispatcher, clock: Clock
-) -> None:
+async def repeat(journal: Journal, row: RunRow, request: RunRequest, dispatcher: Dispatcher) -> None:
     """Submit the next run of a series. Does nothing for a run that is not repeated.
 
     Times that have passed are skipped. The new run's key contains its time, so that it is submitted only once, even if
@@ -146,7 +142,7 @@ async def repeat(
     """
     if request.every is None:
         return
-    late = max(0.0, clock.now().timestamp() - request.due_at)
+    late = max(0.0, journal.clock.now().timestamp() - request.due_at)
     due = request.due_at + request.every * (late // request.every + 1)
     key = f"{request.key}@{due:.3f}"
     new_id = f"{request.key}-{due:.3f}".removesuffix(".000")

@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict
 
 from handrail.context.facts import Approval, ApprovalOutcome
@@ -134,7 +135,9 @@ class Broker:
                 reason = f"it needs {quorum}, not counting {question.principal!r}, and {there} can be asked"
                 return Approval(False, reason, "", "denied")
         answer = await self._ask(request, cast("Environment", environment))
-        return Approval(False, "", "", "cancelled") if answer is None else decision(answer, request)
+        if answer is None:
+            return Approval(False, "", "", "cancelled")
+        return decision(_without_former_voters(answer, request, cast("Environment", environment)), request)
 
     async def _ask(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
         """Return the answer to a request; None if the request was withdrawn because a new decision covers it."""
@@ -161,6 +164,18 @@ class Broker:
         return None if withdrawn and asking.cancelled() else asking.result()
 
 
+def _without_former_voters(answer: Answer, request: ApprovalRequest, environment: Environment) -> Answer:
+    """Return an answer without the votes of accounts that may no longer vote, for example because they were removed."""
+    question = request.question
+    voters = [(each, environment.voters(each, question.principal)) for each in question.quorums]
+    standing = [
+        vote
+        for vote in answer.votes
+        if all(found.get(vote.by) == vote.since for quorum, found in voters if quorum.counts(vote))
+    ]
+    return replace(answer, votes=tuple(standing))
+
+
 def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
     """Parse an answer. Raises `ToolValidationError` if it does not match what was offered."""
     answer = APPROVAL_ANSWER.parse_value(value)
@@ -168,6 +183,12 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
     if request.recall is None and answer.remember != "once":
         raise ToolValidationError(
             "an answer to this request can't be remembered. Answer with remember='once'."
+        )
+    keys = request.question.decision_keys
+    if answer.approved and answer.remember == "exact" and keys is not None and not keys.exact:
+        raise ToolValidationError(
+            "an approval of exactly this command can't be remembered, because the files that it runs may change. "
+            "Answer with remember='once' or 'scope'."
         )
     if answer.remember != "scope":
         if answer.scope is not None:

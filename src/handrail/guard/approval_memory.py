@@ -23,6 +23,7 @@ from handrail.journal.decisions import remembered_as, written
 from handrail.journal.digest import digest, new_key
 from handrail.journals import Journal
 from handrail.question import Question
+from handrail.rendering import UNSHOWN
 from handrail.resources.paths import split
 from handrail.schema.kinds import describe_kind
 from handrail.session import Session
@@ -32,6 +33,8 @@ from handrail.tools import Tool
 Asks = Literal["call", "message", "permission"]
 """What a request is about: a call, the message of a `request_approval`, or the permission of a `request_permission`."""
 
+DELETES = "fs.delete"
+"""The capability to delete files. A scope for other capabilities does not cover a call that deletes, whatever its tool declares."""
 NEVER_REMEMBERED = frozenset({"worker.create"})
 """Capabilities of tools whose approvals are never remembered. An answer applies to one call only."""
 _KEY = new_key()
@@ -55,20 +58,22 @@ class Coverage(msgspec.Struct, frozen=True):
     words: str
     """A description of this request, for lists of remembered decisions."""
     exact: str
-    """The key for exactly these arguments and, if a diff was shown, this diff."""
+    """The key for exactly these arguments and, if a diff was shown, this diff. "" if an approval of them can't be remembered."""
     any_diff: str
     """The key for the same call with normalised paths and any diff. A denial without a scope is recorded under it."""
     scopes: tuple[Scope, ...]
+    wider: tuple[Scope, ...] = ()
+    """For a request that deletes, the scopes that it would have if it only wrote. Their denials cover it too."""
 
     @property
     def approving(self) -> frozenset[str]:
         """The keys under which an approval covers the request."""
-        return frozenset((self.exact, *(scope.key for scope in self.scopes)))
+        return frozenset(filter(None, (self.exact, *(scope.key for scope in self.scopes))))
 
     @property
     def denying(self) -> frozenset[str]:
         """The keys under which a denial covers the request."""
-        return self.approving | {self.any_diff}
+        return self.approving | {self.any_diff, *(scope.key for scope in self.wider)}
 
 
 def coverage_of(
@@ -81,6 +86,7 @@ def coverage_of(
     shown: Any,
     diff: str,
     paths: Sequence[str] | None,
+    deletes: bool,
     spelled: Mapping[str, str],
     secret: bytes | None = None,
 ) -> Coverage:
@@ -90,6 +96,7 @@ def coverage_of(
     - `arguments`: the call's arguments in canonical form, and `shown`: what a person sees of them.
     - `paths`: the normalised paths that the call names or has changed; None if they are not known, or if the request is not
       about a call.
+    - `deletes`: whether the call deletes files.
     - `spelled`: maps each path as it was written to its normal form.
     - `secret`: the key for digests of arguments that are not shown in full, so that nobody can guess these arguments
       from the request's keys.
@@ -97,24 +104,39 @@ def coverage_of(
     secret = _KEY if secret is None else secret
     written = json.dumps([arguments, shown], sort_keys=True)
     about = ("exact", asks, name, _identity(tool))
+    denied = ("exact", asks, name, _kind(tool))
     if _is_shown(arguments, shown):
         exactly = written
         however = json.dumps(_respelled(shown, spelled), sort_keys=True)
     else:
         exactly = digest(secret, written)
         however = digest(secret, json.dumps(_respelled([arguments, shown], spelled), sort_keys=True))
+    # A command runs files that may have changed since, and without a diff nobody sees what it does this time.
+    is_lasting = not _leaves_out(diff) and (
+        asks != "call" or diff != "" or "proc.exec" not in tool.capabilities
+    )
+
+    def scopes(deletes: bool) -> tuple[Scope, ...]:
+        offered = _offered(tool, asks, name, paths, deletes)
+        return tuple(Scope(words, _key(whose, "scope", *what)) for words, what in offered)
+
     return Coverage(
         words=_in_short(f"exactly {_request(tool, asks, name)} {json.dumps(shown)}"),
-        exact=_key(whose, *about, exactly, diff),
-        any_diff=_key(whose, "however", *about, however),
-        scopes=tuple(
-            Scope(words, _key(whose, "scope", *what)) for words, what in _offered(tool, asks, name, paths)
-        ),
+        exact=_key(whose, *about, exactly, diff) if is_lasting else "",
+        any_diff=_key(whose, "however", *denied, however),
+        scopes=scopes(deletes),
+        wider=scopes(False) if deletes else (),
     )
 
 
+def _leaves_out(diff: str) -> bool:
+    """Return whether a diff says that changes can't be shown, so that other changes may have the same diff."""
+    # Lines of files begin with one of these characters, and no other line does.
+    return any(UNSHOWN in line and line[0] not in " +-\\" for line in diff.split("\n"))
+
+
 def _offered(
-    tool: Tool[Any, Any], asks: Asks, name: str, paths: Sequence[str] | None
+    tool: Tool[Any, Any], asks: Asks, name: str, paths: Sequence[str] | None, deletes: bool
 ) -> Iterable[tuple[str, tuple[Any, ...]]]:
     """Yield the description of each scope and the parts of its key, narrowest first.
 
@@ -128,8 +150,9 @@ def _offered(
         if not tool.path_accesses:  # otherwise the scope would cover all paths
             yield f"{tool.name} (any arguments)", ("tool", _identity(tool))
         return
-    words = " and ".join(sorted(tool.capabilities)) or tool.name
-    which = (sorted(tool.capabilities), tool.effect, "" if tool.capabilities else _identity(tool))
+    granted: list[str] = sorted({*(tool.capabilities - {DELETES}), *([DELETES] if deletes else [])})
+    words = " and ".join(granted if tool.capabilities else (tool.name, *granted))
+    which = (granted, tool.effect, "" if tool.capabilities else _identity(tool))
     folder = _common([split(path)[0] for path in paths])
     files = sorted(set(paths))
     if not folder and len(files) <= _MANY:
@@ -166,7 +189,15 @@ def _said(text: str, end: str = "") -> str:
 
 
 def _identity(tool: Tool[Any, Any]) -> Any:
-    """Return the values that distinguish this tool from another tool with the same name."""
+    """Return the values that distinguish this tool from another tool with the same name.
+
+    The description is one of them: a tool that says something else may do something else. So approvals end when it changes.
+    """
+    return (*_kind(tool), tool.description)
+
+
+def _kind(tool: Tool[Any, Any]) -> Any:
+    """Return what a denial of this tool's calls is bound to. A tool does not escape a denial by describing itself differently."""
     return (tool.name, tool.json_schema, sorted(tool.capabilities), tool.effect)
 
 

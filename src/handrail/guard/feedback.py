@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from handrail.cancellation import open_scope
+from handrail.cancellation import finish, open_scope
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
 from handrail.isolation import isolated
 from handrail.protocols import Filesystem, SessionView
+from handrail.resources.file_view import fork_behind
 from handrail.schema.kinds import describe_kind
+from handrail.threads import run_in_thread
 
 if TYPE_CHECKING:
     from handrail.resources.shell import Shell
@@ -227,13 +229,13 @@ class CommandPassing:
             raise _no_files("CommandPassing")
         from handrail.resources.shell.shell_errors import ShellError
 
-        fork = files.fork(self.name)
+        fork = fork_behind(files).fork(self.name)
         try:
             finished = await self._shell.run_on(fork, self._argv, keep=False)
         except ShellError as error:
             return f"This must pass, but it could not run: {error}"
         finally:
-            fork.drop()
+            await finish(run_in_thread(fork.drop))  # the command may have made any number of files
         return None if finished.ok else f"This must pass: {finished.render()}"
 
 
@@ -293,9 +295,7 @@ async def ask(name: str, asked: Callable[[], Any]) -> Reply:
     """
     scope = open_scope()
     try:
-        said = asked()
-        if inspect.isawaitable(said):
-            said = await isolated(said)
+        said = await isolated(_said(asked))
     except asyncio.CancelledError:
         if scope.interrupted:
             raise
@@ -308,6 +308,11 @@ async def ask(name: str, asked: Callable[[], Any]) -> Reply:
     if said is None or isinstance(said, str):
         return Reply(said)
     return Reply(problem=f"it returned {describe_kind(said)} instead of a text or None")
+
+
+async def _said(asked: Callable[[], Any]) -> Any:
+    said = asked()
+    return await said if inspect.isawaitable(said) else said
 
 
 def could_not_check(name: str, why: str) -> str:

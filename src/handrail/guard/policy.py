@@ -14,11 +14,13 @@ import msgspec
 
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, FileError, HandrailError
+from handrail.pace import SLICE
 from handrail.protocols import PolicyDecision, ToolPolicy
 from handrail.question import Quorum
 from handrail.resources.paths import HasLinks, parse_path
 from handrail.session import kept
 from handrail.spelling import checked_arguments
+from handrail.threads import run_in_thread
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.checks import CAPABILITY
 
@@ -218,8 +220,12 @@ class CapabilityPolicy:
             return []  # somebody has approved the call, whatever it changes
         source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
         transaction = source.open_transaction
-        changed = [path for fork in transaction.touched for path in fork.changed_paths() or ()]
-        outside = [path.rstrip("/") for path in changed if not self._may_change(path, changed)]
+        outside = transaction.judged.get(id(self))
+        if outside is None:
+            changed = [path for fork in transaction.touched for path in fork.changed_paths() or ()]
+            outside = [path.rstrip("/") for path in changed if not self._may_change(path, changed)]
+            if transaction.sealed:
+                transaction.judged[id(self)] = outside
         if not outside:
             return []
         approved = {
@@ -238,11 +244,14 @@ class CapabilityPolicy:
 
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
-    ) -> None:
+    ) -> Awaitable[None] | None:
         """Note the paths outside the scope whose changes were approved. Raises `FileError` if one was not approved."""
         outside = self.paths_outside(tool, context=context)
-        if not outside:
-            return
+        if len(outside) > SLICE:
+            return run_in_thread(lambda: self._note(outside, tool, params, context))
+        return self._note(outside, tool, params, context) if outside else None
+
+    def _note(self, outside: list[str], tool: Tool[Any, Any], params: Any, context: ToolContext) -> None:
         source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
         was_shown = source.preview is not None or source.open_transaction.durable
         named = () if was_shown else _named(tool, params, context)

@@ -139,8 +139,9 @@ class RateWindow:
 def _within(seconds: float, at: float, now: float) -> bool:
     """Return whether `at` is less than this many seconds away from `now`.
 
-    `at` may be ahead of `now`: another thread may have read it later, it may come from another machine's clock, or this
-    machine may have been restarted since.
+    `at` may be ahead of `now`: another thread may have read it later, it may come from another machine's clock, or the
+    clock may have been set back. A call ahead of `now` counts until the clock is past it again, so setting the clock back by
+    less than the window frees nothing.
     """
     return abs(now - at) < seconds
 
@@ -149,8 +150,11 @@ def _within(seconds: float, at: float, now: float) -> bool:
 class RateLimitPolicy(CheckOnly):
     """Allows a session at most `most` calls in `per_seconds` seconds, to all tools or only to `tools`. Failed calls count too.
 
-    A call that is retried within this time counts once. A call that this policy denied does not count. The cost of a check does
-    not depend on the number of calls.
+    A call that is retried within this time counts once, and so does one that continues after a crash. A call that this policy
+    denied does not count. The cost of a check does not depend on the number of calls. With a journal, the counts are
+    recorded with the calls: they apply to resumed runs and continued conversations, in any process.
+
+    Times are those of `clock.now()`, by default the system's wall clock, because counts outlive the process.
     """
 
     def __init__(
@@ -178,7 +182,7 @@ class RateLimitPolicy(CheckOnly):
         if self.named_tools is not None and tool.name not in self.named_tools:
             return PolicyDecision.allow()
         session, call = context.session, context.invocation.idempotency_key
-        now = self._clock.monotonic()
+        now = self._clock.now().timestamp()
         window = RateWindow(session[RateCell], self.name)
         if window.has(call, self._window, now):
             return PolicyDecision.allow()

@@ -17,6 +17,7 @@ import pydantic_core
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import new_part
+from handrail.dispatch.call_log import tell_between
 from handrail.dispatch.failures import WrongResult, transient_in
 from handrail.dispatch.questions import ask_value, note_verb
 from handrail.errors import (
@@ -38,6 +39,7 @@ from handrail.errors import (
     VisibilityExpansionRequired,
 )
 from handrail.events import HandoffAnswered, HandoffParked
+from handrail.isolation import is_closing
 from handrail.question import Wording
 from handrail.raised_errors import leaves_of
 from handrail.replay.marks import has_secret
@@ -206,8 +208,7 @@ class ActRunner:
     def note(self, kind: type[HandoffParked] | type[HandoffAnswered], data: Any) -> None:
         """Record that the handoff was parked or answered, with this data."""
         attempt = self._attempt
-        fact = kind(attempt.id, attempt.name, attempt.path, data, attempt.run_context)
-        attempt.frame.session.record(fact)
+        tell_between(attempt, kind(attempt.id, attempt.name, attempt.path, data, attempt.run_context))
 
     def done(self) -> None:
         """Drop the recorded effects of the acts themselves, because the effect of the handoff's own call replaces them."""
@@ -432,7 +433,7 @@ def _with(
     act: Act,
     given: tuple[Any, ...] | None,
     finish: Callable[[Any], ToolResult[Any]] | None,
-    hide: Callable[[Exception], Exception] | None,
+    hide: Callable[[BaseException], BaseException] | None,
 ) -> Tool[Any, Any]:
     """Return an act's tool, which works on `given`, or on the params if `given` is None."""
     function = act.function
@@ -444,8 +445,8 @@ def _with(
         positional, named = arguments(params)
         try:
             value = await function(*positional, **named, context=context)
-        except Exception as error:
-            if hide is None:
+        except (Exception, GeneratorExit) as error:
+            if hide is None or is_closing():
                 raise
             raised = hide(error)
         else:
@@ -456,7 +457,7 @@ def _with(
         positional, named = arguments(params)
         try:
             value = function(*positional, **named, context=context)
-        except Exception as error:
+        except (Exception, GeneratorExit) as error:
             if hide is None:
                 raise
             raised = hide(error)
@@ -467,7 +468,7 @@ def _with(
     return _handled(tool, run_async if act.is_async else run_in_thread)
 
 
-def without_words(error: Exception) -> Exception:
+def without_words(error: BaseException) -> BaseException:
     """Return the error to report for an act's error. It omits the original message, which may contain private data.
 
     The errors in `_TOLD`, and groups with an error that ends the run, are returned unchanged. A transient error stays one.

@@ -7,7 +7,6 @@ digest of the whole value, made with the journal's key. The seal shows whether a
 from __future__ import annotations
 
 import hmac
-from datetime import datetime
 from typing import Any, cast, get_args
 
 import msgspec
@@ -22,14 +21,14 @@ from handrail.schema.misfits import misfits
 from handrail.schema.secrets import MASK, is_masked
 
 
-def check_answer(question: Question, answer: Answer, now: datetime) -> None:
-    """Raise `AnswerRefused` unless an answer is valid.
+def check_answer(question: Question, answer: Answer) -> None:
+    """Raise `AnswerRefused` unless an answer is valid. Whether it is in time is decided where it is recorded.
 
-    It must carry this question's digest, be in time, and have a known outcome. If that is `answered`, its value must match the
+    It must carry this question's digest, and have a known outcome. If that is `answered`, its value must match the
     schema. `check_sender` decides who may give it.
     """
     check_sender(question, answer)
-    check_in_time(question, answer, now)
+    check_outcome(question, answer)
     wrong = (
         misfits(question.schema, answer.value, secret=question.secret) if answer.outcome == "answered" else ()
     )
@@ -80,12 +79,8 @@ def _check_votes(question: Question, answer: Answer) -> None:
         )
 
 
-def check_in_time(question: Question, answer: Answer, now: datetime) -> None:
-    """Raise `AnswerRefused` if the question has expired, or if the answer's outcome is not a valid one."""
-    if question.expires_at is not None and now >= question.expires_at:
-        raise AnswerRefused(
-            question.id, "the question has expired", "It can no longer be answered; the run has to ask again."
-        )
+def check_outcome(question: Question, answer: Answer) -> None:
+    """Raise `AnswerRefused` if the answer's outcome is not a valid one."""
     if answer.outcome not in get_args(AnswerOutcome):
         raise AnswerRefused(
             question.id,
@@ -156,7 +151,7 @@ def check_repeat(question: Question, answer: Answer, before: Answer | None, key:
     else:
         same = answer == before
     if not same:
-        raise answered_already(question.id)
+        raise refusal(question, before)
 
 
 def secret_refused(question: Question) -> AnswerRefused:
@@ -169,8 +164,15 @@ def secret_refused(question: Question) -> AnswerRefused:
     )
 
 
-def answered_already(question_id: str) -> AnswerRefused:
-    return AnswerRefused(question_id, "it has already been answered", "The first answer counts.")
+def refusal(question: Question, recorded: Answer) -> AnswerRefused:
+    """Create the error for an answer to a question that has already ended differently."""
+    if recorded.outcome == "timed out":
+        return AnswerRefused(
+            question.id,
+            "the question has expired",
+            "It ended without an answer, and its run continues without one.",
+        )
+    return AnswerRefused(question.id, "it has already been answered", "The first answer counts.")
 
 
 def _plain(question: Question, value: object) -> Any:

@@ -26,6 +26,7 @@ from handrail.journal.verification import (
     VOID,
     RunRecords,
     committed_unit,
+    entry_of,
     steps_in,
     verified,
     verify_session,
@@ -160,18 +161,32 @@ class SqliteCalls:
         return tuple(map(committed_unit, records.units))
 
     async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
+        records = await self._records_of(session_id)
+        return tuple(map(committed_unit, sorted(each for _, units, _ in records for each in units)))
+
+    async def history(self, session_id: str, /) -> Sequence[tuple[str, CommitUnit | Entry]]:
+        found: list[tuple[Record, str, CommitUnit | Entry]] = []
+        for run_id, units, run in await self._records_of(session_id):
+            found += [(each, run_id, committed_unit(each)) for each in units]
+            found += [(each, run_id, entry_of(each)) for each in run.newest]
+        return tuple((run_id, what) for _, run_id, what in sorted(found, key=lambda each: each[0]))
+
+    async def _records_of(self, session_id: str) -> list[tuple[str, list[Record], RunRecords]]:
+        """Return the verified records of each run in a session: the run's id, its units in the session, and all its records."""
         chains = self._database.chains
         query = "SELECT DISTINCT chain FROM records WHERE session_id = ? AND opens = 1"
 
-        def load(connection: Connection) -> list[Record]:
+        def load(connection: Connection) -> list[tuple[str, list[Record], RunRecords]]:
             ids = dict.fromkeys(check_session(connection, chains, session_id))
             ids |= dict.fromkeys(
                 chain.removeprefix("run ") for (chain,) in fetch(connection, query, session_id)
             )
-            records = [verified(connection, chains, run_id) for run_id in ids]
-            return sorted(each for run in records for each in run.units if each.session_id == session_id)
+            runs = [(run_id, verified(connection, chains, run_id)) for run_id in ids]
+            return [
+                (id, [each for each in run.units if each.session_id == session_id], run) for id, run in runs
+            ]
 
-        return tuple(map(committed_unit, await self._database.transact(load)))
+        return await self._database.transact(load)
 
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
         chains = self._database.chains

@@ -2,7 +2,7 @@
 
 A journal's records form chains: one for each run, one for what is added to a run from outside (answers, votes,
 cancellations, deposits), one for each principal's decisions in a session, one for each session, one for the
-list of sessions, and one for each step that belongs to no run. Apart from the state of a committed call, which the MAC
+list of sessions, one for each workspace, and one for each step that belongs to no run. Apart from the state of a committed call, which the MAC
 does not cover, a record is never changed. It is deleted only with its whole chain. To take a record back, as when a
 commit is voided or a question is withdrawn, another record is added.
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sqlite3
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -38,12 +38,12 @@ _encode = msgspec.msgpack.Encoder().encode
 INSERT = """INSERT INTO records (chain, link, kind, key, at, session_id, body, mac, state, opens)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _INSERT_HEAD = "INSERT INTO chains (chain, links, seal) VALUES (?, ?, ?)"
-_REPLACE_HEAD = "UPDATE chains SET links = ?, seal = ? WHERE number = ? AND seal = ?"
+_REPLACE_HEAD = "UPDATE chains SET links = ?, seal = ? WHERE rowid = ? AND seal = ?"
 _REPLACE_OWN_HEAD = f"{_REPLACE_HEAD} AND coalesce((SELECT owner FROM runs WHERE id = ?), ?) = ?"
-_CORRECT_HEAD = "UPDATE chains SET seal = ? WHERE number = ?"
+_CORRECT_HEAD = "UPDATE chains SET seal = ? WHERE rowid = ?"
 _CORRECT_RECORD = "UPDATE records SET mac = ? WHERE number = ?"
 _Head = tuple[int, int, bytes | bytearray, str]
-"""The row number, number of links, and seal of a chain's head, and the session of its last call; "" if that is not known."""
+"""The row id, number of links, and seal of a chain's head, and the session of its last call; "" if that is not known."""
 _MOST_HEADS = 10_000
 """Maximum number of heads that a process remembers."""
 _READ = """SELECT number, link, kind, key, at, session_id, body, mac, state, opens FROM records
@@ -83,6 +83,11 @@ def session_chain(session_id: str) -> str:
 
 SESSIONS = "sessions"
 """The name of the chain that records which sessions began."""
+
+
+def workspace_chain(name: str) -> str:
+    """Return the name of the chain that records the versions of a workspace."""
+    return f"workspace {name}"
 
 
 def step_chain(key: str) -> str:
@@ -159,12 +164,6 @@ class Record(NamedTuple):
     opens: int
     """1 for a call by which a session's chains are found: its first call in this chain, and maybe later ones; otherwise 0."""
 
-    def is_marked(self, sessions: Collection[str]) -> bool:
-        """Return whether `opens`, which the MAC does not cover, is plausible in a chain that already has calls of these sessions."""
-        if self.opens == 0:
-            return not self.session_id or self.session_id in sessions
-        return self.opens == 1 and bool(self.session_id)
-
 
 class NewRecord(msgspec.Struct, gc=False):
     """A record that is about to be added to `chain`. The other fields are those of `Record`."""
@@ -211,11 +210,14 @@ class Chains:
         key: str,
         at: float,
         session_id: str,
+        opens: int,
         seal: bytes | bytearray,
         body: bytes,
     ) -> bytes:
         hashed = self._keyed.copy()
-        hashed.update(_encode((self._journal, chain, number, link, kind, key, at, session_id, seal, body)))
+        hashed.update(
+            _encode((self._journal, chain, number, link, kind, key, at, session_id, opens, seal, body))
+        )
         return hashed.digest()
 
     def append(
@@ -269,20 +271,20 @@ class Chains:
         execute, chain, session_id = self._execute, record.chain, record.session_id
         row, links, seal, session = head
         link, number = links + 1, self._last + 1
-        mac, new = self._seal(record, number, link, seal)
+        opens = 1 if session_id and session_id != session else 0
+        mac, new = self._seal(record, number, link, opens, seal)
         if not links:
             row = execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
         elif not execute(replace, (link, new, row, seal, *fence)).rowcount:
             # Another process has added to the chain or taken the run, or a transaction was rolled back.
             self._heads.pop(chain, None)
             return 0
-        opens = 1 if session_id and session_id != session else 0
         body = bytearray(record.body)
         values = (chain, link, record.kind, record.key, record.at, session_id, body, mac, record.state, opens)
         added = execute(INSERT, values).lastrowid
         if added != number:  # another process has added to the journal, or a transaction was rolled back
             number = added or 0
-            mac, new = self._seal(record, number, link, seal)
+            mac, new = self._seal(record, number, link, opens, seal)
             execute(_CORRECT_HEAD, (new, row))
             execute(_CORRECT_RECORD, (mac, number))
         self._last = number
@@ -292,7 +294,7 @@ class Chains:
         return link
 
     def _seal(
-        self, record: NewRecord, number: int, link: int, seal: bytes | bytearray
+        self, record: NewRecord, number: int, link: int, opens: int, seal: bytes | bytearray
     ) -> tuple[bytearray, bytearray]:
         """Return the MAC of a record and the new seal of its chain.
 
@@ -306,13 +308,14 @@ class Chains:
             record.key,
             record.at,
             record.session_id,
+            opens,
             seal,
             record.body,
         )
         return bytearray(digest[:MAC_BYTES]), bytearray(digest[MAC_BYTES:])
 
     def _head(self, connection: Connection, chain: str) -> _Head:
-        query = "SELECT number, links, seal, '' FROM chains WHERE chain = ?"
+        query = "SELECT rowid, links, seal, '' FROM chains WHERE chain = ?"
         return connection.execute(query, (chain,)).fetchone() or (0, 0, b"", "")
 
     def remove(self, connection: Connection, chain: str) -> None:
@@ -363,7 +366,6 @@ class Chains:
 
     def _read(self, connection: Connection, chain: str) -> list[Record]:
         found: list[Record] = []
-        sessions: set[str] = set()
         seal = b""
         for row in self._rows(connection, chain):
             record = Record(*row)
@@ -372,10 +374,8 @@ class Chains:
                 raise self.altered(chain, expected, "it is missing")
             digest = self._of(chain, record, seal)
             mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
-            if record.mac != mac or record.state not in _STATES or not record.is_marked(sessions):
+            if record.mac != mac or record.state not in _STATES:
                 raise self.altered(chain, record.link, "it is not what was recorded there", record)
-            if record.session_id:
-                sessions.add(record.session_id)
             found.append(record)
         query = "SELECT links, seal FROM chains WHERE chain = ?"
         links, sealed = next(iter(fetch(connection, query, chain)), (0, b""))
@@ -403,7 +403,7 @@ class Chains:
 
     def _of(self, chain: str, record: Record, seal: bytes) -> bytes:
         try:
-            return self._digest(chain, *record[:6], seal, record.body)
+            return self._digest(chain, *record[:6], record.opens, seal, record.body)
         except (TypeError, ValueError, OverflowError):  # Handrail never writes such a value
             raise self.altered(chain, record.link, "it is not what was recorded there", record) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 import weakref
@@ -43,6 +44,10 @@ MEMORY = ":memory:"
 _BUSY_SECONDS = 10.0
 _WAIT_FOR_OTHERS = f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}"
 _DO_NOT_WAIT = "PRAGMA busy_timeout = 0"
+
+
+_threaded: weakref.WeakSet[Database] = weakref.WeakSet()
+"""The open databases whose jobs run in a thread of their own."""
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=pydantic_core.to_jsonable_python).encode
@@ -97,6 +102,8 @@ class Database:
         self._syncs = synced
         """Whether the connection syncs at the moment."""
         self._closed = False
+        self._was_forked = False
+        """Whether this is a copy in a child process, in which the thread does not run."""
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._waiting = 0
         """How many jobs have been added and have not ended. While there are none, the thread does not use its connection."""
@@ -126,6 +133,7 @@ class Database:
             target=self._write, args=(opened, new_id), name="handrail-journal", daemon=True
         )
         self._thread.start()
+        _threaded.add(self)
         is_open.wait()
         if opened.error is not None:
             self._closed = True
@@ -263,8 +271,19 @@ class Database:
             self._jobs.put(job)
 
     def _check_open(self) -> None:
+        if self._was_forked:
+            raise JournalError(
+                self.path,
+                "it was opened before this process was forked from another one",
+                "Open it again in this process.",
+            )
         if self._closed:
             raise JournalError(self.path, "it is closed", "Open it again.")
+
+    def _leave_to_parent(self) -> None:
+        """Make the copy of this database in a child process unusable: its thread exists only in the parent."""
+        self._lock = threading.Lock()  # a thread of the parent may hold the other one
+        self._thread, self._closed, self._was_forked = None, True, True
 
     def _write(self, opened: Job[None], new_id: str) -> None:
         try:
@@ -480,3 +499,11 @@ def _prepare(
 
 def _random_key(is_new: bool) -> bytes:
     return new_key()
+
+
+def _after_fork() -> None:
+    for database in list(_threaded):
+        database._leave_to_parent()  # pyright: ignore[reportPrivateUsage]  # it is this module's own class
+
+
+os.register_at_fork(after_in_child=_after_fork)

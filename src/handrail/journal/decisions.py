@@ -32,6 +32,8 @@ def remembered_as(
     if kept is None or (scope is not None and scope not in kept.scopes):
         return None
     key = kept.scopes[scope] if scope is not None else kept.exact if approved else kept.any_diff
+    if not key:
+        return None
     return ApprovalRemembered(
         f"{question.id}-{question.digest[:8]}",
         kept.tool,

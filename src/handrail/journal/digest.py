@@ -22,6 +22,8 @@ from handrail.rendering import counted
 log = logging.getLogger("handrail.journal")
 
 KEY_VARIABLE, KEY_FILE_VARIABLE = "HANDRAIL_KEY", "HANDRAIL_KEY_FILE"
+_held = ""
+"""The secret from `HANDRAIL_KEY`, if a command has removed the variable from the environment."""
 _KEY_BYTES = 32
 _SHORTEST_SECRET = 16
 """Minimum length in bytes of a secret from which a key is derived. A shorter one could be guessed."""
@@ -32,13 +34,23 @@ def new_key() -> bytes:
     return secrets.token_bytes(_KEY_BYTES)
 
 
+def hold_key(secret: str) -> None:
+    """Use this secret wherever `HANDRAIL_KEY` would be read. For programs that remove the variable from their environment."""
+    global _held
+    _held = secret
+
+
+def _given_key() -> str:
+    return os.environ.get(KEY_VARIABLE) or _held
+
+
 def key_beside(journal: str, is_new: bool) -> bytes:
     """Return a journal's key: from the environment if `HANDRAIL_KEY` or `HANDRAIL_KEY_FILE` is set, or else from a file beside it.
 
     For a new journal, the file beside it is created if it is missing. Raises `JournalError` if the key is missing, damaged or
     too short, or if others can access its file.
     """
-    if os.environ.get(KEY_VARIABLE) or os.environ.get(KEY_FILE_VARIABLE):
+    if _given_key() or os.environ.get(KEY_FILE_VARIABLE):
         return shared_key(journal, None)
     path = Path(journal + KEY_SUFFIX)
     if is_new and not path.exists():
@@ -68,7 +80,7 @@ def shared_key(journal: str, file: str | None) -> bytes:
     file can't be read or can be accessed by others. Root may own the file and let its group read it. This creates no key,
     since other machines would not have it.
     """
-    given = os.environ.get(KEY_VARIABLE)
+    given = _given_key()
     file = file or (None if given else os.environ.get(KEY_FILE_VARIABLE))
     if file is None:
         if not given:
@@ -102,7 +114,7 @@ def folder_key() -> bytes:
     It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file in the state folder. If that file can't be created or
     used, the process uses a random key, which no other process knows.
     """
-    given = os.environ.get(KEY_VARIABLE)
+    given = _given_key()
     if given:
         return hashlib.sha256(b"handrail folders\0" + given.encode()).digest()
     try:

@@ -6,12 +6,12 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from handrail.errors import RunBusy, RunUnknown
+from handrail.errors import JournalAltered, RunBusy, RunUnknown
 from handrail.journal.run_rows import StoredRun, update_run
 
 if TYPE_CHECKING:
@@ -32,8 +32,19 @@ def is_free(owner: str, leased_until: float, now: float, me: str) -> bool:
     return not owner or owner == me or now >= leased_until or is_dead(owner)
 
 
+_given_up: set[str] = set()
+"""The owners of this process that could not release a run, for example because the disk was full."""
+
+
+def give_up(owner: str) -> None:
+    """Let other owners in this process take the runs of this one, which could not release one. Other processes wait for the lease's end."""
+    _given_up.add(owner)
+
+
 def is_dead(owner: str) -> bool:
     """Return whether the owner's process has ended. Processes on other hosts can't be checked and count as alive."""
+    if owner in _given_up:
+        return True
     host, _, rest = owner.partition("/")
     pid, _, rest = rest.partition("/")
     started = rest.partition("/")[0]
@@ -115,6 +126,10 @@ class Leases(Protocol):
         """
         ...
 
+    def alterations(self, connection: Connection, chains: Chains) -> Iterable[JournalAltered]:
+        """Return an error for each lease that was changed or removed, except those in the rows of runs."""
+        ...
+
 
 class HostLeases:
     """Leases by this host's clock, each in the row of its run. A process on this host that has ended holds none."""
@@ -147,6 +162,9 @@ class HostLeases:
 
     def held(self, connection: Connection, now: float) -> Callable[[str, float], bool]:
         return lambda owner, until: not is_free(owner, until, now, "")
+
+    def alterations(self, connection: Connection, chains: Chains) -> Iterable[JournalAltered]:
+        return ()
 
 
 _OWNER = "SELECT owner FROM runs WHERE id = ? /* FOR SHARE */"

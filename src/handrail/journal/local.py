@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import AnswerRefused, Declined, DefinitionError, NoAnswer, QuestionTimedOut
-from handrail.journal.answers import check_in_time, check_sender, check_value, seal
+from handrail.errors import (
+    AnswerRefused,
+    Declined,
+    DefinitionError,
+    JournalError,
+    NoAnswer,
+    QuestionTimedOut,
+)
+from handrail.journal.answers import check_outcome, check_sender, check_value, refusal, seal, still_fits
 from handrail.journal.digest import new_key
+from handrail.journal.expiry import has_expired, timed_out
 from handrail.question import Answer, AnswerOutcome, Question
 from handrail.records import QuestionRecord
 
@@ -32,6 +40,8 @@ log = logging.getLogger("handrail.questions")
 
 _KEPT_ANSWERS = 100
 """Maximum number of ended questions that are kept, so that a repeated or late answer to one of them is recognised."""
+_RETRY_SECONDS = 5.0
+"""Seconds after which the end of a question's time is recorded again, if the journal failed."""
 _TRIES = 3
 """How many invalid answers the environment may give. After the last, the question counts as declined."""
 
@@ -121,7 +131,7 @@ class _Retry(Exception):
 class _Pending:
     """A question asked in this process, and its answer once there is one."""
 
-    __slots__ = ("answer", "answered_at", "check", "loop", "mask", "question", "settled")
+    __slots__ = ("answer", "answered_at", "check", "loop", "mask", "question", "settled", "timer")
 
     def __init__(
         self,
@@ -138,6 +148,7 @@ class _Pending:
         self.answer: Answer | None = None
         """The answer in the form that may be shown, with its secrets masked; None until there is one."""
         self.answered_at: float | None = None
+        self.timer: asyncio.TimerHandle | None = None
 
     @property
     def can_be_asked_again(self) -> bool:
@@ -165,13 +176,16 @@ class LocalQuestions:
         clock: Clock = SYSTEM_CLOCK,
         *,
         key: bytes | None = None,
-        record: Callable[[Answer], None] | None = None,
+        record: Callable[[Answer], Answer] | None = None,
     ) -> None:
         self._clock = clock
         self._key = new_key() if key is None else key
         """The key that seals answers with secrets."""
-        self._record = record
-        """A function that records an answer before the asker is notified. It may refuse the answer."""
+        self._record = self._decide if record is None else record
+        """A function that decides how a question ends before the asker is notified, given an answer, and returns its end.
+
+        With a journal, it records the end. It may refuse the answer.
+        """
         self._questions: dict[str, _Pending] = {}
         self._over: dict[str, None] = {}
         """The ids of the questions that are over, in the order in which they ended."""
@@ -208,11 +222,8 @@ class LocalQuestions:
         if earlier is not None:
             return pending.answer or await asyncio.shield(settled)
         asking: asyncio.Task[None] | None = None
-        timer: asyncio.TimerHandle | None = None
-        if question.expires_at is not None:
-            left = (question.expires_at - self._clock.now()).total_seconds()
-            timer = loop.call_later(max(left, 0), self._close, pending, "timed out")
-        if asker is not None:
+        self._watch_time(pending)
+        if asker is not None and pending.answer is None:
             asking = loop.create_task(self._put(pending, asker))
         try:
             return await settled
@@ -220,8 +231,8 @@ class LocalQuestions:
             self._close(pending, "cancelled")
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            if pending.timer is not None:
+                pending.timer.cancel()
             if asking is not None:
                 asking.cancel()
 
@@ -241,6 +252,8 @@ class LocalQuestions:
             self._check(pending, answer)
         if not self._settle(pending, answer) and pending.answer != self._shown(pending, answer):
             over = "" if pending.answer is None else pending.answer.outcome
+            if pending.answer is not None and over == "timed out":
+                raise refusal(pending.question, pending.answer)
             raise AnswerRefused(
                 pending.question.id, f"the question is over: {over}", "Only an open question can be answered."
             )
@@ -256,12 +269,11 @@ class LocalQuestions:
         )
 
     async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
-        """Return a run's open, answered and declined questions, oldest first."""
+        """Return a run's open, answered, declined and expired questions, oldest first."""
         return tuple(
             QuestionRecord(each.question, each.answer, each.answered_at)
             for each in self._all()
-            if each.question.run_id == run_id
-            and (each.answer is None or each.answer.outcome in ("answered", "declined"))
+            if each.question.run_id == run_id and (each.answer is None or each.answer.outcome != "cancelled")
         )
 
     async def withdraw(self, question_id: str, /) -> None:
@@ -284,7 +296,7 @@ class LocalQuestions:
         )
 
     def deliver(self, answer: Answer) -> None:
-        """Wake the asker with an answer that another process recorded. Raises `AnswerRefused` if the answer is invalid.
+        """Wake the asker with the answer or expiry that another process recorded. Raises `AnswerRefused` if it is invalid.
 
         Does nothing if no asker in this process waits for the answer, or if its secrets are masked.
         """
@@ -310,23 +322,27 @@ class LocalQuestions:
             return tuple(self._questions.values())
 
     def _check(self, pending: _Pending, answer: Answer) -> None:
-        check_in_time(pending.question, answer, self._clock.now())
+        check_outcome(pending.question, answer)
         check_value(pending.question, answer, pending.check)
 
     def _shown(self, pending: _Pending, answer: Answer) -> Answer:
         return seal(pending.question, answer, pending.mask, self._key)
 
     def _settle(self, pending: _Pending, answer: Answer, recorded: bool = False) -> bool:
-        """Set the question's answer, unless it has one, and return whether it was set. Every question ends in this method.
+        """End a question with this answer, and return whether it did. Every question ends in this method.
 
-        The answer is recorded first, unless it is `recorded` already.
+        The answer is recorded first, unless it is `recorded` already. The question may turn out to have ended differently:
+        because its time is over, or because another process has recorded its end. Then it ends like that here too.
         """
         with self._lock:
             if pending.answer is not None:
                 return False
-            shown, settled = self._shown(pending, answer), pending.settled
-            if self._record is not None and not recorded:
-                self._record(shown)
+            given, settled = self._shown(pending, answer), pending.settled
+            shown = given if recorded else self._record(given)
+            if shown != given and not still_fits(shown, pending.check):
+                shown = given  # a process that could not check it recorded it, so it will be asked again
+            if shown != given:
+                answer = shown
             pending.answer = shown
             if shown.seal:
                 pending.settled = pending.loop.create_future()  # so that this object does not keep the secret
@@ -337,7 +353,28 @@ class LocalQuestions:
                 self._forget(next(iter(self._over)))
         with contextlib.suppress(RuntimeError):  # the asker's loop is closed; the answer is kept
             pending.loop.call_soon_threadsafe(_wake, settled, answer)
-        return True
+        return shown == given
+
+    def _decide(self, answer: Answer) -> Answer:
+        """Return how a question ends that is not recorded: with the answer, unless that comes too late."""
+        question = self._questions[answer.question_id].question
+        is_late = answer.outcome != "cancelled" and has_expired(question, self._clock.now())
+        return timed_out(question) if is_late else answer
+
+    def _watch_time(self, pending: _Pending) -> None:
+        """End the question if its time is over by the clock that decides. Otherwise look again at the end of its time."""
+        question = pending.question
+        if question.expires_at is None or pending.answer is not None:
+            return
+        left = (question.expires_at - self._clock.now()).total_seconds()
+        if left <= 0:
+            try:
+                self._settle(pending, timed_out(question))
+                return
+            except JournalError:
+                log.warning("could not record that %s has expired; will retry", question.id, exc_info=True)
+                left = _RETRY_SECONDS
+        pending.timer = pending.loop.call_later(left, self._watch_time, pending)
 
     def _close(self, pending: _Pending, outcome: AnswerOutcome, reason: str = "") -> None:
         question = pending.question

@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from handrail.clock import Clock
 from handrail.errors import AnswerRefused, JournalAltered, JournalError
-from handrail.journal.answers import answered_already, check_answer, check_repeat, still_fits
+from handrail.journal.answers import check_answer, check_repeat, refusal, still_fits
 from handrail.journal.chains import Chains, fetch, run_chain
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database, Work, encode
-from handrail.journal.decisions import decision_in, put_decision
+from handrail.journal.expiry import counted_from, decoded, has_expired, settle
 from handrail.journal.lease import check_not_taken
 from handrail.journal.local import LocalQuestions
-from handrail.journal.queue import make_due
 from handrail.journal.run_rows import rescue_runs
 from handrail.journal.runs import withdraw
-from handrail.journal.verification import ANSWER, ANSWER_CLEARED, QUESTION, add_outside, verified
+from handrail.journal.verification import ANSWER_CLEARED, QUESTION, add_outside, verified
 from handrail.question import Answer, Question
 from handrail.records import QuestionRecord
 
@@ -34,7 +33,7 @@ log = logging.getLogger("handrail.questions")
 
 
 class SqliteQuestions:
-    """The role `Questions` of a journal.
+    """The role `Questions` of a journal. Its clock decides when they expire.
 
     `watch` is the number of seconds between checks for answers from other processes; None means no regular checks.
     """
@@ -61,6 +60,7 @@ class SqliteQuestions:
         database = self._database
         recorded, found = await database.transact(lambda connection: self._find(connection, question))
         if found is None or found.question.digest != question.digest:
+            question = counted_from(question, self._clock.now())
             await database.transact(self._put(question))
         else:
             question = found.question  # the question keeps its original expiry
@@ -77,12 +77,12 @@ class SqliteQuestions:
                 raise
             finally:
                 self._local.forget(question.id)  # whatever must last is in the database
-        if answer.outcome in ("timed out", "cancelled"):
+        if answer.outcome == "cancelled":
             await database.transact(self._withdraw("id = ?", question.id))
         return answer
 
     def _find(self, connection: Connection, question: Question) -> tuple[bool, QuestionRecord | None]:
-        """Return whether the question's run is recorded, and the recorded question.
+        """Return whether the question's run is recorded, and the recorded question, which ends now if its time is over.
 
         The question is None if it was not asked before, or was withdrawn. Otherwise this raises `JournalAltered` if the run's
         records were altered.
@@ -91,7 +91,10 @@ class SqliteQuestions:
             "SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?), EXISTS (SELECT 1 FROM questions WHERE id = ?)"
         )
         recorded, asked = connection.execute(query, (question.run_id, question.id)).fetchone()
-        return bool(recorded), _get(connection, self._database.chains, question.id) if asked else None
+        found = _get(connection, self._database.chains, question.id) if asked else None
+        if found is not None and found.question.digest == question.digest:
+            found = settle(connection, self._database, found)
+        return bool(recorded), found
 
     def _put(self, question: Question) -> Work[None]:
         database = self._database
@@ -131,22 +134,26 @@ class SqliteQuestions:
         """Accept an answer, even if another process asked the question, or if its run has not been resumed yet.
 
         Raises `AnswerRefused` if there is no such question, if the answer is not valid, or if the question has a different
-        answer already. An answer that may contain a secret is also refused if nothing in this process waits for it, unless it
+        answer already or has expired. An answer that may contain a secret is also refused if nothing in this process waits for it, unless it
         repeats the recorded answer.
         """
         if self._local.is_known(answer.question_id):
             self._local.answer(answer)
             return
         database = self._database
-        found = database.transact_now(
-            lambda connection: _get(connection, database.chains, answer.question_id)
-        )
+
+        def look(connection: Connection) -> QuestionRecord:
+            return settle(connection, database, _get(connection, database.chains, answer.question_id))
+
+        found = database.transact_now(look)
         question = found.question
-        check_answer(question, answer, self._clock.now())
+        check_answer(question, answer)
         if question.secret and answer.outcome == "answered":
             check_repeat(question, answer, found.answer, self._key)
-        else:
-            self._record(answer)
+            return
+        recorded = self._record(answer)
+        if recorded != answer:
+            raise refusal(question, recorded)
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
         where, values = ["answer IS NULL"], list[str]()
@@ -156,17 +163,20 @@ class SqliteQuestions:
                 values.append(value)
         query = f"SELECT {_OPEN} FROM questions WHERE {' AND '.join(where)} ORDER BY asked_at, id"
 
-        def find(connection: Connection) -> list[bytes]:
-            if not self._database.is_intact(connection):
-                return self._rescue(connection, run_id)
+        def find(connection: Connection) -> list[Question]:
+            if not self._database.is_intact(connection):  # nothing more is written to a damaged file
+                rescued, now = _decoded(self._rescue(connection, run_id)), self._clock.now()
+                return [each for each in rescued if not has_expired(each, now)]
             checked: dict[str, bool] = {}
-            return [
+            asked = _decoded(
                 row[1]
                 for row in fetch(connection, query, *values)
                 if self._is_recorded(connection, row, checked, lists_all=run_id is None)
-            ]
+            )
+            records = [settle(connection, self._database, QuestionRecord(each)) for each in asked]
+            return [each.question for each in records if each.answer is None]
 
-        found = [msgspec.msgpack.decode(body, type=Question) for body in await self._database.transact(find)]
+        found = await self._database.transact(find)
         found.sort(key=lambda each: (each.asked_at, each.id))
         return tuple(each for each in found if principal in (None, each.principal))
 
@@ -222,9 +232,13 @@ class SqliteQuestions:
         return True
 
     async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
-        chains = self._database.chains
-        records = await self._database.transact(lambda connection: verified(connection, chains, run_id))
-        found = [_asked(each) for each in records.questions.values()]
+        database = self._database
+
+        def find(connection: Connection) -> list[QuestionRecord]:
+            records = verified(connection, database.chains, run_id).questions.values()
+            return [settle(connection, database, decoded(each)) for each in records]
+
+        found = await database.transact(find)
         return tuple(sorted(found, key=lambda each: (each.question.asked_at, each.question.id)))
 
     async def withdraw(self, question_id: str, /) -> None:
@@ -235,42 +249,26 @@ class SqliteQuestions:
         await self._local.withdraw_all(prefix)
         await self._database.transact(self._withdraw("substr(id, 1, length(?)) = ?", prefix, prefix))
 
-    def _record(self, answer: Answer) -> None:
-        """Record an answer before the asker is notified, together with the decision that it asks to remember.
+    def _record(self, answer: Answer) -> Answer:
+        """Record an answer before the asker is notified, and return how the question ended.
 
-        Only `answered` and `declined` are recorded: after any other outcome, the question may be asked again. Does
-        nothing if the answer is already recorded or the question is not in the database. Raises `AnswerRefused` if
-        a different answer is recorded.
+        That is not this answer if the question has expired or a different answer is recorded. A cancellation is not recorded,
+        because the question may be asked again. Nor is an answer if the question is not in the database.
         """
-        if answer.outcome not in ("answered", "declined"):
-            return
-        encoded = encode(answer, f"the answer to {answer.question_id!r} is")
-        plain = msgspec.msgpack.decode(encoded, type=Answer)
-        now, chains = self._clock.now(), self._database.chains
+        if answer.outcome == "cancelled":
+            return answer
+        plain = _plain(answer)
 
-        def record(connection: Connection) -> None:
+        def record(connection: Connection) -> Answer | None:
             if not connection.execute(
                 "SELECT 1 FROM questions WHERE id = ?", (answer.question_id,)
             ).fetchone():
-                return
-            found = _get(connection, chains, answer.question_id)
-            if found.answer is not None:
-                if found.answer != plain:
-                    raise answered_already(answer.question_id)
-                return
-            connection.execute(
-                "UPDATE questions SET answer = ?, answered_at = ? WHERE id = ?",
-                (encoded, now.timestamp(), answer.question_id),
-            )
-            run_id, at = found.question.run_id, now.timestamp()
-            add_outside(connection, chains, run_id, ANSWER, answer.question_id, encoded, at=at)
-            make_due(connection, chains, run_id, at)
-            chains.tell(connection, "question", answer.question_id)
-            decision = decision_in(found.question, plain, now)
-            if decision is not None:
-                put_decision(connection, chains, decision)
+                return None
+            asked = _get(connection, self._database.chains, answer.question_id)
+            return settle(connection, self._database, asked, plain).answer
 
-        self._database.transact_now(record)
+        recorded = self._database.transact_now(record)
+        return answer if recorded is None or recorded == plain else recorded
 
     async def _look_for_answer(self, question_id: str) -> None:
         """Deliver the answer to a question, if another process recorded one."""
@@ -295,6 +293,16 @@ _PUT = """INSERT INTO questions (id, question, run_id, asked_at, principal) VALU
     asked_at = excluded.asked_at"""
 
 
+def _decoded(bodies: Iterable[bytes]) -> list[Question]:
+    return [msgspec.msgpack.decode(body, type=Question) for body in bodies]
+
+
+def _plain(answer: Answer) -> Answer:
+    """Return the answer as it is read from the database. Raises `DefinitionError` if its value can't be recorded."""
+    encoded = encode(answer, f"the answer to {answer.question_id!r} is")
+    return msgspec.msgpack.decode(encoded, type=Answer)
+
+
 def _get(connection: Connection, chains: Chains, question_id: str) -> QuestionRecord:
     """Return a question as it was recorded.
 
@@ -304,14 +312,7 @@ def _get(connection: Connection, chains: Chains, question_id: str) -> QuestionRe
     row = connection.execute(query, (question_id,)).fetchone()
     if row is None:
         raise AnswerRefused(question_id, "there is no such question", "Answer one of the open questions.")
-    return _asked(verified(connection, chains, row[0]).questions[question_id])
-
-
-def _asked(found: tuple[bytes, bytes | None, float | None]) -> QuestionRecord:
-    question = msgspec.msgpack.decode(found[0], type=Question)
-    if found[1] is None:
-        return QuestionRecord(question)
-    return QuestionRecord(question, msgspec.msgpack.decode(found[1], type=Answer), found[2])
+    return decoded(verified(connection, chains, row[0]).questions[question_id])
 
 
 class Watch:

@@ -15,9 +15,11 @@ from handrail.journal.blobs import put_blob
 from handrail.journal.chains import Chains, fetch
 from handrail.journal.connection import Connection
 from handrail.journal.database import MEMORY, Database, encode
+from handrail.journal.new_runs import check_new, insert_new
 from handrail.journal.run_leases import acquire, earliest
 from handrail.journal.run_rows import COLUMNS, StoredRun, check_run, find_run, update_run
-from handrail.journal.runs import check_new, insert_new, release
+from handrail.journal.runs import release
+from handrail.journal.turns import take_turn
 from handrail.journal.verification import verify_session
 from handrail.records import OVER, RunRecord, RunRow, WorkerRow
 
@@ -31,7 +33,10 @@ _EVERY = 0.05
 
 # The index `runs_for_workers` serves the conditions in the first two lines, and the order of `_FIRST`. A run that was
 # interrupted is due at once. A queued run with an owner is about to begin, and the other queued runs of its session wait for it.
-_DUE = f"""SELECT {COLUMNS} FROM runs WHERE queue != '' AND status IN ('queued', 'running', 'parked')
+_TURN = """FROM turns JOIN runs AS other ON other.id = turns.run_id
+    WHERE turns.session_id = runs.session_id AND turns.principal = runs.principal AND other.id != runs.id"""
+_DUE = f"""SELECT {COLUMNS}, (SELECT other.owner {_TURN}), (SELECT other.leased_until {_TURN})
+    FROM runs WHERE queue != '' AND status IN ('queued', 'running', 'parked')
     AND (due_at IS NOT NULL OR status != 'parked') AND coalesce(due_at, 0) <= :now
     AND (status != 'queued' OR NOT EXISTS (
         SELECT 1 FROM runs AS other WHERE other.session_id = runs.session_id AND other.id != runs.id AND (
@@ -113,6 +118,7 @@ class SqliteQueue:
                     if connection.execute(_LOCK, (row.id,)).fetchone() is None:
                         continue  # a different worker is claiming it
                     try:
+                        take_turn(connection, database, row.session, row.id)
                         taken = acquire(connection, database, row, now, claims=True)
                     except JournalAltered as altered:
                         self._report(altered)
@@ -171,7 +177,8 @@ class SqliteQueue:
                 continue
             is_wanted = (queues is None or row.queue in queues) and (host is None or row.host in ("", host))
             is_mine = row.owner == self._database.owner
-            if is_wanted and not is_mine and not held(row.owner, row.leased_until):
+            is_turn = not values[-2] or not held(*values[-2:])  # no other run is working on the session
+            if is_wanted and is_turn and not is_mine and not held(row.owner, row.leased_until):
                 found.append(row)
         return found, len(read) < limit
 

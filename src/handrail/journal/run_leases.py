@@ -1,10 +1,9 @@
-"""Acquires run leases in a journal's database. At most one submitted run of a session has an owner at a time."""
+"""Acquires run leases in a journal's database."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from handrail.errors import RunError
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database
 from handrail.journal.run_rows import StoredRun, update_run
@@ -39,7 +38,7 @@ def acquire(
             "owner": database.owner,
             "leased_until": database.leases.until(connection, now),
             "changed_at": now,
-            "deaths": row.deaths if is_mine else _deaths(row, progress),
+            "deaths": row.deaths if is_mine else count_deaths(row, progress),
             "progress": progress,
             "due_at": None,
             "legs": row.legs if is_mine and not claims else row.legs + 1,
@@ -48,26 +47,15 @@ def acquire(
     )
 
 
-def check_turn(connection: Connection, row: StoredRun) -> None:
-    """Raise `RunError` if the run was submitted, and a process owns another submitted run of its session that is not over."""
-    query = """SELECT id FROM runs WHERE session_id = ? AND id != ? AND queue != '' AND owner != ''
-        AND status IN ('queued', 'running', 'parked')"""
-    found = connection.execute(query, (row.session_id, row.id)).fetchone() if row.queue else None
-    if found is not None:
-        raise RunError(
-            row.id,
-            f"a process owns the run {found[0]!r} of the same session",
-            "Wait until that run is over or parked.",
-        )
-
-
 def earliest(*times: float | None) -> float | None:
     """Return the earliest of these times, or None if all of them are None."""
     return min((each for each in times if each is not None), default=None)
 
 
-def _deaths(row: StoredRun, progress: int) -> int:
+def count_deaths(row: StoredRun, progress: int) -> int:
     """Return how many processes in a row have died while they executed this run. A process that made progress restarts the count at 1."""
-    if row.status not in ("running", "queued") or not row.owner:
+    if row.status not in ("running", "queued"):
         return 0
+    if not row.owner:  # it was released, which resets the count, or taken from a process that has ended
+        return row.deaths
     return row.deaths + 1 if row.progress == progress else 1

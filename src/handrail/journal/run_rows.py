@@ -41,6 +41,11 @@ class StoredRun(NamedTuple):
     outcome: bytes
 
     @property
+    def session(self) -> tuple[str, str]:
+        """The id of the run's session, and its principal."""
+        return self.session_id, self.principal
+
+    @property
     def decoded(self) -> RunRecord:
         """The record with which the run began or, until it begins, was submitted."""
         return msgspec.msgpack.decode(self.record, type=RunRecord)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from handrail.errors import HandrailError, JournalAltered, RunBusy, RunError
+from handrail.errors import HandrailError, JournalAltered, RunBusy
 from handrail.journal.blobs import keeper, put_blob, remove_unused_blobs
 from handrail.journal.chains import Chains, fetch, outside_chain, run_chain
 from handrail.journal.connection import Connection
-from handrail.journal.database import Database, encode
+from handrail.journal.database import Database
 from handrail.journal.lease import check_owner
-from handrail.journal.run_leases import acquire, check_turn, earliest
+from handrail.journal.new_runs import begin_run, check_new, insert_new
+from handrail.journal.run_leases import acquire, earliest
 from handrail.journal.run_rows import (
     COLUMNS,
     WAITING,
@@ -24,13 +24,12 @@ from handrail.journal.run_rows import (
     check_run,
     find_owned,
     find_run,
-    insert_run,
     rescue_runs,
     update_run,
 )
-from handrail.journal.sessions import RUN, add_to_session, check_session, forget_in_session
+from handrail.journal.sessions import check_session, forget_in_session
+from handrail.journal.turns import add_turn, forget_turns, read_turn, take_turn, turn_alterations
 from handrail.journal.verification import (
-    BEGUN,
     CANCEL,
     FORK,
     IMPORT,
@@ -55,6 +54,8 @@ from handrail.records import (
     RunRow,
     RunStatus,
     SessionRow,
+    SessionTurn,
+    TakenTurn,
     Verification,
 )
 
@@ -89,24 +90,18 @@ class SqliteRuns:
         self._reported: set[str] = set()
         """The damage that has already been logged."""
 
-    async def begin(self, run: RunRecord, /) -> None:
+    async def begin(self, run: RunRecord, /, *, followed: SessionTurn | None = None) -> SessionTurn:
         database = self._database
         now = database.now()
+        return await database.transact(lambda connection: begin_run(connection, database, run, followed, now))
 
-        def begin(connection: Connection) -> None:
-            queued = _queued(connection, database, run.id)
-            query = "SELECT max(began_at) FROM runs WHERE session_id = ? AND status != 'queued'"
-            placed = _after(run, connection.execute(query, (run.session_id,)).fetchone()[0])
-            lease = database.owner, database.leases.until(connection, now)
-            if queued is not None:
-                _begin_queued(connection, database.chains, queued, placed, lease, now)
-                return
-            check_new(connection, run.id)
-            insert_new(connection, database.chains, placed, "running", now, lease=lease)
+    async def turn(self, session_id: str, principal: str, /) -> SessionTurn | None:
+        database = self._database
+        return await database.transact(
+            lambda connection: read_turn(connection, database, (session_id, principal))
+        )
 
-        await database.transact(begin)
-
-    async def take(self, run_id: str, /) -> RunRow:
+    async def take(self, run_id: str, /, *, turn: TakenTurn = "new") -> RunRow:
         database = self._database
         now = database.now()
 
@@ -114,8 +109,11 @@ class SqliteRuns:
             row = find_run(connection, database.chains, run_id)
             if not database.leases.is_free(connection, row.owner, row.leased_until, now, database.owner):
                 raise RunBusy(run_id, row.owner)
-            check_turn(connection, row)
-            taken = acquire(connection, database, row, now, stopping=0)
+            if turn != "none" and not (turn == "new" and row.status in OVER):
+                take_turn(connection, database, row.session, run_id, is_new=turn == "new")
+            same = {"status": row.status, "due_at": row.due_at, "legs": row.legs}
+            changes: dict[str, Any] = {"stopping": 0} if turn == "new" else same
+            taken = acquire(connection, database, row, now, **changes)
             return msgspec.structs.replace(self.shown(connection, row), deaths=taken.deaths, legs=taken.legs)
 
         taken = await database.transact(take)
@@ -315,6 +313,7 @@ class SqliteRuns:
             else:
                 chains.append(connection, chain, IMPORT, run.id, b"unverified", at=now)
             insert_new(connection, chains, run, row.status, row.changed_at, outcome=row.outcome)
+            add_turn(connection, chains, (run.session_id, run.principal))
             for entry in copy.entries:
                 chains.append(connection, chain, entry.kind, entry.key, entry.body, at=entry.at)
             for unit in copy.units:
@@ -338,7 +337,9 @@ class SqliteRuns:
             if run_id is not None:
                 return found
             others = workspace_alterations(connection, database.chains)
-            return msgspec.structs.replace(found, altered=[*found.altered, *others])
+            turns = turn_alterations(connection, database.chains)
+            leases = database.leases.alterations(connection, database.chains)
+            return msgspec.structs.replace(found, altered=[*found.altered, *others, *turns, *leases])
 
         return await database.transact(verify)
 
@@ -385,6 +386,7 @@ def release(
     """
     stops = bool(row.stopping) and status not in OVER
     left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": int(stops)}
+    left["deaths"] = row.deaths if status in OVER else 0
     due = None if status in OVER else earliest(row.due_at, due_at)
     if row.queue and (stops or (due is None and status == "queued")):
         # A run with a due time waits up to a second, so that a leg that fails is not repeated at once.
@@ -404,16 +406,6 @@ def withdraw(connection: Connection, chains: Chains, now: float, where: str, *va
         chains.append(connection, run_chain(run_id), WITHDRAWN, id, b"", at=now)
 
 
-def check_new(connection: Connection, run_id: str) -> None:
-    """Raise `RunError` if there is already a run with this id."""
-    if connection.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone():
-        raise RunError(
-            run_id,
-            "the journal already has a run with this id",
-            "Resume that run, or give the new run another id.",
-        )
-
-
 def _renew(connection: Connection, database: Database, row: StoredRun, now: float) -> bool | HandrailError:
     """Renew the lease of a run. Returns whether the run should be cancelled, or an error if that can't be verified."""
     database.leases.renew(connection, database.chains, row, now)
@@ -421,66 +413,6 @@ def _renew(connection: Connection, database: Database, row: StoredRun, now: floa
         return bool(row.stopping) and verified(connection, database.chains, row.id).cancelled
     except JournalAltered as error:
         return error
-
-
-def _queued(connection: Connection, database: Database, run_id: str) -> StoredRun | None:
-    """Return the row of a queued run that this process has taken, or None if there is no such run."""
-    query = "SELECT 1 FROM runs WHERE id = ? AND status = 'queued' AND owner = ?"
-    if connection.execute(query, (run_id, database.owner)).fetchone() is None:
-        return None
-    return find_run(connection, database.chains, run_id)
-
-
-def _begin_queued(
-    connection: Connection,
-    chains: Chains,
-    queued: StoredRun,
-    run: RunRecord,
-    lease: tuple[str, float],
-    now: float,
-) -> None:
-    """Begin a submitted run: replace the record in its row, and set its status to `running`.
-
-    The record with which it was submitted stays in the run's chain.
-    """
-    run = msgspec.structs.replace(run, request=queued.decoded.request)
-    record = encode(run, f"run {run.id!r} began with")
-    chains.append(connection, run_chain(run.id), BEGUN, run.id, record, at=run.began_at)
-    changes = {"status": "running", "owner": lease[0], "leased_until": lease[1], "changed_at": now}
-    update_run(connection, chains, queued, record=record, began_at=run.began_at, **changes)
-
-
-def insert_new(
-    connection: Connection,
-    chains: Chains,
-    run: RunRecord,
-    status: RunStatus,
-    changed_at: float,
-    *,
-    lease: tuple[str, float] = ("", 0.0),
-    outcome: bytes = b"",
-    queue: tuple[str, str, str, float | None] = ("", "", "", None),
-) -> None:
-    """Add a new run. `queue` is the name of its queue, its host, its key and when it is due."""
-    record = encode(run, f"run {run.id!r} began with")
-    ids = run.id, run.session_id, run.principal
-    legs = 1 if lease[0] else 0
-    row = StoredRun(*ids, status, *lease, run.began_at, changed_at, 0, 0, 0, *queue, legs, record, outcome)
-    insert_run(connection, chains, row)
-    chain = run_chain(run.id)
-    chains.append(connection, chain, RUN, run.id, record, at=run.began_at)
-    chains.fence(connection, run.id, row.owner)
-    add_to_session(connection, chains, run.session_id, RUN, run.id, chain, at=run.began_at)
-    end, body = end_of(status, outcome)
-    if end or body:
-        chains.append(connection, chain, OUTCOME, end, body, at=changed_at)
-
-
-def _after(run: RunRecord, last: float | None) -> RunRecord:
-    """Return the run with a start time after `last`, the start of its session's last run, even if the clock was set back or stands still."""
-    if last is None or run.began_at > last:
-        return run
-    return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))
 
 
 def _remove(connection: Connection, chains: Chains, run_ids: tuple[str, ...], now: float) -> None:
@@ -498,3 +430,4 @@ def _remove(connection: Connection, chains: Chains, run_ids: tuple[str, ...], no
     connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", run_ids)
     for session_id, gone in sessions.items():
         forget_in_session(connection, chains, session_id, gone, at=now)
+    forget_turns(connection, sessions)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from handrail.errors import JournalError
 
-VERSION = 13
+VERSION = 14
 """Version of the schema. A journal with another version is refused."""
 
 APPLICATION_ID = 0x48726A6C
@@ -41,9 +41,12 @@ TABLES: Sequence[str] = (
     # Runs that are parked until somebody answers are left out. They may be the majority.
     """CREATE INDEX runs_for_workers ON runs (coalesce(due_at, 0), began_at, id) WHERE queue != ''
         AND status IN ('queued', 'running', 'parked') AND (due_at IS NOT NULL OR status != 'parked')""",
-    """CREATE UNIQUE INDEX one_turn_of_a_session ON runs (session_id)
-        WHERE queue != '' AND owner != '' AND status IN ('queued', 'running', 'parked')""",
     "CREATE UNIQUE INDEX runs_by_key ON runs (principal, key) WHERE key != ''",
+    # The run that has a session's turn, or had the last one. The lease on the turn is the run's own.
+    """CREATE TABLE turns (
+        session_id TEXT NOT NULL, principal TEXT NOT NULL, turn TEXT NOT NULL, run_id TEXT NOT NULL, mac BLOB NOT NULL,
+        PRIMARY KEY (session_id, principal)
+    )""",
     """CREATE TABLE workers (
         owner TEXT PRIMARY KEY, host TEXT NOT NULL, leased_until REAL NOT NULL, body BLOB NOT NULL, mac BLOB NOT NULL
     )""",
@@ -56,9 +59,7 @@ TABLES: Sequence[str] = (
     # A process marks the first call of a session that it adds to a chain. An index of every call would write one more page for each.
     "CREATE INDEX chains_of_a_session ON records (session_id) WHERE opens = 1",
     "CREATE INDEX units_to_apply ON records (chain, key) WHERE state = 'committed'",
-    """CREATE TABLE chains (
-        number INTEGER PRIMARY KEY, chain TEXT NOT NULL UNIQUE, links INTEGER NOT NULL, seal BLOB NOT NULL
-    )""",
+    "CREATE TABLE chains (chain TEXT NOT NULL UNIQUE, links INTEGER NOT NULL, seal BLOB NOT NULL)",
     """CREATE TABLE questions (
         id TEXT PRIMARY KEY, question BLOB NOT NULL, answer BLOB, answered_at REAL, run_id TEXT NOT NULL,
         asked_at REAL NOT NULL, principal TEXT NOT NULL

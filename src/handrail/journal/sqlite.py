@@ -13,6 +13,7 @@ from handrail.journal.calls import SqliteCalls, SqliteSteps
 from handrail.journal.database import MEMORY, Database, Moments
 from handrail.journal.decisions import SqliteDecisions
 from handrail.journal.digest import key_beside
+from handrail.journal.expiry import JournalClock
 from handrail.journal.questions import SqliteQuestions
 from handrail.journal.queue import SqliteQueue
 from handrail.journal.runs import SqliteRuns
@@ -75,11 +76,12 @@ class SqliteJournal:
         self.owner = database.owner
         self.lease = database.leases.seconds
         self.key = database.key
+        self.clock = JournalClock(database, clock)
         self.steps = SqliteSteps(database)
         self.runs = SqliteRuns(database, self.steps.forget)
         self.queue = SqliteQueue(database, self.runs, self.steps.forget)
         self.calls = SqliteCalls(database)
-        self.questions = SqliteQuestions(database, clock, self.key, watch)
+        self.questions = SqliteQuestions(database, self.clock, self.key, watch)
         self.decisions = SqliteDecisions(database)
         self.votes = SqliteVotes(database)
         self.tickets = SqliteTickets(database)

@@ -23,6 +23,7 @@ from handrail.journal.chains import (
     outside_chain,
     reading,
     run_chain,
+    workspace_chain,
 )
 from handrail.journal.connection import Connection
 from handrail.journal.run_rows import COLUMNS, StoredRun, find_run
@@ -67,6 +68,11 @@ _ATTEMPT = re.compile(r"~\d+")
 """Matches the number of an attempt in the text of a place, such as `~2`."""
 
 
+def entry_of(record: Record) -> Entry:
+    """Return the entry in a record that is not one of the journal's own."""
+    return Entry(record.kind, record.key, record.at, record.body)  # pyright: ignore[reportArgumentType]  # what is not internal is an entry
+
+
 class RunRecords:
     """The verified records of one run."""
 
@@ -86,14 +92,19 @@ class RunRecords:
         return {int(each.body) for each in self.own if each.kind == VOID}
 
     @property
-    def entries(self) -> list[Entry]:
-        """The newest entry of each kind and key, in the order in which they were recorded."""
-        found: dict[tuple[str, str], Entry] = {}
+    def newest(self) -> list[Record]:
+        """The records of the newest entry of each kind and key, in the order in which they were recorded."""
+        found: dict[tuple[str, str], Record] = {}
         for each in self.own:
             if each.kind not in _INTERNAL:
                 found.pop((each.kind, each.key), None)
-                found[each.kind, each.key] = Entry(each.kind, each.key, each.at, each.body)  # pyright: ignore[reportArgumentType]  # what is not internal is an entry
+                found[each.kind, each.key] = each
         return list(found.values())
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The newest entry of each kind and key, in the order in which they were recorded."""
+        return [entry_of(each) for each in self.newest]
 
     @property
     def steps(self) -> dict[str, bytes | None]:
@@ -401,11 +412,19 @@ def _alterations(connection: Connection, chains: Chains, run_id: str | None) -> 
             others[chain] = None
     query = "SELECT id FROM runs UNION SELECT run_id FROM questions UNION SELECT run_id FROM tickets"
     runs.update((id, None) for (id,) in fetch(connection, query))
+    versions: dict[str, int] = {}
     for id in runs:
         try:
-            verified(connection, chains, id)
+            for unit in map(committed_unit, verified(connection, chains, id).units):
+                for delta in unit.workspaces:
+                    versions[delta.name] = max(versions.get(delta.name, 0), delta.base + 1)
         except JournalAltered as altered:
             yield altered
+    for name, version in versions.items():
+        chain = workspace_chain(name)
+        found = connection.execute("SELECT links FROM chains WHERE chain = ?", (chain,)).fetchone()
+        if found is None or found[0] < version:
+            yield chains.altered(chain, version, "its versions were set back: a run has recorded a newer one")
     for chain in others:
         try:
             owner = decisions_of(chain)

@@ -2,6 +2,9 @@
 
 The rows of a workspace's files are replaced when they change. Each has a MAC, and the workspace's own row has the sum of
 these MACs. So reading all rows shows whether something other than Handrail has changed, added or removed one.
+
+Each commit also adds this sum to the workspace's chain, whose newest record must match the workspace's row. So rows that were
+set back to an earlier version together are noticed whenever the workspace is used.
 """
 
 from __future__ import annotations
@@ -16,18 +19,16 @@ import msgspec
 from handrail.errors import (
     BlobNotFoundError,
     JournalAltered,
-    RunBusy,
     UndoRefused,
     WorkspaceBusy,
     WorkspaceTakenError,
 )
 from handrail.ids import random_id
 from handrail.journal.blobs import keeper
-from handrail.journal.chains import Chains, fetch, run_chain
+from handrail.journal.chains import Chains, fetch, run_chain, workspace_chain
 from handrail.journal.connection import Connection, chunks, marks
 from handrail.journal.database import Database
-from handrail.journal.lease import check_not_taken
-from handrail.journal.run_rows import find_run
+from handrail.journal.lease import check_not_taken, check_owner
 from handrail.journal.verification import is_intact, verified
 from handrail.records import (
     CommitUnit,
@@ -39,15 +40,21 @@ from handrail.records import (
     WorkspaceRow,
 )
 
-_HEAD = "SELECT name, id, version, run_id, owner, seal, mac FROM workspaces WHERE name = ?"
+_HEAD = """SELECT name, id, version, run_id, owner, seal, mac,
+        (SELECT links FROM chains WHERE chain = :chain), (SELECT max(link) FROM records WHERE chain = :chain),
+        (SELECT body FROM records WHERE chain = :chain ORDER BY link DESC LIMIT 1)
+    FROM workspaces WHERE name = :name"""
 _HOLDER = "SELECT owner, status, queue, due_at FROM runs WHERE id = ?"
-_NAMES = "SELECT name FROM workspaces UNION SELECT workspace FROM workspace_files"
+_NAMES = """SELECT name FROM workspaces UNION SELECT workspace FROM workspace_files
+    UNION SELECT substr(chain, 11) FROM chains WHERE chain LIKE 'workspace %'"""
 _FILES = (
     "SELECT workspace, path, version, kind, mode, digest, size, mac FROM workspace_files WHERE workspace = ?"
 )
 _REPLACE = """ ON CONFLICT (workspace, path) DO UPDATE SET version = excluded.version, kind = excluded.kind,
     mode = excluded.mode, digest = excluded.digest, size = excluded.size, mac = excluded.mac"""
 _MODULUS = 1 << 256
+_VERSION = "version"
+"""The kind of the records in a workspace's chain: one for each commit and undo."""
 
 
 class SqliteWorkspaces:
@@ -165,9 +172,7 @@ class SqliteWorkspaces:
         database, run_id = self._database, unit.run_id
 
         def undo(connection: Connection) -> Sequence[str]:
-            run = find_run(connection, database.chains, run_id)
-            if not database.leases.is_free(connection, run.owner, run.leased_until, database.now()):
-                raise RunBusy(run_id, run.owner)
+            check_owner(connection, database.owner, run_id)
             verified(connection, database.chains, run_id)
             for delta in unit.workspaces:
                 _revert(connection, database, unit, delta)
@@ -200,7 +205,7 @@ def advance(connection: Connection, database: Database, run_id: str, delta: Work
 
 def _revert(connection: Connection, database: Database, unit: CommitUnit, delta: WorkspaceDelta) -> None:
     row = _known(connection, database.chains, delta)
-    if row.run_id != unit.run_id:  # `undo` has checked that no process holds the unit's own run
+    if row.run_id != unit.run_id:  # `undo` has checked that this process owns the unit's own run
         _check_free(connection, database, row)
     opposite = [WorkspaceChange(each.path, each.new, each.old) for each in delta.changes]
     gone = {each.path for each in opposite if each.new is None}
@@ -267,12 +272,22 @@ def _line(connection: Connection, database: Database, name: str) -> WorkspaceLin
 
 
 def _find(connection: Connection, chains: Chains, name: str) -> WorkspaceRow | None:
-    for values in fetch(connection, _HEAD, name):
+    chain = workspace_chain(name)
+    for values in fetch(connection, _HEAD, chain=chain, name=name):
         if not chains.is_row("workspaces", tuple(values[:6]), values[6]):
-            raise chains.altered(f"workspace {name}", 1, "its row was changed")
+            raise chains.altered(chain, 1, "its row was changed")
         name, id, version, run_id, owner, seal = values[:6]
+        if tuple(values[7:]) != ((version, version, _recorded(id, seal)) if version else (None, None, None)):
+            raise chains.altered(chain, 1, "its row is not the newest one that was recorded")
         return WorkspaceRow(name=name, id=id, version=version, run_id=run_id, owner=owner, seal=seal)
+    if fetch(connection, "SELECT 1 FROM chains WHERE chain = ?", chain):
+        raise chains.altered(chain, 1, "it was removed")
     return None
+
+
+def _recorded(id: str, seal: str) -> bytes:
+    """Return what a workspace's chain records about one version."""
+    return f"{id} {seal}".encode()
 
 
 def _known(connection: Connection, chains: Chains, delta: WorkspaceDelta) -> WorkspaceRow:
@@ -351,7 +366,10 @@ def _change(
         total += int.from_bytes(mac) - (0 if old is None else int.from_bytes(old[7]))
         rows.append((*values, mac))
     _insert(connection, "workspace_files", rows, _REPLACE)
-    _replace(connection, chains, row, version=version, seal=_shown(total))
+    seal, chain = _shown(total), workspace_chain(row.name)
+    _replace(connection, chains, row, version=version, seal=seal)
+    if chains.append(connection, chain, _VERSION, "", _recorded(row.id, seal)) != version:
+        raise chains.altered(chain, version, "its versions were changed")
     return []
 
 

@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunBusy
 from handrail.journal.answers import check_answer
 from handrail.mcp.calls import CallRefused, Calls, CallUnknown, LiveCall
 from handrail.question import Answer, Question
 from handrail.serve.agui.wire_events import plain_json
+from handrail.serve.bodies import BodyLimit, BodyRoute
 from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.pages import Pages
 from handrail.serve.refusals import RequestRefused
-from handrail.serve.requests import parse
+from handrail.serve.requests import read
 
 PATH = "/question"
 """The path at which the page's script reads and answers a question."""
@@ -42,10 +42,11 @@ class PageAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnswerPage:
-    """Serves the page, and the requests of its script, for the calls of one server."""
+    """Serves the page, and the requests of its script, for the calls of one server. An answer may be as large as `body` says."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, body: BodyLimit) -> None:
         self._calls = calls
+        self._body = body
         self._pages = Pages()
 
     def routes(self) -> list[Route]:
@@ -54,7 +55,7 @@ class AnswerPage:
             Route("/", self._page),
             Route("/assets/{name:path}", self._asset),
             Route(PATH, self._show, methods=["GET"]),
-            Route(PATH, self._answer, methods=["POST"]),
+            BodyRoute(PATH, self._answer, methods=["POST"], body=self._body),
         ]
 
     @staticmethod
@@ -70,12 +71,12 @@ class AnswerPage:
         return self._pages.asset(request, request.path_params["name"])
 
     async def _show(self, request: Request) -> Response:
-        call, question = await self._find(
+        tool, question = await self._find(
             request, request.query_params.get("call", ""), request.query_params.get("question", "")
         )
         shown = {
-            "tool": call.name,
-            "principal": call.principal,
+            "tool": tool,
+            "principal": request.scope[PRINCIPAL],
             "title": question.title,
             "message": question.message,
             "rows": msgspec.to_builtins(question.rows),
@@ -85,8 +86,9 @@ class AnswerPage:
         return JSONResponse(shown, headers={"cache-control": "no-store"})
 
     async def _answer(self, request: Request) -> Response:
-        body = parse(await request.body(), PageAnswer)
-        call, question = await self._find(request, body.call, body.question)
+        body = await read(request, PageAnswer)
+        await self._find(request, body.call, body.question)
+        call, question = await self._asking(request, body.call, body.question)
         answer = Answer(
             question_id=question.id,
             digest=body.digest,
@@ -95,16 +97,36 @@ class AnswerPage:
             value=None if body.decline else body.value,
             reason="declined on the page" if body.decline else "",
         )
-        check_answer(question, answer, SYSTEM_CLOCK.now())
+        check_answer(question, answer)
         call.give(answer)
         return JSONResponse({"outcome": answer.outcome})
 
-    async def _find(self, request: Request, call_id: str, question_id: str) -> tuple[LiveCall, Question]:
-        """Return the call of the principal who sent the request, and its open question that asks for a secret.
+    async def _find(self, request: Request, call_id: str, question_id: str) -> tuple[str, Question]:
+        """Return the tool that the principal who sent the request has called, and its open question that asks for a secret.
 
-        A recorded call that no process executes is resumed.
+        This does not wait for the call, whatever it is doing, and does not resume it. Raises `RequestRefused` if there is
+        no such question.
+        """
+        principal, journal = request.scope[PRINCIPAL], self._calls.journal
+        try:
+            if journal is None:
+                call = self._calls.find(call_id, principal)
+                name, asked = ("", []) if call is None else (call.name, list(call.questions.values()))
+            else:
+                _, message = await self._calls.row(call_id, principal)
+                name, asked = message.tool, await journal.questions.open(call_id)
+        except CallUnknown:
+            raise _unknown() from None
+        for question in asked:
+            if question.id == question_id and question.secret:
+                return name, question
+        raise _unknown()
 
-        Raises `RequestRefused` if there is no such question, if a different process executes the call, or if the server is stopping.
+    async def _asking(self, request: Request, call_id: str, question_id: str) -> tuple[LiveCall, Question]:
+        """Return the live call that asks an open question, and the question. A recorded call that no process executes is resumed.
+
+        Raises `RequestRefused` if the call ends without asking it, if a different process executes the call, or if the
+        server is stopping.
         """
         principal = request.scope[PRINCIPAL]
         try:
@@ -117,13 +139,16 @@ class AnswerPage:
             raise RequestRefused(
                 409, "RunBusy", "a different server process is executing this call. Try again soon."
             ) from None
-        if isinstance(call, LiveCall) and not await call.wait():
-            question = call.questions.get(question_id)
-            if question is not None and question.secret:
-                return call, question
-        raise RequestRefused(
-            404,
-            "QuestionUnknown",
-            "you have no such open question. It may be closed, or belong to a different user: use the token that your "
-            "client sends.",
-        )
+        question = await call.asking(question_id) if isinstance(call, LiveCall) else None
+        if isinstance(call, LiveCall) and question is not None:
+            return call, question
+        raise _unknown()
+
+
+def _unknown() -> RequestRefused:
+    return RequestRefused(
+        404,
+        "QuestionUnknown",
+        "you have no such open question. It may be closed, or belong to a different user: use the token that your "
+        "client sends.",
+    )

@@ -81,11 +81,11 @@ class _LiveTools(LiveSection):
         super().__init__(source.title, source.key, "", policies=source.policies, children=children)
         object.__setattr__(self, "_source", source)
 
-    async def connect(self) -> None:
-        await self._source.connect()
+    async def connect(self, principal: str) -> None:
+        await self._source.connect(principal)
 
-    def current_tools(self) -> tuple[Tool[Any, Any], ...]:
-        return self._source.current_tools()
+    def current_tools(self, principal: str) -> tuple[Tool[Any, Any], ...]:
+        return self._source.current_tools(principal)
 
 
 def serve_agent(agent: Agent[Any], **arguments: Any) -> ToolServer:

@@ -25,14 +25,15 @@ from handrail.errors import (
     RunParked,
     RunUnknown,
 )
-from handrail.events import Progress, PromptRendered, ToolInvoked
+from handrail.events import ApprovalDecided, Progress, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.ids import random_id
 from handrail.journals import Journal
 from handrail.mcp.call_model import CallMessage, CallModel
+from handrail.mcp.client_environment import ClientEnvironment
 from handrail.mcp.forms import answer_of, key_of
 from handrail.mcp.served_tools import ServedTools
 from handrail.prompt import Prompt
-from handrail.protocols import Environment, RunMode
+from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.records import OVER, RunRow
 from handrail.replay.attachments import load
@@ -114,7 +115,7 @@ class Calls:
         Raises `CallRefused` at the limit and while the server stops, `ToolValidationError` if the arguments can't be recorded,
         and the errors of `ServedTools.load`.
         """
-        prompt = await self.tools.load()
+        prompt = await self.tools.load(principal)
         if sum(each.principal == principal for each in self._live.values()) >= self.most:
             raise CallRefused(
                 f"you have {self.most} calls in progress, which is the limit. Wait until one ends, or cancel one."
@@ -174,7 +175,7 @@ class Calls:
 
     async def result(self, row: RunRow, message: CallMessage) -> ToolResult[Any]:
         """Return the recorded result of a call that is over; an error result if there is none, or if the tool is no longer served."""
-        tool = (await self.tools.all()).get(message.tool)
+        tool = (await self.tools.all(row.record.principal)).get(message.tool)
         for unit in await self.journal_of_tasks().calls.load(row.record.id):
             if tool is not None and unit.place == _PLACE:
                 found = read_result(tool, unit.result)
@@ -208,7 +209,7 @@ class Calls:
             return await self.result(row, message)
         if row.held and row.owner != self.journal_of_tasks().owner:
             raise RunBusy(run_id, row.owner)
-        prompt = await self.tools.load()
+        prompt = await self.tools.load(principal)
         if (live := self.find(run_id, principal)) is not None:
             return live
         call = LiveCall(self, run_id, message.tool, principal, asks=asks, opens=opens)
@@ -253,6 +254,12 @@ class Calls:
                 if len(self._left) > MAX_WAITING:
                     del self._left[next(iter(self._left))]
 
+    def cancel_of(self, principal: str) -> None:
+        """Cancel every call of a principal that this process is executing."""
+        for call in list(self._live.values()):
+            if call.principal == principal:
+                call.cancel()
+
     async def stop(self) -> None:
         """Refuse new calls, and remove every call from memory, as `LiveCall.leave` does. Waits at most `STOP_SECONDS`."""
         self.is_stopping = True
@@ -296,9 +303,11 @@ class LiveCall:
         self._timer: asyncio.TimerHandle | None = None
 
     def hear(self, events: Dispatcher) -> None:
-        """Listen for the call's progress and result and, if there is a journal, for the start of its run."""
+        """Listen for the call's progress and result, for the ends of its questions and, if there is a journal, for the start of its run."""
         events.subscribe(ToolInvoked, self._take_result)
         events.subscribe(Progress, self._take_progress)
+        events.subscribe(QuestionAnswered, lambda event: self._close(event.question_id))
+        events.subscribe(ApprovalDecided, lambda event: self._close(event.question_id))
         if self.journal is not None:
             events.subscribe(PromptRendered, self._take_start)
 
@@ -349,6 +358,13 @@ class LiveCall:
             await self._changed.wait()
         return self.task.done()
 
+    async def asking(self, question_id: str) -> Question | None:
+        """Wait until the call asks this question, and return it; None if it ends, or waits for other answers, without asking it."""
+        while question_id not in self.questions and not self.rests and not self.task.done():
+            self._changed.clear()
+            await self._changed.wait()
+        return self.questions.get(question_id)
+
     def cancel(self) -> None:
         """Cancel the call. A recorded run gets the status `cancelled`."""
         self.task.cancel()
@@ -390,8 +406,12 @@ class LiveCall:
     def give(self, answer: Answer) -> None:
         """Answer a question. Raises `AnswerRefused` if the question is not open or, with a journal, if the answer is invalid."""
         self._accept(answer)
-        self.problems.pop(answer.question_id, None)
-        self.questions.pop(answer.question_id, None)
+        self._close(answer.question_id)
+
+    def _close(self, question_id: str) -> None:
+        """Stop offering a question to the client. Without questions, the call goes on."""
+        self.problems.pop(question_id, None)
+        self.questions.pop(question_id, None)
         if not self.questions:
             self.rests = False
             self._stay()
@@ -422,6 +442,7 @@ class LiveCall:
         if question.secret and not self._opens:
             raise QuestionCancelled(question.name, NO_PAGE)
         self.questions[question.id] = question
+        self._changed.set()
         if self.journal is not None:
             return None
         self._answers[question.id] = asyncio.get_running_loop().create_future()
@@ -475,26 +496,6 @@ async def _report(report: Report, done: float, total: float | None, message: str
         log.debug("progress could not be sent", exc_info=True)
 
 
-class _Client(Environment):
-    """The environment of a call whose questions the client's user answers."""
-
-    run_mode: RunMode = "user"
-    keeps_secrets = True
-
-    def __init__(self, call: LiveCall) -> None:
-        self._call = call
-        self.parks = call.journal is not None
-
-    async def ask(self, question: Question, /) -> Answer | None:
-        return await self._call.ask(question)
-
-    def run_started(self, parking: Parking) -> None:
-        self._call.parking = parking
-
-    def run_waiting(self, parking: Parking) -> None:
-        self._call.rest()
-
-
 def _client_of(call: LiveCall, asks: bool) -> Environment | None:
     """Return the environment in which the client's user answers, or None if the client can't ask."""
-    return _Client(call) if asks else None
+    return ClientEnvironment(call) if asks else None

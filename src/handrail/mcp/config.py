@@ -18,11 +18,11 @@ from typing import Any, cast
 
 from handrail.errors import DefinitionError
 from handrail.mcp.login import Login
-from handrail.mcp.secrets import is_secret_name
 from handrail.mcp.section import McpTools
 from handrail.mcp.tools import Source
 from handrail.mcp.transport import StdioServer
 from handrail.mcp.url_transport import UrlServer
+from handrail.secrets import is_secret_name
 
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
@@ -112,7 +112,7 @@ def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str
         server = (
             StdioServer(filled, env, folder, secrets=fill.secrets)
             if command
-            else UrlServer(address, headers, _login(headers), secrets=fill.secrets)
+            else UrlServer(address, headers, _login(where, given.get("oauth"), headers), secrets=fill.secrets)
         )
     except DefinitionError as error:
         raise DefinitionError(f"{where}: {error}") from None
@@ -120,9 +120,21 @@ def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str
     return McpTools(name, **made)
 
 
-def _login(headers: Mapping[str, str]) -> Login | None:
-    """Return how to log in to a server; None if its headers include `Authorization`."""
-    return None if any(name.lower() == "authorization" for name in headers) else Login()
+def _login(where: str, oauth: Any, headers: Mapping[str, str]) -> Login | None:
+    """Return how to log in to a server; None if its headers include `Authorization`.
+
+    `oauth` may name the `issuer` and the `endpoints` of `Login`. Raises `DefinitionError` if they are not strings.
+    """
+    if any(name.lower() == "authorization" for name in headers):
+        return None
+    given: dict[str, Any] = cast("dict[str, Any]", oauth) if isinstance(oauth, dict) else {}
+    issuer, listed = given.get("issuer", ""), given.get("endpoints", [])
+    endpoints: list[Any] = cast("list[Any]", listed) if isinstance(listed, list) else [None]
+    if not all(isinstance(each, str) for each in (issuer, *endpoints)):
+        raise DefinitionError(
+            f'{where}: "oauth" is not valid. Write {{"issuer": "https://…", "endpoints": ["https://…"]}}.'
+        )
+    return Login(issuer=issuer, endpoints=tuple(endpoints))
 
 
 class _Filler:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from mcp.client.extension import ClientExtension
@@ -72,13 +72,15 @@ class Owner(Protocol):
     """The attributes and methods of a section that its connection uses."""
 
     name: str
+    principal: str
+    """Whose login the connection uses, if the server needs one."""
     extensions: Sequence[ClientExtension]
 
     def listed(self, described: list[Described]) -> None:
         """Take the server's tools. Called each time they have been listed."""
 
-    async def ask_login(self, address: str, /) -> str:
-        """Ask a person to log in at an address, and return the address at which the browser ended up.
+    async def ask_login(self, address: str, endpoints: Mapping[str, str] | None, /) -> str:
+        """Ask a person to log in at an address, and return the address at which the browser ended up, as `AskLogin` does.
 
         Returns "" if the redirect reached this program. Raises `LoginNeeded` if nobody can be asked, or if the person
         declines or does not answer.
@@ -181,7 +183,7 @@ class Connection:
         try:
             await asyncio.sleep(wait)
             async with (
-                self._server.open(lost, self._ask_login) as streams,
+                self._server.open(lost, self._ask_login, self._of.principal) as streams,
                 # the limit does not cover the start of a process, which must not be interrupted
                 self._within(CONNECT_TIMEOUT) as limit,
                 Client(
@@ -235,7 +237,7 @@ class Connection:
         del self._limits[limit]
         limit.reschedule(None)
 
-    async def _ask_login(self, address: str) -> str:
+    async def _ask_login(self, address: str, endpoints: Mapping[str, str] | None = None) -> str:
         """Ask a person to log in, for at most `LOGIN_SECONDS`. Afterwards, the limits on the server's time start again.
 
         Raises `LoginNeeded` if nobody can be asked, or if the person declines or does not answer in time.
@@ -243,7 +245,7 @@ class Connection:
         self._set_limits(paused=True)
         try:
             async with asyncio.timeout(LOGIN_SECONDS):
-                return await self._of.ask_login(address)
+                return await self._of.ask_login(address, endpoints)
         except TimeoutError:
             raise LoginNeeded(f"nobody logged in within {LOGIN_SECONDS:.0f} s") from None
         finally:

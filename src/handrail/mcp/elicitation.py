@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from mcp_types import ElicitRequestURLParams, ElicitResult, ErrorData
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from handrail.context import ToolContext
 from handrail.errors import Declined, NoAnswer
+from handrail.mcp.forms import flat_fields
 from handrail.mcp.login import LoginNeeded
+from handrail.schema import to_json
 from handrail.workers.output_schema import output_type
 
 FORM = "mcp.form"
@@ -23,6 +25,8 @@ LOGIN = "mcp.login"
 
 The answer is the address at which the browser ended up, or "" if the redirect reached this program.
 """
+ENDPOINTS = "mcp.login.endpoints"
+"""The kind of a question that asks a person whether a login may use addresses that are not on the issuer's origin."""
 
 _UNCHECKED = frozenset(["format", "enumNames"])
 _REFUSED = -32602
@@ -31,33 +35,81 @@ _REFUSED = -32602
 async def ask(server: str, context: ToolContext | None, params: Any) -> ElicitResult | ErrorData:
     """Ask the person a server's question, and return the answer as MCP defines it.
 
-    If the context can't ask a person, or nobody answers, the question is cancelled, so that the server decides what to do
-    without the answer. Returns `ErrorData` if the server's form can't be shown.
+    The question says that the server asks. A form is shown with the values that the server suggests, and the person's answer
+    is sent as it is: nothing is added to it. If the context can't ask a person, or nobody answers, the question is cancelled, so that the
+    server decides what to do without the answer. Returns `ErrorData` if the server's form can't be shown, or asks for a secret.
     """
     wait_for = None if context is None else context.wait_for
     if wait_for is None:
         return ElicitResult(action="cancel")
-    asked = {"server": server, "message": params.message}
+    asked: dict[str, Any] = {"server": server, "message": params.message}
+    title = f"Question from {server}"
     try:
         if isinstance(params, ElicitRequestURLParams):
-            opened = await wait_for(URL, {**asked, "url": params.url}, bool)
+            message = (
+                f"The MCP server {server} asks you to open an address. Handrail has not checked the address."
+            )
+            opened = await wait_for(URL, {**asked, "url": params.url}, bool, message=message, title=title)
             return ElicitResult(action="accept" if opened else "decline")
-        problems: list[str] = []
-        schema: dict[str, Any] = {**params.requested_schema, "type": "object"}
-        schema.pop("$schema", None)
-        schema["properties"] = {name: _field(each) for name, each in schema.get("properties", {}).items()}
-        if not schema.get("properties"):
-            agreed = await wait_for(FORM, asked, bool)
+        message = f"The MCP server {server} asks this, not Handrail. Your answer is sent to the server."
+        if not params.requested_schema.get("properties"):
+            agreed = await wait_for(FORM, asked, bool, message=message, title=title)
             return ElicitResult(action="accept", content={}) if agreed else ElicitResult(action="decline")
-        kind = output_type(schema, lambda where, problem, hint: problems.append(f"{where}: {problem}"))
-        if kind is None:
-            return ErrorData(code=_REFUSED, message=f"the form can't be shown: {'; '.join(problems[:5])}")
-        content: Any = await wait_for(FORM, asked, TypeAdapter(kind))
-        return ElicitResult(action="accept", content={**_defaults(schema["properties"]), **content})
+        form = _form(params.requested_schema)
+        if isinstance(form, str):
+            return ErrorData(code=_REFUSED, message=f"the form can't be shown: {form}")
+        kind, suggested = form
+        if suggested:  # a form may shorten a long suggestion, and rows show it in full
+            asked = {**asked, "suggested": suggested}
+        content: Any = await wait_for(FORM, asked, TypeAdapter(kind), message=message, title=title)
+        return ElicitResult(action="accept", content=content)
     except Declined:
         return ElicitResult(action="decline")
     except NoAnswer:
         return ElicitResult(action="cancel")
+
+
+def _form(requested: Mapping[str, Any]) -> tuple[type[BaseModel], dict[str, Any]] | str:
+    """Return the type of the answers to a server's form, and the values that it suggests, or why the form can't be shown.
+
+    The type's JSON Schema, which environments show and the question's digest covers, has the values that the server suggests.
+    A field with a single choice is shown as a choice, because a constant would be answered without being shown.
+    """
+    if any(_is_secret(part) for part in _parts(requested)):
+        return "it asks for a secret, and forms may not. Ask for it at an address (URL elicitation)"
+    properties: Any = requested["properties"]
+    if not isinstance(properties, dict):
+        return "`properties` is not an object"
+    given = cast("dict[str, Any]", properties)
+    schema: dict[str, Any] = {**requested, "type": "object"}
+    schema.pop("$schema", None)
+    schema["properties"] = fields = {name: _field(each) for name, each in given.items()}
+    problems: list[str] = []
+    kind = output_type(schema, lambda where, problem, hint: problems.append(f"{where}: {problem}"))
+    if kind is None:
+        return "; ".join(problems[:5])
+    if flat_fields(schema) is None:
+        return "a field of a form is text, a number, a boolean, or a choice"
+    suggested = {name: each["default"] for name, each in fields.items() if each.get("default") is not None}
+    try:
+        TypeAdapter(kind).validate_json(to_json(suggested), strict=True)
+    except ValidationError as error:
+        wrong = [each["loc"][0] for each in error.errors() if each["loc"] and each["loc"][0] in suggested]
+        if wrong:
+            return f"the default of {wrong[0]!r} is not valid"
+
+    def complete(shown: dict[str, Any]) -> None:
+        for part in _parts(shown):
+            if "const" in part:
+                part["enum"] = [part.pop("const")]
+        for name, value in suggested.items():
+            shown["properties"][name]["default"] = value
+
+    class Form(kind):
+        model_config = ConfigDict(json_schema_extra=complete)
+
+    Form.__doc__ = None
+    return Form, suggested
 
 
 def _field(field: Any) -> Any:
@@ -79,18 +131,27 @@ def _field(field: Any) -> Any:
     return kept
 
 
-def _defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a server suggests for the fields of its form.
-
-    They are used for fields that the person left empty.
-    """
-    return {name: field["default"] for name, field in fields.items() if "default" in field}
+def _is_secret(part: Mapping[str, Any]) -> bool:
+    return part.get("writeOnly") is True or str(part.get("format")).casefold() == "password"
 
 
-async def ask_login(server: str, context: ToolContext | None, address: str) -> str:
+def _parts(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in a JSON value, the outermost first."""
+    if isinstance(value, dict):
+        part = cast("dict[str, Any]", value)
+        yield part
+        value = list(part.values())
+    if isinstance(value, list):
+        for each in cast("list[Any]", value):
+            yield from _parts(each)
+
+
+async def ask_login(
+    server: str, context: ToolContext | None, address: str, endpoints: Mapping[str, str] | None = None
+) -> str:
     """Ask the person to log in to a server, and return the address that they answer with, which may be "".
 
-    Raises `LoginNeeded` if nobody can be asked, or if the person declines or does not answer.
+    With `endpoints`, the person is asked whether the login may use them, and this returns "". Raises `LoginNeeded` if nobody can be asked, or if the person declines or does not answer.
     """
     wait_for = None if context is None else context.wait_for
     if wait_for is None:
@@ -99,7 +160,17 @@ async def ask_login(server: str, context: ToolContext | None, address: str) -> s
         f"Log in to {server}: open the address. Then answer with the address that the browser shows at the end, or with "
         "nothing if it says that you are logged in."
     )
+    title = f"Login to {server}"
     try:
-        return await wait_for(LOGIN, {"server": server, "message": message, "url": address}, str)
+        if endpoints:
+            warning = (
+                f"The login to {server} does not stay on the origin that issues its tokens. What you allow there can be used by "
+                "everybody behind these addresses. Agree only if you trust all of them."
+            )
+            if await wait_for(ENDPOINTS, {"server": server, **endpoints}, bool, message=warning, title=title):
+                return ""
+            raise LoginNeeded("the person did not agree to the addresses that the login would use")
+        asked = {"server": server, "url": address}
+        return await wait_for(LOGIN, asked, str, message=message, title=title)
     except (Declined, NoAnswer):
         raise LoginNeeded("nobody logged in") from None

@@ -47,7 +47,7 @@ def form_of(question: Question, problem: str = "") -> wire.ElicitRequestFormPara
             f"question {question.name!r} asks for a secret, which may not be asked for in a form. Use `address_of`."
         )
     schema = _expanded(question.schema, question.schema.get("$defs", {}))
-    fields = _fields(schema)
+    fields = flat_fields(schema)
     message = message_of(question, problem)
     if fields is None:
         shown = to_json(_plain(question.schema)).decode()
@@ -124,7 +124,7 @@ def _answer(question: Question, outcome: Any, value: Any = None, reason: str = "
 
 def _value(question: Question, content: dict[str, Any]) -> Any:
     schema = _expanded(question.schema, question.schema.get("$defs", {}))
-    fields = _fields(schema)
+    fields = flat_fields(schema)
     if fields is None:
         try:
             return pydantic_core.from_json(str(content.get(_JSON, "")))
@@ -140,7 +140,7 @@ def _is_object(schema: Mapping[str, Any]) -> bool:
     return schema.get("type") == "object"
 
 
-def _fields(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+def flat_fields(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the fields of a form for answers with this schema, or None if a flat form can't have them."""
     properties: Mapping[str, Any] = schema.get("properties", {}) if _is_object(schema) else {_VALUE: schema}
     fields = {name: _field(field) for name, field in properties.items()}

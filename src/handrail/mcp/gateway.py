@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from handrail.context import ToolContext
 from handrail.errors import Declined, DefinitionError
 from handrail.guard import CapabilityPolicy
 from handrail.guard.policy import CheckOnly
+from handrail.journal.digest import digest
 from handrail.mcp.calls import Calls, LiveCall
 from handrail.mcp.config import load_servers
 from handrail.mcp.server import ToolServer
@@ -30,7 +31,7 @@ from handrail.tools import EFFECTS, Effect, Tool
 from handrail.workers.front_matter import CapabilityRules, FrontMatter, PolicyEntry, parse_file, read_text
 from handrail.workers.problems import Finder, WorkerProblem, refuse
 
-Voters = Callable[[str | None, str], Sequence[str]]
+Voters = Callable[[str | None, str], Mapping[str, float]]
 """A function that takes a role, or None for any, and a principal to exclude, and returns the names of those who may vote."""
 
 _FENCE = "---\n"
@@ -184,6 +185,10 @@ class Gateway(ToolServer):
     """An MCP server with the tools of other MCP servers, behind policies.
 
     `voters` finds the people who may approve calls. Without it, the client is trusted: its own user approves.
+
+    A gateway is identified by the path of its `mcp.json` and by where the servers in it are. Its identity is the name of its
+    runs and part of the question that approvers see, so an approval is worth nothing at a gateway to other servers, even if it has the same
+    journal and gives its servers the same names.
     """
 
     def __init__(
@@ -191,7 +196,14 @@ class Gateway(ToolServer):
     ) -> None:
         timeout = {} if rules.seconds is None else {"timeout": rules.seconds}
         self.sections = load_servers(servers, **timeout)
-        prompt = Prompt(GATEWAY, ["Tools of other servers.", *self.sections], policies=rules.policies)
+        path = str(Path(servers).resolve())
+        places = [[section.server.name, *section.server.place] for section in self.sections]
+        identity = digest(b"" if journal is None else journal.key, GATEWAY, path, places)[:12]
+        for section in self.sections:
+            section.server.offer_through(f"gateway {path} ({identity})")
+        prompt = Prompt(
+            f"{GATEWAY}-{identity}", ["Tools of other servers.", *self.sections], policies=rules.policies
+        )
         self._voters = voters
         super().__init__(prompt, journal=journal, **options)
 
@@ -229,7 +241,7 @@ class _Approvers(Environment):
             raise Declined(question.name, "the client can't show questions")
         return await self._call.ask(question)
 
-    def voters(self, quorum: Quorum, principal: str, /) -> Sequence[str]:
+    def voters(self, quorum: Quorum, principal: str, /) -> Mapping[str, float]:
         return self._voters(quorum.role, principal)
 
     def run_started(self, parking: Parking) -> None:

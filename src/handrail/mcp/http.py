@@ -7,7 +7,7 @@ belongs to the principal who sent it, and so does each call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -17,25 +17,29 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handrail.errors import DefinitionError
 from handrail.mcp.answer_page import AnswerPage
-from handrail.mcp.issuer import Issuer
+from handrail.mcp.issuer import IS_CURRENT, Issuer
 from handrail.mcp.server import ToolServer
+from handrail.schema.size import MOST_VALUES
 from handrail.serve.access_log import AccessLog
+from handrail.serve.bodies import BodyLimit, BodyRoute
 from handrail.serve.limits import Limits, Quota
 from handrail.serve.metrics import PrometheusMetrics
 from handrail.serve.middleware import PERSON, PRINCIPAL, GuardMiddleware
 from handrail.serve.people import People
 from handrail.serve.principals import Authenticate, Principals, check_role
-from handrail.serve.refusals import exception_handlers
+from handrail.serve.refusals import RequestRefused, exception_handlers
 
 PATH = "/mcp"
 """The path of the endpoint."""
 LIMITS = Limits(body_bytes=4 * 2**20, requests_per_second=500.0, burst=2_000)
 """The default limits. They allow more requests than the limits of `handrail serve`, because programs send the requests."""
+CHECK_SECONDS = 1.0
+"""Seconds between one check that the sender of a request may still use the server and the next, while the request lasts."""
 
 
 class HttpServer:
@@ -43,7 +47,8 @@ class HttpServer:
 
     Requests are authenticated by access tokens of `issuer`, by `authenticate`, by the users in `people`, or by `token`.
     Without any of these, every request but those for the page itself is refused. With an `issuer` there is no page, because a
-    browser has no access token. `hosts` are additional host names that the server answers to, and `origins` are additional origins whose
+    browser has no access token. A request ends, and with it its stream, when its access token expires or its user is removed; the
+    calls of a removed user are cancelled. `hosts` are additional host names that the server answers to, and `origins` are additional origins whose
     pages may use it. Raises `DefinitionError` if both `issuer` and `authenticate` are given, if `token` is invalid or is
     given together with either of them or with users, or if the access log can't be opened.
     """
@@ -82,9 +87,11 @@ class HttpServer:
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             max_request_body_size=limits.body_bytes,
         )  # the guard checks hosts and origins
-        routes: list[BaseRoute] = [Route(PATH, endpoint=_Endpoint(self._manager))]
+        # Twice as many values as one call's arguments may have, so that a call with too many is told its own limit.
+        body = BodyLimit(limits.body_bytes, 2 * MOST_VALUES)
+        routes: list[BaseRoute] = [BodyRoute(PATH, endpoint=_Endpoint(self._manager), body=body)]
         if issuer is None:
-            page = AnswerPage(served.calls)
+            page = AnswerPage(served.calls, BodyLimit(limits.body_bytes))
             served.page = page.address
             routes += page.routes()
         else:  # a browser has no access token, so a page could not know who answers
@@ -98,8 +105,9 @@ class HttpServer:
         self._is_stopping = asyncio.Event()
         self._sessions: asyncio.Task[None] | None = None
         self._guard = GuardMiddleware(
-            _Admission(app, limits.streams),
+            _Admission(app, served, self.principals, limits.streams),
             principals=self.principals,
+            routes=routes,
             metrics=self.metrics,
             limits=limits,
             hosts=hosts,
@@ -145,11 +153,14 @@ class HttpServer:
 class _Admission:
     """Refuses requests from people whose role may not run tools, and limits how many requests a principal has in progress.
 
-    A request lasts as long as its call or its stream, so one principal could otherwise take up all connections.
+    A request lasts as long as its call or its stream, so one principal could otherwise take up all connections, and a removed
+    user could go on reading.
     """
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
+    def __init__(self, app: ASGIApp, served: ToolServer, principals: Principals, most: int) -> None:
         self._app = app
+        self._served = served
+        self._principals = principals
         self._requests = Quota(
             most,
             "TooManyRequests",
@@ -163,9 +174,74 @@ class _Admission:
         check_role(scope[PERSON], "run")
         self._requests.take(scope[PRINCIPAL])
         try:
-            await self._app(scope, receive, send)
+            await self._serve(scope, receive, send)
         finally:
             self._requests.give_back(scope[PRINCIPAL])
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request for as long as its sender may use the server."""
+        person = scope[PERSON]
+        if IS_CURRENT in scope:
+            await _serve_while(scope[IS_CURRENT], self._app, scope, receive, send)
+        elif self._principals.has_people or person.session:
+            is_current = self._principals.watch(person)
+            try:
+                await _serve_while(is_current, self._app, scope, receive, send)
+            finally:
+                # a session of the protocol would go on with the call without its request
+                if not person.session and not is_current():
+                    self._served.calls.cancel_of(person.name)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _serve_while(
+    is_current: Callable[[], bool], app: ASGIApp, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Serve a request until `is_current` returns False, which is checked every `CHECK_SECONDS`, and before anything is sent.
+
+    The request then ends without sending anything more. Raises `RequestRefused` if its response has not begun.
+    """
+    loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+    has_begun = False
+
+    def end() -> None:
+        if not limit.expired():
+            limit.reschedule(loop.time())
+
+    async def checked(message: Message) -> None:
+        nonlocal has_begun
+        if not is_current():
+            end()
+            await loop.create_future()  # until the request is cancelled
+        has_begun = True
+        await send(message)
+
+    def look() -> None:
+        nonlocal timer
+        allowed = False
+        try:
+            allowed = is_current()
+        finally:
+            if allowed:
+                timer = loop.call_later(CHECK_SECONDS, look)
+            else:
+                end()
+
+    timer = loop.call_later(CHECK_SECONDS, look)
+    try:
+        async with limit:
+            try:
+                await app(scope, receive, checked)
+            finally:
+                timer.cancel()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        if not has_begun:
+            problem = "your token has expired, or you may no longer use this server. Authenticate again."
+            raise RequestRefused(401, "SignedOut", problem) from None
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class _Endpoint:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -38,12 +38,23 @@ _FETCH_SECONDS = 20.0
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
 """Matches a scope (RFC 6749)."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_TYPES = frozenset(["at+jwt", "application/at+jwt"])
+"""The types, in a token's header, that only access tokens have (RFC 9068)."""
+_PLAIN_TYPES = frozenset(["", "jwt", "application/jwt"])
+"""The types that any token may have. A token with one of them must show in its claims that it is an access token."""
+_OTHER_TOKENS = frozenset(["nonce", "at_hash", "c_hash", "s_hash", "events"])
+"""Claims that only other tokens have: ID tokens, logout tokens and security events."""
+_KINDS = {"typ": frozenset(["bearer", *_TYPES]), "token_use": frozenset(["access"])}
+"""Claims with which some issuers name the kind of a token, with the values that stand for access tokens."""
+IS_CURRENT = "handrail.is_current"
+"""The key in a request's scope for a function that returns whether the request's access token has not expired."""
 
 
 class Issuer:
     """Verifies access tokens that are JWTs (RFC 9068), and publishes the metadata of the resource server (RFC 9728).
 
-    A token must be signed by the issuer, be for this server's `audience`, not have expired, and have all `scopes`. Its subject
+    A token must be signed by the issuer, be for this server's `audience`, not have expired, and have all `scopes`. It must also
+    be recognisable as an access token (`is_access_token`), because issuers sign other tokens with the same keys. Its subject
     is the principal. `resource` is the address of the MCP endpoint as clients see it. It is also the default for `audience`.
     Raises `DefinitionError` if the issuer's address is neither https nor http on loopback, or if a scope is malformed, and
     pydantic's `ValidationError` if `resource` is not an http or https address.
@@ -92,7 +103,7 @@ class Issuer:
             raise self._refused("TokenMissing", "this server needs an access token", "")
         found = await self.verify_token(token.strip())
         if found is None or not found.subject:
-            problem = "the access token is not valid, has expired, or is not for this server"
+            problem = "the token is not valid, has expired, is not for this server, or is not an access token"
             raise self._refused("TokenWrong", problem, 'error="invalid_token", ')
         if not is_principal(found.subject) or found.subject == RESERVED:
             problem = f"the subject of the access token can't be a principal: {found.subject[:80]!r}"
@@ -101,13 +112,15 @@ class Issuer:
         if missing:
             problem = f"the access token lacks the scope {missing[0]!r}"
             raise self._refused("ScopeMissing", problem, 'error="insufficient_scope", ', 403)
+        until, clock = (found.expires_at or 0) + LEEWAY, self._clock
+        request.scope[IS_CURRENT] = lambda: clock.now().timestamp() < until
         return found.subject
 
     async def verify_token(self, token: str) -> AccessToken | None:
         """Return the claims of a token, or None if it is invalid.
 
-        A valid token is signed by the issuer, is for this audience, has a subject, and has not expired. The scopes are not
-        checked. Raises `RequestRefused` if the issuer's keys can't be read.
+        A valid token is signed by the issuer, is an access token for this audience, has a subject, and has not expired. The
+        scopes are not checked. Raises `RequestRefused` if the issuer's keys can't be read.
         """
         try:
             named = jwt.get_unverified_header(token)
@@ -124,6 +137,8 @@ class Issuer:
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
         except jwt.PyJWTError:
+            return None
+        if not is_access_token(named, claims):
             return None
         client = claims.get("client_id", claims.get("azp", ""))
         return AccessToken(
@@ -194,6 +209,23 @@ class Issuer:
             f"{problem}. Get a token from {self.address}, and send it as `Authorization: Bearer TOKEN`.",
             challenge=f'Bearer {error}{wanted}resource_metadata="{metadata}"',
         )
+
+
+def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:
+    """Return whether the header and the claims of a token show that it is an access token.
+
+    Its type says so (RFC 9068), or it has a plain type and names scopes or the client that it was issued to. A token with a
+    claim that only other tokens have is refused in any case, and so is one whose issuer is its own subject, as in a client's
+    authentication.
+    """
+    kind = str(header.get("typ") or "").lower()
+    is_other = any(name in claims for name in _OTHER_TOKENS) or any(
+        name in claims and str(claims[name]).lower() not in kinds for name, kinds in _KINDS.items()
+    )
+    if is_other or claims.get("iss") == claims.get("sub"):
+        return False
+    scopes = [*_scopes_in(claims.get("scope")), *_scopes_in(claims.get("scp"))]
+    return kind in _TYPES or (kind in _PLAIN_TYPES and bool(scopes or claims.get("client_id")))
 
 
 def _is_safe(address: str) -> bool:

@@ -10,17 +10,20 @@ import contextlib
 import dataclasses
 import hashlib
 import hmac
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import json
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from mcp.client.auth import OAuthClientProvider
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata
 
-from handrail.errors import DefinitionError, HandrailError
+from handrail.errors import DefinitionError
 from handrail.journal.location import state_folder
-from handrail.mcp.tokens import SharedLogin, TokenFile
+from handrail.mcp.tokens import AskLogin, Bounds, LoginNeeded, SharedLogin, TokenFile
 
+LOCAL = "local"
+"""The principal of programs on this machine."""
 LOGIN_SECONDS = 600.0
 """How many seconds a person has to log in."""
 _DONE = "You are logged in. Close this page, and confirm in the program that sent you here."
@@ -30,26 +33,18 @@ _READ_SECONDS = 10.0
 """Maximum seconds to wait for the first line of the browser's request."""
 _MAX_REQUEST = 16 * 1024
 
-AskLogin = Callable[[str], Awaitable[str]]
-"""A function that asks a person to open an address.
-
-It returns the address at which the browser ended up, or "" if the redirect reached this program.
-"""
-
-
-class LoginNeeded(HandrailError, ConnectionError):
-    """Raised if nobody logs in to a server: nobody can be asked, the person declines or does not answer, or the login fails."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Login:
     """How to log in to a server with OAuth.
 
-    The tokens are kept in a file that only its owner can read, in `folder` or, if that is None, in the folder `mcp` of
-    Handrail's state folder. After the login the browser is sent to `redirect`. If that is a loopback address, this program
+    Each principal logs in on their own. Their tokens are kept in a file of their own, which only the owner of this process can
+    read, in `folder` or, if that is None, in the folder `mcp` of Handrail's state folder. After the login the browser is sent to `redirect`. If that is a loopback address, this program
     listens there. If it can't listen, or the browser is on a different machine, the person copies the address from the browser.
 
-    A client that was registered by hand has a `client_id`, and perhaps a `client_secret`.
+    A client that was registered by hand has a `client_id`, and perhaps a `client_secret`, which is sent only to its `issuer`, the
+    address of the authorization server. Its endpoints must be on its own origin or on one of `endpoints`, unless a person
+    confirms others. Without an `issuer`, the MCP server may name it.
     """
 
     folder: Path | None = None
@@ -62,9 +57,11 @@ class Login:
 
     Some servers accept the address in place of a registration.
     """
+    issuer: str = ""
+    endpoints: Sequence[str] = ()
 
-    def provider(self, url: str, ask: AskLogin) -> OAuthClientProvider:
-        """Return the SDK's authentication for the server at this address.
+    def provider(self, url: str, ask: AskLogin, principal: str = LOCAL) -> OAuthClientProvider:
+        """Return the SDK's authentication for the server at this address, with the login of this principal.
 
         Raises pydantic's `ValidationError` if `redirect` is not an address, and `DefinitionError` if the SDK refuses `metadata_url`.
         """
@@ -89,13 +86,20 @@ class Login:
 
         try:
             return SharedLogin(
-                url, about, self.storage(url), redirect, callback, client_metadata_url=self.metadata_url
+                url,
+                about,
+                self.storage(url, principal),
+                redirect,
+                callback,
+                bounds=Bounds(self.issuer, self.endpoints),
+                ask=ask,
+                client_metadata_url=self.metadata_url,
             )
         except ValueError as error:
             raise DefinitionError(f"the login to {url} is not valid: {error}. Correct its `Login`.") from None
 
-    def storage(self, url: str) -> TokenFile:
-        """Return the file with the tokens for the server at this address."""
+    def storage(self, url: str, principal: str = LOCAL) -> TokenFile:
+        """Return the file with a principal's tokens for the server at this address."""
         folder = self.folder or state_folder() / "mcp"
         known = None
         if self.client_id:
@@ -104,8 +108,11 @@ class Login:
                 client_secret=self.client_secret or None,
                 redirect_uris=[self.redirect],  # pyright: ignore[reportArgumentType]  # it is parsed
                 token_endpoint_auth_method="client_secret_basic" if self.client_secret else "none",
+                issuer=self.issuer or None,
             )
-        name = hashlib.sha256(url.encode()).hexdigest()[:32]
+        # An address can't begin with "[", so no other principal has the file of the local one.
+        owner = url if principal == LOCAL else json.dumps([url, principal])
+        name = hashlib.sha256(owner.encode()).hexdigest()[:32]
         return TokenFile(folder / f"{name}.json", known)
 
 

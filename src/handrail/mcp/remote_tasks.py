@@ -19,8 +19,8 @@ from handrail.cancellation import shielded
 from handrail.context import ToolContext
 from handrail.dispatch.remote_work import is_left, paused_timeouts
 from handrail.mcp.connection import FIRST_WAIT, LONGEST_WAIT, Connection, ServerLost, ServerUnavailable
-from handrail.mcp.secrets import Secrets
 from handrail.mcp.tasks import EXTENSION, TaskParams, UpdateParams
+from handrail.secrets import Secrets
 from mcp import Client, MCPError
 
 MAX_LOST = 8

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import re
+from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 from weakref import WeakKeyDictionary
@@ -22,16 +23,19 @@ from handrail.events import Progress
 from handrail.mcp import elicitation
 from handrail.mcp.connection import Connection, ServerLost, ServerUnavailable, log
 from handrail.mcp.contents import attachments_in, text_of
+from handrail.mcp.login import LOCAL
 from handrail.mcp.remote_tasks import CreatedTask, RemoteTask, TaskSupport
-from handrail.mcp.secrets import Secrets
 from handrail.mcp.tools import McpTool, Names, Source, ToolRules, build_tool, capabilities_of, map_names
 from handrail.mcp.transport import Server, StdioServer
 from handrail.mcp.url_transport import UrlServer
 from handrail.prompt.section import LiveSection
 from handrail.protocols import ToolPolicy
+from handrail.secrets import Secrets, is_secret_name
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from mcp import Client, MCPError
 
+MOST_OPEN = 100
+"""How many connections of a server with a login may be open on one event loop before those of idle principals are closed."""
 _MAX_ROUNDS = 20
 """Maximum number of times that one call is sent. It is sent again when the server requires input or asks for a repeat."""
 _POLL = 0.2
@@ -48,7 +52,7 @@ class McpTools(LiveSection):
     an effect for it under the name that the server uses, or `trust_annotations` is set and the server says that the tool is
     read-only or idempotent. `prefix` is put before each name. `timeout` limits one call, in seconds. If the server can't be
     used, a run fails, or begins without the tools if `required` is false. If the server needs a login and has a `Login`, a run
-    begins with one tool, which asks the person to log in. Raises `DefinitionError` unless exactly one of `command`, `url` and
+    begins with one tool, which asks the person to log in. Each principal logs in on their own, and has their own connection and tools. Raises `DefinitionError` unless exactly one of `command`, `url` and
     `server` is given, or if that argument, the prefix or an effect is invalid.
     """
 
@@ -97,14 +101,14 @@ class McpTools(LiveSection):
 
     @property
     def server(self) -> _Server:
-        """The server's state, shared by all runs."""
+        """The server's settings and accounts, shared by all runs."""
         return cast("_Server", self.__dict__["_server"])
 
-    async def connect(self) -> None:
-        await self.server.connect()
+    async def connect(self, principal: str = LOCAL) -> None:
+        await self.server.account(principal).connect()
 
-    def current_tools(self) -> tuple[Tool[Any, Any], ...]:
-        return self.server.tools
+    def current_tools(self, principal: str = LOCAL) -> tuple[Tool[Any, Any], ...]:
+        return self.server.account(principal).tools
 
     async def close(self) -> None:
         """Disconnect on every running event loop, and stop the server if this section started it. A later run connects again."""
@@ -119,17 +123,90 @@ class McpTools(LiveSection):
 
 
 class _Server:
-    """One server: its connection on each event loop, its tools, and the calls in progress."""
+    """One server: its settings, and its accounts.
+
+    A server with a login has an account for each principal, with their own tokens, connections and tools. All principals share the
+    only account of a server without one.
+    """
 
     def __init__(self, name: str, server: Server, rules: ToolRules, required: bool) -> None:
         self.name = name
+        self.server = server
+        self.rules = rules
+        self.required = required
+        self._has_login = isinstance(server, UrlServer) and server.login is not None
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+
+    def account(self, principal: str) -> _Account:
+        """Return the account that a principal uses."""
+        owner = principal if self._has_login else LOCAL
+        found = self._accounts.get(owner)
+        return found or self._accounts.setdefault(owner, _Account(self, owner))
+
+    async def make_room(self, account: _Account) -> None:
+        """Close connections on this event loop that have been unused for longest, if this account opens one more than `MOST_OPEN`.
+
+        Connections with calls in progress stay open.
+        """
+        self._accounts.move_to_end(account.principal)
+        if account.connection.is_open:
+            return
+        others = [each for each in list(self._accounts.values()) if each.connection.is_open]
+        idle = [each for each in others if not each.calls]
+        for each in idle[: max(len(others) - MOST_OPEN + 1, 0)]:
+            await each.connection.close()
+
+    async def call(self, tool: McpTool, arguments: dict[str, Any], context: ToolContext) -> ToolResult[Any]:
+        """Call a tool with the account of the call's own principal, whoever's list the tool is from."""
+        return await self.account(context.session.principal).call(tool, arguments, context)
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the server's tools."""
+        return self.rules.prefix
+
+    @property
+    def source(self) -> Source | None:
+        """The file that names the server, if any. It is recorded with each run that has the server's tools."""
+        return self.rules.source
+
+    @source.setter
+    def source(self, source: Source) -> None:
+        self.rules = self.rules._replace(source=source)
+
+    @property
+    def place(self) -> Sequence[str]:
+        """Where the server is: the command that starts it, with its folder and its environment, or its address. Contains no secrets."""
+        server: Any = self.server
+        if isinstance(server, UrlServer):
+            return [server.url]
+        env: Mapping[str, str] = getattr(server, "env", {})
+        public = [f"{name}={value}" for name, value in sorted(env.items()) if not is_secret_name(name)]
+        return [*getattr(server, "command", ()), str(getattr(server, "cwd", "")), *public]
+
+    def offer_through(self, gateway: str) -> None:
+        """Name the gateway that offers the server's tools in approvals and records. Called before they are listed."""
+        self.rules = self.rules._replace(gateway=gateway)
+
+    async def close(self) -> None:
+        for account in list(self._accounts.values()):
+            for connection in account.connections:
+                await connection.close()
+
+
+class _Account:
+    """A server as one principal uses it: its connection on each event loop, its tools, and the calls in progress."""
+
+    def __init__(self, of: _Server, principal: str) -> None:
+        self.name = of.name
+        self.principal = principal
         self.extensions: Sequence[ClientExtension] = (TaskSupport(),)
-        self._server = server
-        self._secrets = server.hidden
-        self._rules = rules
-        self._required = required
+        self._of = of
+        self._secrets = of.server.hidden
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = WeakKeyDictionary()
         self._described: list[Described] = []
+        self._first: frozenset[str] | None = None
+        """The names of the tools that the server listed first; None if it has not listed its tools yet."""
         self.calls: list[ToolContext] = []
         """The contexts of the calls in progress, the oldest first."""
         self._notes: list[str] = []
@@ -137,17 +214,12 @@ class _Server:
         self.tools: tuple[Tool[Any, Any], ...] = ()
 
     @property
-    def prefix(self) -> str:
-        """The prefix of the server's tools."""
-        return self._rules.prefix
-
-    @property
     def connection(self) -> Connection:
         """The connection on the running event loop."""
         loop = asyncio.get_running_loop()
         found = self._connections.get(loop)
         if found is None:
-            found = self._connections[loop] = Connection(self, self._server)
+            found = self._connections[loop] = Connection(self, self._of.server)
         return found
 
     @property
@@ -155,58 +227,39 @@ class _Server:
         """The connections on all event loops."""
         return list(self._connections.values())
 
-    @property
-    def source(self) -> Source | None:
-        """The file that names the server, if any. It is recorded with each run that has the server's tools."""
-        return self._rules.source
-
-    @source.setter
-    def source(self, source: Source) -> None:
-        self._rules = self._rules._replace(source=source)
-
     async def connect(self) -> None:
         try:
+            await self._of.make_room(self)
             await self.connection.client()
         except ServerUnavailable as error:
             if self._needs_login:
                 self._offer_login()
                 return
-            if self._required:
+            if self._of.required:
                 raise
             log.warning("%s", error)
             self.tools = ()
 
-    async def close(self) -> None:
-        for each in self.connections:
-            await each.close()
-
     # --- login ---
 
-    async def ask_login(self, address: str) -> str:
-        """Ask a person to log in, through the oldest call in progress.
+    async def ask_login(self, address: str, endpoints: Mapping[str, str] | None = None) -> str:
+        """Ask the principal to log in, or whether a login may use these endpoints, through their oldest call in progress.
 
         Raises `LoginNeeded` if there is no call, or nobody logs in. If there is no call, `connect` offers the model a tool that
         asks.
         """
         self._needs_login = not self.calls
-        return await elicitation.ask_login(self.name, self.calls[0] if self.calls else None, address)
+        call = self.calls[0] if self.calls else None
+        return await elicitation.ask_login(self.name, call, address, endpoints)
 
     def _offer_login(self) -> None:
         """Offer a single tool, which asks the person to log in."""
 
         async def log_in(params: None, *, context: ToolContext) -> ToolResult[None]:
-            with self._in_progress(context):
-                try:
-                    await self.connection.client()
-                except ServerUnavailable as error:
-                    return ToolResult.error(str(error))
-            self._needs_login = False
-            return ToolResult.ok(
-                message=f"The person has logged in to {self.name}. Its tools can be used now."
-            )
+            return await self._of.account(context.session.principal).log_in(context)
 
         made: Tool[None, None] = Tool(
-            re.sub(r"[^a-z0-9_-]", "_", f"{self._rules.prefix or self.name + '_'}login".lower())[:64],
+            re.sub(r"[^a-z0-9_-]", "_", f"{self._of.prefix or self.name + '_'}login".lower())[:64],
             f"Asks the person to log in to the MCP server {self.name}. Call this first: its tools appear afterwards.",
             log_in,
             effect="idempotent",
@@ -214,6 +267,17 @@ class _Server:
         )
         if not any(each.name == made.name for each in self.tools):
             self.tools = (made,)
+
+    async def log_in(self, context: ToolContext) -> ToolResult[None]:
+        """Connect, and ask the principal to log in through this call."""
+        with self._in_progress(context):
+            try:
+                await self._of.make_room(self)
+                await self.connection.client()
+            except ServerUnavailable as error:
+                return ToolResult.error(str(error))
+        self._needs_login = False
+        return ToolResult.ok(message=f"The person has logged in to {self.name}. Its tools can be used now.")
 
     # --- the list of tools ---
 
@@ -225,12 +289,13 @@ class _Server:
         described = [self._secrets.hide_in_model(each, except_for="name") for each in described]
         if described == self._described:
             return
+        rules = self._of.rules._replace(first=self._first)
         before = {tool.remote: tool for tool in self.tools if isinstance(tool, McpTool)}
         same = {each.name for each in described} & {
             each.name for each in self._described if each in described
         }
         listed = sorted({each.name for each in described})
-        names, capabilities = map_names(listed, self._rules.prefix), capabilities_of(self.name, listed)
+        names, capabilities = map_names(listed, rules.prefix), capabilities_of(self.name, listed)
         made: dict[str, McpTool] = {}
         for each in described:
             known = before.get(each.name)
@@ -241,16 +306,18 @@ class _Server:
                 made[each.name] = known
                 continue
             try:
-                made[each.name] = build_tool(each, own, self._rules, self._call)
+                made[each.name] = build_tool(each, own, rules, self._of.call)
             except DefinitionError as error:
                 log.warning("%s The tool is left out.", error)
-        unknown = [name for name in self._rules.effects if name not in names]
+        unknown = [name for name in rules.effects if name not in names]
         if unknown:
             log.warning(
                 "the MCP server %r has no tool %r, for which an effect was given", self.name, unknown[0]
             )
         if before:
             self._note(before, made)
+        if self._first is None:
+            self._first = frozenset(tool.name for tool in made.values())
         self._described = described
         self.tools = tuple(made.values())
 
@@ -267,7 +334,7 @@ class _Server:
 
     # --- calls ---
 
-    async def _call(self, tool: McpTool, arguments: dict[str, Any], context: ToolContext) -> ToolResult[Any]:
+    async def call(self, tool: McpTool, arguments: dict[str, Any], context: ToolContext) -> ToolResult[Any]:
         with self._in_progress(context):
             try:
                 answer = await self._answer_of(tool, arguments, context)
@@ -286,6 +353,7 @@ class _Server:
 
         If the call started a task before its run was resumed, it is not made again: the same task is followed.
         """
+        await self._of.make_room(self)
         task = find_started(context)
         if task is None:
             answer = await self.connection.request(

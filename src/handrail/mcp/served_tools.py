@@ -11,6 +11,7 @@ from handrail.mcp.call_model import NoModel
 from handrail.messages import Model
 from handrail.prompt import Prompt
 from handrail.tools import Tool
+from handrail.tools.named_tools import without_late
 
 
 class ServedTools:
@@ -44,17 +45,17 @@ class ServedTools:
         """The app's own model, for runs that are nested in calls. An app without an adapter has a `NoModel`."""
         return self._adapter.model
 
-    async def load(self) -> Prompt[Any]:
-        """Connect the live sections, and return the prompt of a run that calls one of the tools.
+    async def load(self, principal: str) -> Prompt[Any]:
+        """Connect the live sections, and return the prompt of a principal's run that calls one of the tools.
 
         The prompt has the current tools, and a fixed text. Raises a `HandrailError` if a section can't be connected, if the
         app's prompt can't be rendered, or if two tools have the same name.
         """
-        await self.prompt.connect()
-        rendered = self.prompt.render()
+        await self.prompt.connect(principal)
+        rendered = self.prompt.render(principal=principal)
         if rendered is self._rendered and self._calls is not None:
             return self._calls
-        tools = [*rendered.tools, *self._more]
+        tools = without_late([*rendered.tools, *self._more])
         self._calls = Prompt(
             self.name,
             "An MCP client calls a tool.",
@@ -66,9 +67,9 @@ class ServedTools:
         self._tools = {tool.name: tool for tool in tools}
         return self._calls
 
-    async def all(self) -> Mapping[str, Tool[Any, Any]]:
-        """Return the current tools, by name. Raises a `HandrailError` as `load` does."""
-        await self.load()
+    async def all(self, principal: str) -> Mapping[str, Tool[Any, Any]]:
+        """Return a principal's current tools, by name. Raises a `HandrailError` as `load` does."""
+        await self.load(principal)
         return self._tools
 
     def input_schema(self, name: str) -> Mapping[str, Any] | None:

@@ -124,13 +124,13 @@ class ToolServer:
         finally:
             await self.calls.stop()
 
-    async def _list(self, _: Any, params: Any) -> wire.ListToolsResult:
-        tools = await self.tools.all()
+    async def _list(self, request: Any, params: Any) -> wire.ListToolsResult:
+        tools = await self.tools.all(principal_of(request))
         return wire.ListToolsResult(tools=[describe(tools[name]) for name in sorted(tools)])
 
     async def _call(self, request: Any, params: wire.CallToolRequestParams) -> Answered:
         principal = principal_of(request)
-        tool = (await self.tools.all()).get(params.name)
+        tool = (await self.tools.all(principal)).get(params.name)
         if tool is None:
             raise MCPError(wire.INVALID_PARAMS, f"there is no tool {params.name!r}")
         if self.tasks is not None:

@@ -25,6 +25,7 @@ from handrail.mcp.forms import can_ask, key_of
 from handrail.mcp.results import content_of
 from handrail.question import Question
 from handrail.records import OVER, RunRow
+from handrail.replay.parked_run import is_due
 from handrail.tools import Tool
 from mcp import MCPError
 
@@ -102,7 +103,7 @@ class Tasks:
     async def _state(self, request: Any, task_id: str, principal: str) -> dict[str, Any]:
         row, message = await self._find(task_id, principal)
         call = self._calls.find(task_id, principal)
-        waits = row.status == "parked" and row.questions
+        waits = row.status == "parked" and row.questions and not self._is_due(row)
         if call is None and row.status not in OVER and not waits:  # it can continue, or its process has ended
             call = await self._resume(request, task_id, principal)
             row, message = await self._find(task_id, principal)
@@ -201,6 +202,10 @@ class Tasks:
             return None
         await asyncio.sleep(0)
         return found
+
+    def _is_due(self, row: RunRow) -> bool:
+        """Return whether a parked task goes on without an answer, because a question or its deadline has expired."""
+        return is_due(row.due_at, self._calls.journal_of_tasks().clock)
 
     async def _questions(self, task_id: str) -> list[Question]:
         """Return the open questions that the client's user may answer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -65,6 +65,10 @@ class ToolRules(NamedTuple):
     """Whether the server's claims about effects are believed."""
     timeout: float | None = None
     source: Source | None = None
+    gateway: str = ""
+    """The gateway that offers the tools, as approvers and records name it; "" if there is none."""
+    first: frozenset[str] | None = None
+    """The names of the tools that the server listed first; None if it has not listed its tools yet."""
 
     def effect_of(self, described: Described) -> Effect:
         """Return the effect of a tool: the user's, or else the server's claim if it is trusted, or else `irreversible`."""
@@ -92,11 +96,6 @@ def build_tool(described: Described, names: Names, rules: ToolRules, call: Call)
     check_foreign(schema, owner)
     if schema.get("type", "object") != "object":
         raise DefinitionError(f'the schema of {owner} must have "type": "object".')
-    for reference in _references(schema):
-        if not reference.startswith("#"):
-            raise DefinitionError(
-                f"the schema of {owner} refers to {reference[:80]!r}. Only references inside the schema are followed."
-            )
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[Any]:
         return await call(made, cast("Any", params), context)
@@ -114,9 +113,10 @@ def build_tool(described: Described, names: Names, rules: ToolRules, call: Call)
     raw = RawSchema(schema)
     for field, value in (
         ("name", names.name),
-        ("origin", f"server {names.server}"),
+        ("origin", f"server {names.server}" + (f" of the {rules.gateway}" if rules.gateway else "")),
         ("remote", described.name),
         ("source", rules.source),
+        ("is_late", rules.first is not None and names.name not in rules.first),
         ("description", (described.description or described.title or "").strip() or described.name),
         ("_schema", raw),
         ("json_schema", raw.json_schema),
@@ -129,19 +129,6 @@ def build_tool(described: Described, names: Names, rules: ToolRules, call: Call)
 
 def _copied(params: Any, arguments: str | bytes | Mapping[str, Any]) -> Any:
     return deepcopy(params)
-
-
-def _references(schema: Any) -> Iterator[str]:
-    """Yield every reference in a schema."""
-    left = [schema]
-    while left:
-        part = left.pop()
-        if isinstance(part, dict):
-            named = cast("dict[str, Any]", part)
-            yield from (named[word] for word in ("$ref", "$dynamicRef") if isinstance(named.get(word), str))
-            left.extend(named.values())
-        elif isinstance(part, list):
-            left.extend(cast("list[Any]", part))
 
 
 def map_names(remote: Sequence[str], prefix: str) -> dict[str, str]:

@@ -28,8 +28,8 @@ from pydantic import ValidationError
 from handrail.errors import DefinitionError
 from handrail.mcp.listings import Listings
 from handrail.mcp.login import AskLogin
-from handrail.mcp.secrets import Secrets
 from handrail.rendering import escape_line
+from handrail.secrets import Secrets
 from handrail.tools.result import clean_text
 
 log = logging.getLogger("handrail.mcp")
@@ -66,10 +66,10 @@ class Server(Protocol):
         """The secrets in the server's settings."""
         ...
 
-    def open(self, lost: Lost, ask: AskLogin, /) -> AbstractAsyncContextManager[Any]:
+    def open(self, lost: Lost, ask: AskLogin, principal: str, /) -> AbstractAsyncContextManager[Any]:
         """Return the transport to the server: a context manager that gives a stream to read from and one to write to.
 
-        `lost` is called if the server goes away. If the server needs a login, `ask` asks the person.
+        `lost` is called if the server goes away. If the server needs a login, it is the principal's own, and `ask` asks them.
         """
         ...
 
@@ -105,7 +105,7 @@ class StdioServer:
     def __str__(self) -> str:
         return self.hidden.hide(" ".join(self.command[:3]))
 
-    def open(self, lost: Lost, ask: AskLogin) -> AbstractAsyncContextManager[Any]:
+    def open(self, lost: Lost, ask: AskLogin, principal: str) -> AbstractAsyncContextManager[Any]:
         """Return the transport to the server."""
         return _stdio(self, lost)
 

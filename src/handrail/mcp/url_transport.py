@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self
+from urllib.parse import parse_qsl
 
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
@@ -16,11 +17,12 @@ from mcp_types import INTERNAL_ERROR
 
 from handrail.errors import DefinitionError
 from handrail.mcp import transport
+from handrail.mcp.addresses import Border
 from handrail.mcp.listings import Listings
 from handrail.mcp.login import AskLogin, Login
-from handrail.mcp.secrets import Secrets
 from handrail.mcp.transport import Flood, Lost, Mode
 from handrail.raised_errors import in_short
+from handrail.secrets import Secrets, is_secret_name
 
 _SILENCE = 300
 """Seconds for which a server may send nothing. A server may keep a stream open for later events, so the limit is high."""
@@ -57,27 +59,29 @@ class UrlServer:
 
     @property
     def hidden(self) -> Secrets:
-        return Secrets.of({}, self.headers, self.secrets)
+        query = parse_qsl(self.url.partition("?")[2])
+        keys = [value for name, value in query if is_secret_name(name)]
+        return Secrets.of({}, self.headers, [*self.secrets, *keys])
 
     def __str__(self) -> str:
         """Return the address with its secrets hidden, and without its query, which may contain a key."""
         return self.hidden.hide(self.url.partition("?")[0])
 
-    def open(self, lost: Lost, ask: AskLogin) -> AbstractAsyncContextManager[Any]:
+    def open(self, lost: Lost, ask: AskLogin, principal: str) -> AbstractAsyncContextManager[Any]:
         """Return the transport to the server."""
-        return _http(self, lost, ask)
+        return _http(self, lost, ask, principal)
 
 
 @asynccontextmanager
-async def _http(server: UrlServer, lost: Lost, ask: AskLogin) -> AsyncGenerator[Any, None]:
+async def _http(server: UrlServer, lost: Lost, ask: AskLogin, principal: str) -> AsyncGenerator[Any, None]:
     login = server.login
-    wire = _Wire(lost, explains=login is None)
+    wire = _Wire(lost, None if login is None else httpx2.URL(server.url))
     async with (
         httpx2.AsyncClient(
             headers=dict(server.headers),
             timeout=httpx2.Timeout(_CONNECT, read=_SILENCE),
             transport=wire,
-            auth=None if login is None else login.provider(server.url, ask),
+            auth=None if login is None else login.provider(server.url, ask, principal),
         ) as client,
         streamable_http_client(server.url, http_client=client, max_sse_event_size=transport.MAX_MESSAGE) as (
             read,
@@ -90,10 +94,15 @@ async def _http(server: UrlServer, lost: Lost, ask: AskLogin) -> AsyncGenerator[
 class _Wire(httpx2.AsyncBaseTransport):
     """Sends requests, notes why the connection was lost, and limits the size of bodies that are not event streams."""
 
-    def __init__(self, lost: Lost, explains: bool) -> None:
+    def __init__(self, lost: Lost, login_at: httpx2.URL | None) -> None:
+        """`login_at` is the address of a server with a login, which names further hosts; None for one without."""
         self._inner = httpx2.AsyncHTTPTransport(verify=_trusted())
+        if login_at is not None:
+            port = login_at.port or (443 if login_at.scheme == "https" else 80)
+            pool: Any = self._inner._pool  # pyright: ignore[reportPrivateUsage]  # the transport has no option for it
+            pool._network_backend = Border(pool._network_backend, login_at.raw_host.decode(), port)
         self._lost = lost
-        self._explains = explains
+        self._explains = login_at is None
         """Whether a response with an error status is replaced by an explanation, unless it is JSON or `_PASSED` has its status.
 
         A login needs the original.

@@ -34,6 +34,7 @@ from handrail.models import (
 from handrail.models.providers import Key
 from handrail.models.rate_limits import requests_left, resets_at, retry_after, tokens_left
 from handrail.models.recorder import current_recorder
+from handrail.secrets import Secrets
 from handrail.threads import forget_closed
 from handrail.tools.result import clean_text
 
@@ -78,7 +79,7 @@ class Endpoint:
     """The address, headers and key of one model's requests.
 
     The key is read from the environment and sent with each request. It appears nowhere else: not in a view of the request,
-    not in an error, not in a repr. Raises `DefinitionError` if the address or a header is invalid. Each request raises
+    not in an error, not in a repr. Values of `headers` do not appear there either. Raises `DefinitionError` if the address or a header is invalid. Each request raises
     `DefinitionError` if aiohttp is not installed.
     """
 
@@ -102,6 +103,11 @@ class Endpoint:
                 f"model {model!r}: its address contains a user name or password, which would be shown with the address. "
                 "Remove them, and name an environment variable with the key in `key_variable`."
             )
+        if "?" in base_url or "#" in base_url:
+            raise DefinitionError(
+                f"model {model!r}: its address contains a query or a fragment, but the paths of requests are added to its end. "
+                "Remove it, and name an environment variable with the key in `key_variable`, or pass `headers`."
+            )
         for name, value in (headers or {}).items():
             if not _fits_header(name + value):
                 raise DefinitionError(
@@ -115,6 +121,9 @@ class Endpoint:
             "content-type": "application/json",
             **{k.lower(): v for k, v in (headers or {}).items()},
         }
+        self._secrets = Secrets.of(
+            {}, {name: value for name, value in self._headers.items() if name not in _SHOWN}
+        )
         self._silence = silence
         """Seconds without data after which a provider counts as unreachable."""
         self._clock = clock
@@ -215,7 +224,7 @@ class Endpoint:
         raise ModelUnavailable(self.model, problem)
 
     def quoted(self, said: object, most: int = 300) -> str:
-        """Return a provider's message, shortened and without the key."""
+        """Return a provider's message, shortened, and without the key and the values of headers."""
         return self._without_key(_shown(said))[:most]
 
     def broken(self, what: str, said: object) -> ModelAnswerBroken:
@@ -243,7 +252,9 @@ class Endpoint:
                 client.post, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
             )
             async with (
-                send() if recorder is None else recorder.post(send, url, body, self._key()) as response
+                send()
+                if recorder is None
+                else recorder.post(send, url, body, self._recorded_secrets()) as response
             ):
                 if response.status != 200:
                     raise await self._failure(response)
@@ -265,8 +276,13 @@ class Endpoint:
 
     # Secrets.
 
-    def _key(self) -> str:
-        return next(filter(None, (key.find() for key in self._keys)), "")
+    def _recorded_secrets(self) -> tuple[str, ...]:
+        """Return what a recording must not contain: the key, and the values of headers whose names suggest a secret.
+
+        The values of other headers may be common words, which would be replaced in the conversation.
+        """
+        key = next(filter(None, (key.find() for key in self._keys)), "")
+        return (key, *Secrets.of(self._headers, {}).values)
 
     def _with_key(self) -> dict[str, str]:
         for key in self._keys:
@@ -284,10 +300,10 @@ class Endpoint:
         return self._headers
 
     def _without_key(self, text: str) -> str:
-        """Return a message without the keys, because some providers echo them in errors."""
+        """Return a message without the keys and the values of headers, because some providers echo them in errors."""
         for value in filter(None, (key.find() for key in self._keys)):
             text = text.replace(value, "[the key]")
-        return text
+        return self._secrets.hide(text)
 
     # Responses.
 
@@ -296,7 +312,7 @@ class Endpoint:
         return SentPart(
             body,
             {name: value if name in _SHOWN else "[redacted]" for name, value in self._headers.items()},
-            clean_text(headers.get("x-request-id") or headers.get("request-id") or ""),
+            self._without_key(clean_text(headers.get("x-request-id") or headers.get("request-id") or "")),
             requests_left(headers),
             tokens_left(headers),
             resets_at(headers, self._clock),

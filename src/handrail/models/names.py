@@ -1,17 +1,20 @@
 """Names of models: `provider:name`, or `module:name` for your own model.
 
 Several names, separated by commas, mean the first of these models that works. The same names can be used in code, in a
-worker's file and on the command line; a worker's file can also name a module in its own folder. The name of a known
-provider is never looked up as a module.
+worker's file and on the command line. The name of a known provider is never looked up as a module.
+
+Where a module is looked up depends on who names it. Everybody can name an installed module, or one that is already imported. A
+worker's file can also name a module in its own folder. The command line, and an app while it is imported, can also name
+a module beside the app or in the current folder: what a model, a worker's file or a record names is never looked up there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,14 +30,15 @@ _made: dict[tuple[str, str], Model] = {}
 """Models by name, and by their server's address or their worker's folder. Users of a model share its connections."""
 _modules: dict[Path, ModuleType] = {}
 """The modules that were loaded from the folder of a worker, by file."""
+_given: set[str] = set()
+"""The modules that the command line, or an app while it was imported, has named. They are also looked up where apps are."""
 
 
 def model_named(name: str, folder: Path | None = None) -> Model:
     """Return the model with this name. Raises `DefinitionError` if there is no such model, or if it can't be created.
 
-    A module is looked up among the installed ones, then in `folder`, the folder of the worker that names the model,
-    and then where the command line looks for apps. The name after the colon is that of a model, an adapter or an agent in the module.
-    Several names, separated by commas, stand for the first of these models that works.
+    A module is looked up among the installed ones, and then in `folder`, the folder of the worker that names the model.
+    The name after the colon is that of a model, an adapter or an agent in the module. Several names, separated by commas, stand for the first of these models that works.
     """
     if "," in name:
         return _first_of(name, folder)
@@ -51,10 +55,15 @@ def model_named(name: str, folder: Path | None = None) -> Model:
     return made
 
 
+def give(names: str) -> None:
+    """Note that the user has given this name, or several. Their modules may be beside the app or in the current folder."""
+    _given.update(each.partition(":")[0] for each in split_names(names))
+
+
 def check_name(name: str, folder: Path | None = None) -> None:
     """Raise `DefinitionError` if a name, or one of several, is malformed or names no provider or module.
 
-    The model itself is not created.
+    The model itself is not created, and no module is imported.
     """
     for each in split_names(name):
         _check_one(each, folder)
@@ -64,6 +73,12 @@ def _check_one(name: str, folder: Path | None) -> None:
     provider, _ = split_name(name)
     if provider not in PROVIDERS and provider not in BRIDGED and not _is_module(provider, folder):
         raise _unknown(name, provider)
+
+
+def is_of_providers(names: str) -> bool:
+    """Return whether a name, or each of several, is that of a provider's model, for which no module of the user's is imported."""
+    providers = [each.partition(":")[0] for each in split_names(names)]
+    return all(each in PROVIDERS or each in BRIDGED for each in providers)
 
 
 def split_names(names: str) -> list[str]:
@@ -117,11 +132,11 @@ def _provider_model(provider: str, model: str) -> Model:
 
 
 def _own_model(name: str, module: str, attribute: str, folder: Path | None) -> Model:
-    if not _MODULE.fullmatch(module):
+    if not _MODULE.fullmatch(module) or "__main__" in module.split("."):  # a program, not a module
         raise _unknown(name, module)
     try:
         found: Any = getattr(_import(module, folder), attribute, None)
-    except Exception as error:  # importing the user's module can raise anything
+    except (Exception, SystemExit) as error:  # importing the user's module can raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise _unknown(name, module) from None
         raise DefinitionError(
@@ -142,8 +157,7 @@ def _import(module: str, folder: Path | None) -> ModuleType:
 
     file = _file_of(module, folder)
     if file is None or _is_installed(module):
-        _search_here()
-        return import_app(module)
+        return import_app(module) if _is_given(module) else importlib.import_module(module)
     if file not in _modules:
         digest = hashlib.sha256(str(file).encode()).hexdigest()[:12]
         _modules[file] = load_file(file, f"handrail_worker_models_{module}_{digest}")
@@ -155,20 +169,20 @@ def _is_module(module: str, folder: Path | None) -> bool:
         return False
     if _file_of(module, folder) is not None:
         return True
-    from handrail.neighbours import find_app
+    from handrail.neighbours import find_app, find_module
 
-    _search_here()
-    try:
-        return find_app(module) is not None
-    except (ImportError, ValueError):  # a parent package is missing, or a module was created without a spec
-        return False
+    if module in sys.modules:
+        return True
+    return (find_app(module) if _is_given(module) else find_module(module)) is not None
 
 
-def _search_here() -> None:
-    from handrail.neighbours import search
+def _is_given(module: str) -> bool:
+    """Return whether a module may be looked up where apps are."""
+    from handrail.neighbours import is_importing
 
-    with contextlib.suppress(OSError):  # the current folder has been removed
-        search(Path.cwd())
+    if is_importing():
+        _given.add(module)
+    return module in _given
 
 
 def _is_installed(module: str) -> bool:
@@ -195,5 +209,8 @@ def _unknown(name: str, provider: str) -> DefinitionError:
     elif near:
         hint = f"Did you mean {near}:{name.partition(':')[2]}?"
     else:
-        hint = "`handrail models` lists the providers; for a model of your own, write module:name."
+        hint = (
+            "`handrail models` lists the providers. Your own module:name must be installed or, in a worker's file, beside it; "
+            "--model also finds it in the current folder."
+        )
     return DefinitionError(f"model {name!r}: there is no module or provider of that name. {hint}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -18,8 +18,10 @@ class Recorder(Protocol):
         """Whether the answers come from a recording, so that no key is needed."""
         ...
 
-    def post(self, send: Send, url: str, body: bytes, key: str) -> AbstractAsyncContextManager[Any]:
-        """Return the response to a request. Calling `send` sends the request to the provider."""
+    def post(
+        self, send: Send, url: str, body: bytes, secrets: Iterable[str]
+    ) -> AbstractAsyncContextManager[Any]:
+        """Return the response to a request. Calling `send` sends the request to the provider. `secrets` are sent with it."""
         ...
 
 

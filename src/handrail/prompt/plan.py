@@ -6,7 +6,8 @@ A plan is built when its prompt is defined, so that rendering does not parse tem
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -39,16 +40,27 @@ class Node(msgspec.Struct, frozen=True):
     policies: tuple[ToolPolicy, ...]
     children: tuple[Node, ...]
     attachments: tuple[Attachment, ...] = ()
-    live: LiveSection | None = None
-    """The section, if its tools can change during a run; otherwise None."""
+    live: Callable[[], tuple[AnyTool, ...]] | None = None
+    """Returns the current tools, if they can change during a run; otherwise None."""
+    listed: tuple[AnyTool, ...] = ()
+    """The tools that a live section lists, including those that are left out of `tools`."""
 
     def refreshed(self) -> Node:
         """Return the node with the current tools of live sections; the node itself if nothing has changed."""
-        tools = self.tools if self.live is None else self.live.current_tools()
+        listed = self.listed if self.live is None else self.live()
         children = tuple(child.refreshed() for child in self.children)
-        if tools is self.tools and all(map(operator.is_, children, self.children)):
+        if listed is self.listed and all(map(operator.is_, children, self.children)):
             return self
-        return msgspec.structs.replace(self, tools=tools, children=children)
+        tools = self.tools if self.live is None else listed
+        return msgspec.structs.replace(self, tools=tools, listed=listed, children=children)
+
+    def limited_to(self, tools: Container[int]) -> Node:
+        """Return the node with those of its tools that have one of these ids, and its children likewise."""
+        return msgspec.structs.replace(
+            self,
+            tools=tuple(tool for tool in self.tools if id(tool) in tools),
+            children=tuple(child.limited_to(tools) for child in self.children),
+        )
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -65,16 +77,19 @@ class Planned(msgspec.Struct, frozen=True):
     examples: str
     children: tuple[Planned, ...]
 
-    def resolve(self, prompt: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Node | None:
+    def resolve(
+        self, prompt: str, values: Mapping[str, Any], given: Mapping[str, Any], principal: str
+    ) -> Node | None:
         """Return the section with its placeholders filled in; None if it is disabled.
 
-        `given` has the params and the session. Raises `PromptRenderError` if a condition can't be evaluated.
+        `given` has the params and the session. Live sections list the tools of `principal`. Raises `PromptRenderError` if a condition can't be evaluated.
         """
         section = self.section
         if not self.enabled.evaluate(prompt, self.path, given):
             return None
         visibility = self.visibility.evaluate(prompt, self.path, given)
-        live = section if isinstance(section, LiveSection) else None
+        live = partial(section.current_tools, principal) if isinstance(section, LiveSection) else None
+        listed = () if live is None else live()
         return Node(
             self.path,
             section.title,
@@ -83,11 +98,12 @@ class Planned(msgspec.Struct, frozen=True):
             "" if self.summary is None else self.summary.fill(values),
             self.examples,
             visibility == "summary",
-            self.tools if live is None else live.current_tools(),
+            self.tools if live is None else listed,
             tuple(section.policies),
-            resolved(prompt, self.children, values, given),
+            resolved(prompt, self.children, values, given, principal),
             cast("tuple[Attachment, ...]", section.attachments),
             live,
+            listed,
         )
 
 
@@ -131,13 +147,13 @@ def plan(
 
 
 def resolved(
-    prompt: str, plans: Sequence[Planned], values: Mapping[str, Any], given: Mapping[str, Any]
+    prompt: str, plans: Sequence[Planned], values: Mapping[str, Any], given: Mapping[str, Any], principal: str
 ) -> tuple[Node, ...]:
     """Return the enabled sections of a plan, with all placeholders filled in.
 
     Raises `PromptRenderError` if a condition can't be evaluated.
     """
-    nodes = (one.resolve(prompt, values, given) for one in plans)
+    nodes = (one.resolve(prompt, values, given, principal) for one in plans)
     return tuple(node for node in nodes if node is not None)
 
 

@@ -6,9 +6,11 @@ import dataclasses
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, cast, get_args, overload
+from types import FunctionType, UnionType
+from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 import msgspec
+from pydantic import BaseModel
 from typing_extensions import TypeVar
 
 from handrail.deadline import Deadline
@@ -34,7 +36,6 @@ from handrail.schema import Schema
 from handrail.schema.problems import describe
 from handrail.spelling import checked_arguments
 from handrail.tools import Tool
-from handrail.tools.checks import is_record
 from handrail.tools.named_tools import out_of_scope
 from handrail.tools.signature import caller_namespace
 
@@ -76,7 +77,7 @@ class Prompt(Generic[OutputT]):
 
     `Prompt("guide", "Answer briefly.", tools=[weather])` has one section without a heading. Texts and sections
     can be mixed: `Prompt("guide", ["Answer briefly.", FileTools()])`. With `output=Report` it is a
-    `Prompt[Report]`, and the model's answer is a `Report`. The prompt's policies decide on every tool; a section's
+    `Prompt[Report]`, and the model's answer is a `Report`. Any type with a schema will do: `int`, `list[City]`, `City | str`. The prompt's policies decide on every tool; a section's
     policies decide on the tools of the section and of the sections inside it.
 
     The constructor raises `PromptDefinitionError` if the definition is invalid, and `ToolDefinitionError` if a tool is
@@ -87,6 +88,7 @@ class Prompt(Generic[OutputT]):
     sections: tuple[Section[Any], ...]
     tools: tuple[Tool[Any, Any], ...]
     output: type[OutputT] | None
+    """The type of the answer, which can be any type that a schema describes; None for plain text."""
     policies: tuple[ToolPolicy, ...]
     feedback: tuple[Any, ...]
     completion: tuple[Any, ...]
@@ -125,6 +127,21 @@ class Prompt(Generic[OutputT]):
         *,
         tools: Iterable[Tool[Any, Any]] = (),
         output: type[OutputT],
+        policies: Iterable[ToolPolicy] = (),
+        feedback: Iterable[Any] = (),
+        completion: Iterable[Any] = (),
+        resources: Iterable[Binding[Any]] = (),
+        overrides: Overrides | None = None,
+        model_settings: ModelSettings = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Prompt[Any],
+        name: str,
+        sections: str | Sequence[str | Section[Any]],
+        *,
+        tools: Iterable[Tool[Any, Any]] = (),
+        output: UnionType,
         policies: Iterable[ToolPolicy] = (),
         feedback: Iterable[Any] = (),
         completion: Iterable[Any] = (),
@@ -184,13 +201,13 @@ class Prompt(Generic[OutputT]):
         }
         return cast("Prompt[OutputT]", Prompt(sections=(*self.sections, *sections), **given))
 
-    async def connect(self) -> None:
+    async def connect(self, principal: str = "local") -> None:
         """Connect the live sections, whose tools come from an MCP server, for example. A run does this before it renders the prompt.
 
         Raises a `HandrailError` if a section's tools are not available and the run can't begin without them.
         """
         if self._checked.is_live:
-            await connect(self.sections)
+            await connect(self.sections, principal)
 
     def render(
         self,
@@ -199,11 +216,13 @@ class Prompt(Generic[OutputT]):
         session: SessionView | None = None,
         opened: Collection[str] = (),
         deadline: Deadline | None = None,
+        principal: str | None = None,
     ) -> RenderedPrompt[OutputT]:
         """Render the prompt for a model.
 
         `params` is an instance of the sections' params type, or a mapping with its fields. `opened` lists the paths
         of sections to show in full. Summaries that contain one of them are opened too. Disabled sections stay hidden.
+        Live sections list the tools of `principal`; by default, of the session's principal.
 
         Raises `PromptRenderError` if the params are invalid, if `opened` has an unknown path, or if a condition can't be
         evaluated. Raises `PromptDefinitionError` if two enabled tools, or two different policies, have the same name.
@@ -211,19 +230,25 @@ class Prompt(Generic[OutputT]):
         checked = self._checked
         opened = (opened,) if isinstance(opened, str) else opened
         if not checked.is_fixed:
-            return self._rendered(params, session, opened, deadline)
+            owner = principal or ("local" if session is None else session.principal)
+            return self._rendered(params, session, opened, deadline, owner)
         if params is not None:
             checked.reader.read(params)
         key = frozenset(opened)
         found = self._cached.get(key)
         if found is None:
-            found = self._rendered(None, None, key, None)
+            found = self._rendered(None, None, key, None, "local")
             if len(self._cached) < _MOST_CACHED:
                 self._cached[key] = found
         return found if deadline is None else dataclasses.replace(found, deadline=deadline)
 
     def _rendered(
-        self, params: Any, session: SessionView | None, opened: Collection[str], deadline: Deadline | None
+        self,
+        params: Any,
+        session: SessionView | None,
+        opened: Collection[str],
+        deadline: Deadline | None,
+        principal: str,
     ) -> RenderedPrompt[OutputT]:
         checked = self._checked
         taken = checked.reader.read(params)
@@ -234,7 +259,7 @@ class Prompt(Generic[OutputT]):
                 self.name, f"{unknown[0]!r} in `opened` is not a section", f"Its sections are {known}."
             )
         values = {name: getattr(taken, name) for name in checked.used}
-        nodes = resolved(self.name, checked.plans, values, {"params": taken, "session": session})
+        nodes = resolved(self.name, checked.plans, values, {"params": taken, "session": session}, principal)
         tree = Tree(self.name, nodes, checked.tools, checked.examples, self.policies, checked.output_schema)
         return tree.rendered(tree.summaries(opened), deadline)
 
@@ -434,11 +459,10 @@ class _Check:
         output: Any = self.prompt.output
         if output is None:
             return None
-        if not is_record(output):
-            raise self.error(
-                f"output is {describe(output) if isinstance(output, type) or get_args(output) else shown(output)}",
-                "Pass a class: a dataclass or a pydantic model. A plain value can be a field of it.",
-            )
+        if isinstance(output, BaseModel | FunctionType) or (
+            dataclasses.is_dataclass(output) and not isinstance(output, type)
+        ):
+            raise self.error(f"output is {shown(output)}", "Pass the type of the answer: output=Report.")
         try:
             return Schema(output, self.namespace)
         except DefinitionError as error:

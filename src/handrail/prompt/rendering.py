@@ -18,6 +18,7 @@ from handrail.prompt.plan import OPENER, AnyTool, Node
 from handrail.protocols import ToolPolicy
 from handrail.schema import Problem, Schema
 from handrail.tools import ProviderTool
+from handrail.tools.named_tools import without_late
 
 OutputT = TypeVar("OutputT", default=Any)
 
@@ -70,6 +71,11 @@ class Tree:
         policies: Sequence[ToolPolicy],
         output_schema: Schema[Any] | None,
     ) -> None:
+        every = [*tools, *(tool for node in _all_of(nodes) for tool in node.tools)]
+        kept = without_late(every)
+        if kept is not every:
+            ids = {id(tool) for tool in kept}
+            nodes = [node.limited_to(ids) for node in nodes]
         self.prompt = prompt
         self.nodes = tuple(nodes)
         self.tools = tuple(tools)
@@ -202,7 +208,8 @@ class RenderedPrompt(Generic[OutputT]):
     def refreshed(self) -> RenderedPrompt[OutputT]:
         """Return the prompt with the current tools of live sections, and the same text.
 
-        Returns the prompt itself if nothing has changed. Raises `PromptValidationError` if two tools now have the
+        Returns the prompt itself if nothing has changed. A tool that a server has added is left out if another tool has its name.
+        Raises `PromptValidationError` if two tools now have the
         same name.
         """
         tree = self._tree.refreshed()

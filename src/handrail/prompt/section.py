@@ -240,23 +240,24 @@ class MarkdownSection(Section[ParamsT], Generic[ParamsT]):
 class LiveSection(MarkdownSection[Any]):
     """A section whose tools come from elsewhere, such as an MCP server, and can change during a run.
 
-    A run calls `connect` before it renders its prompt, and `current_tools` before each request to the model.
+    A run calls `connect` before it renders its prompt, and `current_tools` before each request to the model. Both get the
+    run's principal, because the tools may depend on who has logged in.
     """
 
     @abc.abstractmethod
-    async def connect(self) -> None:
+    async def connect(self, principal: str) -> None:
         """Make the tools available. Raises a `HandrailError` if that fails and the run can't begin without them."""
 
     @abc.abstractmethod
-    def current_tools(self) -> tuple[Tool[Any, Any], ...]:
-        """Return the current tools: the same tuple each time, until they change."""
+    def current_tools(self, principal: str) -> tuple[Tool[Any, Any], ...]:
+        """Return the current tools of a principal: the same tuple each time, until they change."""
 
 
-async def connect(sections: Sequence[Section[Any]]) -> None:
+async def connect(sections: Sequence[Section[Any]], principal: str) -> None:
     """Connect every live section among these and the sections below them."""
     for _, section in walk(sections):
         if isinstance(section, LiveSection):
-            await section.connect()
+            await section.connect(principal)
 
 
 class PlainSection(MarkdownSection[Any]):

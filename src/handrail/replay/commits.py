@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from handrail.cancellation import Pending, shielded
+from handrail.cancellation import Pending, shielded, unless_stopped
+from handrail.claims import GaveUp, Stop, never
 from handrail.dispatch.transaction import key_of
-from handrail.errors import PromptEvaluationError
+from handrail.errors import PromptEvaluationError, UnfinishedCommit
 from handrail.events import CallStatus
 from handrail.journals import Journal
+from handrail.pace import Pace
 from handrail.records import CommitUnit
 from handrail.replay.attachments import store
 from handrail.replay.records import commit_unit, inner_call
@@ -22,6 +25,21 @@ if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
 log = logging.getLogger("handrail.gate")
+
+T = TypeVar("T")
+
+_RECOVERY_SECONDS = 10.0
+"""Seconds to go on finishing what dead processes of this journal have left in the way of a call."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+
+
+@runtime_checkable
+class RecoverableFork(Protocol):
+    """A fork of a folder in which a dead process may have left a recorded commit unfinished."""
+
+    async def recover(self, journal: Journal, /) -> None:
+        """Finish the commits that this journal recorded."""
+        ...
 
 
 async def record_end(
@@ -68,7 +86,9 @@ def commit_recorded(
     Concurrent calls always wait, so that they commit in the same order when their run is replayed.
     """
     transaction = attempt.open_transaction
-    if transaction.durable or result.attachments:
+    if transaction.durable:
+        return _commit_durable(journal, attempt, result)
+    if result.attachments:
         return shielded(_commit(journal, attempt, result))
     unit = commit_unit(attempt, result)
     commit_now: Callable[[CommitUnit], bool] | None = getattr(journal.calls, "commit_now", None)
@@ -96,15 +116,25 @@ async def _finish(
 
 
 async def _commit(
-    journal: Journal,
-    attempt: Attempt,
-    result: ToolResult[Any],
-    unit: CommitUnit | None = None,
+    journal: Journal, attempt: Attempt, result: ToolResult[Any], unit: CommitUnit | None = None
 ) -> None:
+    """Record and apply the changes of a prepared call that has used no durable resource."""
+    await _store(journal, attempt, result)
+    await journal.calls.commit(unit or commit_unit(attempt, result))
+    attempt.open_transaction.apply()
+
+
+async def _store(journal: Journal, attempt: Attempt, result: ToolResult[Any]) -> None:
+    """Store the attachments of a result, before the record that refers to them."""
+    if result.attachments:
+        await store(journal, attempt.frame.log.run_id, result.attachments)
+
+
+async def _commit_durable(journal: Journal, attempt: Attempt, result: ToolResult[Any]) -> None:
     """Record and apply the changes of a prepared call.
 
-    1. The new bytes are written to the staging folder, and synced if the journal is. Those of files in a workspace are
-       stored in the journal.
+    1. The new bytes are written to the staging folder, and synced if the journal is. Then what the call read and changes
+       is claimed among all processes. This step can be cancelled. The bytes of files in a workspace are stored in the journal.
     2. The journal records everything in one transaction, the commit point.
     3. The files are renamed into place.
     4. The journal notes that they are in place. Until then, recovery finds out from the staging folder.
@@ -113,25 +143,22 @@ async def _commit(
     If somebody changes a file between the check and step 3, their version is kept: all other files are reverted, and the
     record is voided before this raises `Conflict`.
     """
-    if result.attachments:
-        await store(
-            journal, attempt.frame.log.run_id, result.attachments
-        )  # before the record that refers to them
-    transaction = attempt.open_transaction
-    if transaction.durable is None:
-        await journal.calls.commit(unit or commit_unit(attempt, result))
-        transaction.apply()
-        return
-    synced = journal.synced
+    files, diff = await _stage(journal, attempt)  # 1
+    await shielded(_record(journal, attempt, result, files, diff))
 
-    def stage() -> tuple[list[Mapping[str, Any]], str]:
-        diff = transaction.file_diff()
-        return transaction.stage(key_of(attempt, journal.id), synced), diff
 
-    files, diff = await run_in_thread(stage)  # 1
+async def _record(
+    journal: Journal, attempt: Attempt, result: ToolResult[Any], files: list[Mapping[str, Any]], diff: str
+) -> None:
+    transaction, synced = attempt.open_transaction, journal.synced
+    await _store(journal, attempt, result)
     forks, run_id = transaction.recorded_forks(), attempt.run_context.request_id
     deltas = [await upload(journal, fork, run_id) for fork in forks]
-    unit = commit_unit(attempt, result, files=files, diff=diff, workspaces=deltas)
+    is_large = transaction.is_large
+    unit = await transaction.go_through(
+        lambda: commit_unit(attempt, result, files=files, diff=diff, workspaces=deltas)
+    )
+    transaction.set_pace(pace_of(attempt))
     await journal.calls.commit(unit)  # 2
     try:
         await run_in_thread(lambda: transaction.apply_durable(synced))  # 3
@@ -146,4 +173,64 @@ async def _commit(
     except Exception:  # the files are in place, which recovery will notice
         log.exception("%s is committed and applied, but the journal could not record that", attempt.id)
     finally:
-        transaction.confirm()  # 5
+        if is_large:
+            await run_in_thread(transaction.confirm)  # 5
+        else:
+            transaction.confirm()
+
+
+async def _stage(journal: Journal, attempt: Attempt) -> tuple[list[Mapping[str, Any]], str]:
+    """Stage the changes of a call and claim them among all processes. Returns the manifests and the diff.
+
+    If a process has died while it committed a call that this journal may have recorded, that call is finished first.
+    """
+    transaction, key = attempt.open_transaction, key_of(attempt, journal.id)
+
+    def stage(stop: Stop) -> tuple[list[Mapping[str, Any]], str]:
+        transaction.set_pace(pace_of(attempt, stop))
+        diff = transaction.file_diff()
+        files = transaction.stage(key, journal.synced)
+        transaction.enter(stop, recorded=True)
+        if stop():
+            raise GaveUp
+        return files, diff
+
+    monotonic, pause = attempt.frame.monotonic, _FIRST_PAUSE
+    until = monotonic() + _RECOVERY_SECONDS
+    while True:
+        try:
+            return await unless_stopped(stage)
+        except UnfinishedCommit as unfinished:
+            if unfinished.journal != journal.id or monotonic() > until:
+                raise
+        for part in transaction.parts:
+            if isinstance(part.fork, RecoverableFork):
+                await part.fork.recover(journal)
+        # Other processes may be finishing the same commit, and they or others may die meanwhile.
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def pace_of(attempt: Attempt, stop: Stop = never) -> Pace:
+    """Return the pace of a commit. It reports its progress as that of the call."""
+    return Pace(stop, attempt.report_progress, attempt.frame.monotonic)
+
+
+async def commit_unrecorded(attempt: Attempt) -> None:
+    """Apply the changes of a prepared call that has used a durable resource and is not recorded."""
+    transaction, key = attempt.open_transaction, key_of(attempt)
+
+    is_large = transaction.is_large
+
+    def apply(stop: Stop) -> None:
+        transaction.set_pace(pace_of(attempt, stop))
+        transaction.stage(key)
+        transaction.enter(stop, recorded=False)
+        transaction.apply_durable()
+
+    await unless_stopped(apply)
+    transaction.apply_others()
+    if is_large:
+        await shielded(run_in_thread(transaction.confirm))
+    else:
+        transaction.confirm()

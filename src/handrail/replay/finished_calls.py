@@ -12,7 +12,6 @@ from handrail.content import attachments_in
 from handrail.dispatch.effects import compensate
 from handrail.dispatch.transaction import Settled, Transaction, new_transaction, note_past
 from handrail.errors import Conflict, Diverged, OutcomeUnknown
-from handrail.events import ToolInvoked
 from handrail.messages import Usage
 from handrail.place import Place
 from handrail.records import CommitUnit
@@ -83,7 +82,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
     except Diverged as error:
         raise OutcomeUnknown(f"{attempt.path[-2]} ({error})") from error
     bill_nested(attempt)
-    return await _with_bytes(end_as_recorded(attempt, inner.status, inner.result, inner.seconds), log)
+    return await _with_bytes(end_as_recorded(attempt, inner.result), log)
 
 
 async def _with_bytes(result: ToolResult[Any], log: RunLog) -> ToolResult[Any]:
@@ -103,7 +102,7 @@ def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
             note_past(attempt, True, name=each.tool)
         note_past(attempt, bool(unit.effects or unit.writes))
     bill_nested(attempt)
-    return end_as_recorded(attempt, unit.status, unit.result, unit.seconds)
+    return end_as_recorded(attempt, unit.result)
 
 
 async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> ToolResult[Any]:
@@ -120,7 +119,7 @@ async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> Too
     result = ToolResult.error(
         f"{attempt.name} was being undone when the process ended, and has been undone since. {CALL_AGAIN}"
     )
-    return end_as_recorded(attempt, "error", write_result(result), inner.seconds)
+    return end_as_recorded(attempt, write_result(result))
 
 
 def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
@@ -141,27 +140,10 @@ def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
     return True
 
 
-def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """End the call with its recorded result, and return that result. Its `ToolInvoked` is logged in the session but not published."""
-    result = read_result(attempt.tool, written)
+def end_as_recorded(attempt: Attempt, written: bytes) -> ToolResult[Any]:
+    """End the call with its recorded result, and return that result. Its end was published, and the session's logs have it."""
     attempt.close()
-    frame = attempt.frame
-    frame.session.keep(
-        ToolInvoked(
-            attempt.id,
-            attempt.name,
-            attempt.path,
-            status,
-            result,
-            None,
-            seconds,
-            1,
-            (),
-            None,
-            frame.run_context,
-        )
-    )
-    return result
+    return read_result(attempt.tool, written)
 
 
 # --- effects ------------------------------------------------------------------------------------------
@@ -186,7 +168,7 @@ def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
 def _apply(attempt: Attempt, transaction: Transaction, changes: Changes) -> None:
     transaction.writable = True
     for event in changes.events:
-        transaction.session.dispatch(decode_item(event, attempt.frame.session.id))
+        transaction.session.redo(decode_item(event, attempt.frame.session.id))
     files = attempt.frame.world.filesystem
     if changes.files and files is not None:
         transaction.fork_of(files).redo(changes.files)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from handrail.dispatch.call_log import CallLog, log_again
 from handrail.dispatch.effects import compensate, probe
 from handrail.dispatch.failures import Unsuccessful
 from handrail.dispatch.transaction import Settled, new_transaction
@@ -16,6 +17,7 @@ from handrail.replay.finished_calls import CALL_AGAIN, bill_nested, bill_tickets
 from handrail.replay.log import RunLog
 from handrail.replay.marks import GIVEN_SECRET, NOT_KEPT, Begun, Tried, had_secret, is_masked
 from handrail.replay.records import Deposit, InnerCall, RecordedEffect
+from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, ToolResult
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
     if found is None:
         return ()
     attempt.number, attempt.retries = found.number, found.retries
+    if found.logged:  # the session's logs have it; the call's record must have it too
+        attempt.logged = CallLog(found.logged)
     if not log.is_over(place):
         bill_nested(attempt, before=attempt.number)
     return found.left
@@ -72,11 +76,13 @@ async def decide_interrupted(attempt: Attempt) -> bool:
         return False  # the handler continues with the work that it started elsewhere
     attempt.params = None if lost else tool.parse(arguments)
     if log.was_undone(attempt.call.place):
+        _restore_logs(attempt, log)
         _, left = await _undo_inner(attempt)
         raise Unsuccessful(ToolResult.error(f"{_undone(attempt)}{left}"))
     happened = None if lost else await probe(attempt)
     if happened is False:
         return False  # the call never happened, so nothing is repeated
+    _restore_logs(attempt, log)
     bill_nested(attempt)
     if happened:
         attempt.transaction = new_transaction(attempt, tool)
@@ -88,6 +94,8 @@ async def decide_interrupted(attempt: Attempt) -> bool:
         )
         return True
     deposited = await bill_tickets(attempt, log)
+    for body in deposited.values():
+        log_again(attempt, msgspec.msgpack.decode(body, type=Deposit).inner.logged if body else ())
     await _withdraw(attempt, log)
     why = NOT_KEPT if secret or begun == GIVEN_SECRET else ""
     if EFFECTS[tool.effect].transactional:
@@ -109,6 +117,22 @@ async def decide_interrupted(attempt: Attempt) -> bool:
     undone, left = await _undo_inner(attempt, deposited)
     said = f" These inner calls were undone: {', '.join(undone)}." if undone else ""
     raise OutcomeUnknown(attempt.name, f"{why}Find out what it changed before you do it again.{said}{left}")
+
+
+def _restore_logs(attempt: Attempt, log: RunLog) -> None:
+    """Restore what was logged by an interrupted call that is not entered again, and by inner calls that were cut off with it."""
+    session, call = attempt.frame.session, attempt.call.place
+    log_again(attempt, _logged_since(log, call))
+    for inner in dict.fromkeys(log.begun_inside(call)):
+        for entry in _logged_since(log, inner):
+            session.relog(decode_item(entry, session.id))
+
+
+def _logged_since(log: RunLog, call: Place) -> Sequence[bytes]:
+    """Return what the last attempt at a call had logged when it began. The session has what earlier attempts logged."""
+    tried = log.find("call tried", call, Tried)
+    begun = log.find("call begun", call.attempt(1 if tried is None else tried.number), Begun)
+    return () if begun is None else begun.logged[0 if tried is None else len(tried.logged) :]
 
 
 def _undone(attempt: Attempt) -> str:

@@ -31,6 +31,15 @@ _CHARGED: tuple[EntryKind, ...] = ("call begun", "call tried", "inner call")
 """The kinds of entries that say whether a call was charged."""
 
 
+_AT_CALLS: tuple[EntryKind, ...] = (
+    *("call begun", "call tried", "inner call", "verb", "approval", "remote work"),
+    *("model answer", "advice", "attachments"),
+)
+"""The kinds of entries whose keys are places, which may be inside a call."""
+_CALLS = ("call", "compensation", "probe")
+"""The kinds of places at which calls are made."""
+
+
 class _Ended(msgspec.Struct):
     status: str
 
@@ -50,6 +59,7 @@ class RunLog:
         "_finished",
         "_found",
         "_inside",
+        "_started",
         "_verbs",
         "asked",
         "attempt",
@@ -57,6 +67,8 @@ class RunLog:
         "journal",
         "resumed",
         "run_id",
+        "told",
+        "unrecorded",
         "untold",
     )
 
@@ -84,6 +96,9 @@ class RunLog:
         """The session's undone calls that its model has not been told about."""
         self.asked: Mapping[str, QuestionRecord] = {each.question.id: each for each in asked}
         """The questions of the run that were open, answered or declined when the record was loaded."""
+        self.unrecorded: list[bytes] = []
+        """What calls without a recorded end have logged. The run's outcome records it; in a parked run it is dropped."""
+        self._started: frozenset[str] | None = None
         self._clock = clock
         self._found: dict[tuple[EntryKind, str], bytes] = {
             (each.kind, each.key): each.body for each in entries
@@ -102,6 +117,13 @@ class RunLog:
         for key, verb in self._verbs.items():
             if verb == "ticket":
                 self._put("ticket", Place.parse(key), b"")
+        self.told: frozenset[str] = frozenset(
+            key
+            for (kind, _), body in self._found.items()
+            if kind == "parked"
+            for key in msgspec.msgpack.decode(body, type=list[str])
+        )
+        """The keys of the facts that earlier legs published about calls that were unfinished when the run was parked."""
         self._charged = frozenset(self._find_charged())
         self._charged_in = Counter(
             str(each) for call in self._charged for each in Place.parse(call).parents if each.kind == "run"
@@ -162,6 +184,25 @@ class RunLog:
     def charged_in(self, run: Place) -> int:
         """Return how many calls in a run, and in the runs nested in it, had been charged when the record was loaded."""
         return self._charged_in[str(run)]
+
+    def had_started(self, call: Place) -> bool:
+        """Return whether the loaded record has anything at this call or inside it, so that an earlier leg had started it."""
+        if self._started is None:
+            places = [Place.parse(key) for kind, key in self._found if kind in _AT_CALLS]
+            places += [Place.from_id(id, self.run_id) for id in self.asked]
+            self._started = frozenset(
+                str(each) for place in places for each in (place, *place.parents) if each.kind in _CALLS
+            )
+        return str(call) in self._started or str(call) in self._finished
+
+    def begun_inside(self, call: Place) -> Iterator[Place]:
+        """Yield the calls inside a call that had begun, and were not over, when the record was loaded."""
+        prefix = call.prefix()
+        for kind, key in self._found:
+            if kind == "call begun" and key.startswith(prefix):
+                inner = Place.parse(key).parent
+                if inner is not None and inner != call and not self.is_over(inner):
+                    yield inner
 
     def is_over(self, call: Place) -> bool:
         """Return whether the call at this place was over when the record was loaded."""

@@ -6,11 +6,13 @@ A call that was given a secret must not run twice either, since the record has a
 from __future__ import annotations
 
 from asyncio import CancelledError
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pydantic_core
 
+from handrail.dispatch.call_log import logged_by
 from handrail.errors import RunBusy
 from handrail.schema import Schema
 from handrail.schema import secrets as schema_secrets
@@ -27,7 +29,7 @@ NOT_KEPT = "It was given a secret. Secrets are not recorded, so it is not run ag
 """Tells the model why a call that was given a secret does not run again."""
 
 
-class Tried(msgspec.Struct, frozen=True):
+class Tried(msgspec.Struct, frozen=True, omit_defaults=True):
     """The record of an attempt after the first, written when the attempt begins."""
 
     number: int
@@ -35,37 +37,43 @@ class Tried(msgspec.Struct, frozen=True):
     left: tuple[str, ...]
     charged: bool = False
     """Whether the budget was charged for the call."""
+    logged: Sequence[bytes] = ()
+    """What the earlier attempts have logged."""
 
 
-class Begun(msgspec.Struct, frozen=True):
+class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
     """The mark of a call that has begun."""
 
     what: str
     """The name of the call, or `GIVEN_SECRET`."""
     charged: bool = False
     """Whether the budget was charged for the call."""
+    logged: Sequence[bytes] = ()
+    """What the call and its policies have logged. It counts if the call is cut off and not entered again."""
 
 
 async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
     """Record that another attempt begins, so that the records of earlier attempts no longer count."""
-    tried = Tried(attempt.number, attempt.retries, left, attempt.charged)
+    tried = Tried(attempt.number, attempt.retries, left, attempt.charged, logged_by(attempt))
     await attempt.frame.log.note("call tried", attempt.call.place, tried)
 
 
 async def mark_begun(attempt: Attempt) -> None:
     """Record that the handler of a call is about to begin, if a resumed run has to know that.
 
-    A call that must not run twice is marked. An inner call of such a call is marked if it was charged: after a crash, the
-    outer call does not make the inner call again, so the charge would otherwise be forgotten. A compensation is marked
+    A call that must not run twice is marked. An inner call of such a call is marked if it was charged or has logged
+    something, such as a count of a rate limit: after a crash, the outer call does not make the inner call again, so
+    both would otherwise be forgotten. A compensation is marked
     although it may run twice, so that a resumed run does not replay the call that was being undone.
     """
-    if attempt.call.place.kind == "compensation" or not can_reenter(attempt) or _is_charged_once(attempt):
+    if attempt.call.place.kind == "compensation" or not can_reenter(attempt) or _is_not_repeated(attempt):
         await _mark(attempt, attempt.name)
 
 
-def _is_charged_once(attempt: Attempt) -> bool:
-    """Return whether the call was charged inside a call that must not run twice."""
-    return attempt.charged and any(not can_reenter(each) for each in attempt.with_outer())
+def _is_not_repeated(attempt: Attempt) -> bool:
+    """Return whether the call was charged, or has logged something, inside a call that must not run twice."""
+    counts = attempt.charged or attempt.logged is not None
+    return counts and any(not can_reenter(each) for each in attempt.with_outer())
 
 
 async def mark_given(attempt: Attempt) -> None:
@@ -89,7 +97,7 @@ async def _mark(attempt: Attempt, what: str) -> None:
             raise (
                 CancelledError if attempt.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
             )
-        await log.note("call begun", attempt.place, Begun(what, attempt.charged))
+        await log.note("call begun", attempt.place, Begun(what, attempt.charged, logged_by(attempt)))
 
 
 def can_reenter(attempt: Attempt) -> bool:

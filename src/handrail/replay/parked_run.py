@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from handrail.clock import Clock
+from handrail.deadline import Deadline
+from handrail.dispatch.call_log import told_about
+from handrail.question import Question
 from handrail.replay.marks import was_given_secret
 
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ class Parking:
     The environment decides what happens to a quiet run: see `Environment.run_started` and `Environment.run_waiting`.
     """
 
-    __slots__ = ("_environment", "_frames", "_root", "_told", "ending", "parked")
+    __slots__ = ("_environment", "_frames", "_root", "_told", "ending", "parked", "told")
 
     def __init__(self, root: Frame, environment: Environment) -> None:
         self._root = root
@@ -44,6 +50,8 @@ class Parking:
         self.ending: set[Attempt] = set()
         """The attempts that are over but whose end has not been published."""
         self.parked = False
+        self.told: list[str] = []
+        """The keys of the facts that were published about the calls that were unfinished when the run was parked."""
 
     @property
     def run_id(self) -> str:
@@ -74,6 +82,7 @@ class Parking:
             return False
         run_log = self._root.log
         assert run_log.is_kept, "only a run with a record is parked"
+        self.told = told_about(self._at_work()[0])
         run_log.close()
         self.parked = True
         self._root.cancellation.cancel("parked")
@@ -138,6 +147,22 @@ class Parking:
     def _asks_a_model(self) -> bool:
         """Return whether one of the runs has no active call, and so waits for its model."""
         return any(frame.task is not None and not frame.live for frame in self._frames)
+
+
+def next_end(questions: Iterable[Question], deadline: Deadline | None, now: datetime) -> float | None:
+    """Return when a parked run goes on without an answer: at its first expiry, or at its deadline, if that does not pause.
+
+    The time is in seconds since 1970, by the clock that shows `now`. Returns None if the run only waits for answers.
+    """
+    ends = [each.expires_at.timestamp() for each in questions if each.expires_at is not None]
+    if deadline is not None and not deadline.pauses_for_people:
+        ends.append(now.timestamp() + max(deadline.remaining(), 0.0))
+    return min(ends, default=None)
+
+
+def is_due(due_at: float | None, clock: Clock) -> bool:
+    """Return whether a parked run goes on now without an answer, given its `next_end` and the journal's clock."""
+    return due_at is not None and due_at <= clock.now().timestamp()
 
 
 def end_grace(attempt: Attempt) -> None:

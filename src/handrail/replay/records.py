@@ -11,6 +11,7 @@ import msgspec
 import pydantic_core
 
 from handrail.content import Attachment
+from handrail.dispatch.call_log import logged_by
 from handrail.dispatch.failures import WrongResult
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.errors import ToolValidationError
@@ -88,6 +89,15 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
     )
 
 
+def read_plain(written: bytes, *, has_value: bool = True) -> RecordedResult:
+    """Decode a recorded result whose tool is not known. Its value is plain data; without `has_value`, it is left out."""
+    found = msgspec.json.decode(written, type=_Written)
+    value = pydantic_core.from_json(bytes(found.value)) if has_value else None
+    return RecordedResult(
+        found.message, value, found.success, found.excluded, found.attachments, text=found.text
+    )
+
+
 def text_of(result: bytes) -> str:
     """Return the text that the model was given, taken from a recorded result; "" if there is none."""
     found: Any = pydantic_core.from_json(result) if result else {}
@@ -151,6 +161,8 @@ def commit_unit(
         root="" if filesystem is None else folder_of(filesystem),
         root_id="" if filesystem is None else folder_id_of(filesystem),
         decision=attempt.decision,
+        logged=logged_by(attempt),
+        path=call.path if len(call.path) > 1 else (),
     )
 
 
@@ -199,7 +211,7 @@ class Changes(msgspec.Struct, frozen=True):
     settled: Sequence[RecordedEffect] = ()
 
 
-class InnerCall(msgspec.Struct, frozen=True):
+class InnerCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """A call that finished inside a call that is still open, with everything that it passed on to the outer call."""
 
     verb: str
@@ -217,6 +229,11 @@ class InnerCall(msgspec.Struct, frozen=True):
     """Whether the budget was charged for the call."""
     passed: Sequence[Changes] = ()
     """The changes that its own inner calls committed past it, to a call around it, in order. They stand even if the call failed."""
+    call_id: str = ""
+    path: tuple[str, ...] = ()
+    """The names of the calls around the call, outermost first, followed by its own name."""
+    logged: Sequence[bytes] = ()
+    """What the call itself added to the session's logs, in order. It stays even if the call failed."""
 
     @property
     def changes(self) -> Changes:
@@ -241,6 +258,8 @@ class Deposit(Spent, frozen=True, kw_only=True):
     """The work done under a ticket for the call that issued it, and its cost."""
 
     inner: InnerCall
+    reads: dict[str, str] = {}
+    """A digest of each slice that the work has read, by the name of its type, if the work depends on its reads."""
 
 
 def fingerprint(attempt: Attempt) -> str:
@@ -296,6 +315,9 @@ def record_of(
         _is_lost(attempt, result),
         attempt.charged,
         passed,
+        attempt.id,
+        attempt.path,
+        logged_by(attempt),
     )
 
 

@@ -195,8 +195,8 @@ class Owner(Protocol):
         """Raise `ContextExpired` if the call has ended."""
         ...
 
-    def fork(self, protocol: type, resource: Forkable) -> Any:
-        """Return the call's fork of a resource."""
+    def view(self, resource: Forkable) -> Any:
+        """Return what the call sees of its fork of a resource."""
         ...
 
 
@@ -342,7 +342,7 @@ class CallResources:
                 "each call works on its own fork of it, but a resource with the scope 'run' requests it",
                 "Give the resource that requests it the scope 'call'.",
             )
-        return self._owner.fork(binding.protocol, kept.thing)
+        return self._owner.view(kept.thing)
 
     def _keep(
         self, binding: Binding[Any], inside: Inside, thing: Any, closer: Callable[[], Any] | None

@@ -1,19 +1,24 @@
-"""`diff`: formats a fork's changes as a unified diff, in git's format."""
+"""`diff`: formats a fork's changes as a unified diff, in git's format.
+
+Where it leaves content out, it names the content's SHA-256, so different contents never have the same diff: an approval of a
+diff must not cover others. Only content that can't be read has no digest. The diff says so, in the words of `UNSHOWN`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import sha256
 from typing import Any
 
 from handrail.errors import FileError
-from handrail.rendering import exact, exact_line
+from handrail.rendering import UNSHOWN, exact, exact_line
 from handrail.resources.facts import Facts, differences
 from handrail.resources.layer import Content, Node, loaded
 from handrail.resources.line_diff import unified_diff
 from handrail.resources.paths import ancestors
 
 MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
-"""Maximum bytes and lines of a file whose content is shown. For a larger file, only its size or line count is shown."""
+"""Maximum bytes and lines of a file whose content is shown. For a larger file, only its size and digest are shown."""
 
 FactsOf = Callable[[str, Node], Facts | None]
 Data = bytes | Content | None
@@ -22,7 +27,7 @@ Data = bytes | Content | None
 def diff(changes: Iterable[tuple[str, Node, Node]], facts_of: FactsOf, run_by: Mapping[str, str]) -> str:
     """Format changes as a unified diff. Each change is a path, its new node and its old node.
 
-    `run_by` maps each changed startup file to the program that runs it. The diff marks these files. A file that was
+    `run_by` maps each changed or deleted startup file to the program that runs it. The diff marks these files. A file that was
     written again with the same content and attributes is shown as `no change`.
     """
     found = sorted(((path, node, base) for path, node, base in changes), key=lambda change: change[0])
@@ -36,10 +41,11 @@ def diff(changes: Iterable[tuple[str, Node, Node]], facts_of: FactsOf, run_by: M
     around = {folder for path, _, _ in found for folder in ancestors(path)}
     lines: list[str] = []
     for path, node, base in found:
-        if path in moved or (path in around and _is_said_inside(path, node, base, facts_of)):
+        is_said = path in around and path not in run_by and _is_said_inside(path, node, base, facts_of)
+        if path in moved or is_said:
             continue  # the change is shown at the new path, or by the changes inside the folder
         said = list(_change(path, node, base, origins.get(path), facts_of))
-        program = run_by.get(path)
+        program = run_by.get(path) or run_by.get(origins.get(path, ""))
         later = [f"runs later: by {_said(program)}, automatically and outside the sandbox"] if program else []
         # a heading alone would look like an empty file
         lines += [said[0], *later, *(said[1:] or ["no change"])]
@@ -66,6 +72,7 @@ def _change(path: str, node: Node, base: Node, origin: str | None, facts_of: Fac
     if origin is not None:
         yield f"rename from {_said(origin)}"
         yield f"rename to {_said(path)}"
+        yield f"content: {_summary(node)}"
         return
     before, after = facts_of(path, base), facts_of(path, node)
     if not base.version:
@@ -87,26 +94,35 @@ def _change(path: str, node: Node, base: Node, origin: str | None, facts_of: Fac
 def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
     sizes = base.size, node.size
     if max(sizes) > MAX_SIZE:
-        yield f"Large files {old} and {new} differ: {sizes[0]} bytes before, {sizes[1]} after"
+        yield f"Large files {old} and {new} differ: {_summary(base)} before, {_summary(node)} after"
         return
     try:
         before, after = _text(base.data), _text(node.data)
     except FileError:  # for example, the file can't be read, or is too large
-        yield f"{old} and {new} differ, and their content can't be shown"
+        yield f"{old} and {new} differ, and their content {UNSHOWN}"
         return
     if before is None or after is None:
         if _bytes(base.data) != _bytes(node.data):
-            yield f"Binary files {old} and {new} differ"
+            yield f"Binary files {old} and {new} differ: {_summary(base)} before, {_summary(node)} after"
         return
     counts = _line_count(before), _line_count(after)
     if max(counts) > MAX_LINES:
-        yield f"Long files {old} and {new} differ: {counts[0]} lines before, {counts[1]} after"
+        yield f"Long files {old} and {new} differ: {_summary(base)} before, {_summary(node)} after"
         return
     for number, line in enumerate(unified_diff(_lines(before), _lines(after), old, new)):
         text = line.removesuffix("\n")
         yield text if number < 2 else exact(text, tabs=True)  # the first two lines are the names
         if text == line:
             yield "\\ No newline at end of file"
+
+
+def _summary(node: Node) -> str:
+    """Describe content that is not shown, such that no other content has the same description."""
+    try:
+        raw = _bytes(node.data)
+    except FileError:
+        return f"{node.size} bytes (their content {UNSHOWN})"
+    return f"{len(raw)} bytes (SHA-256 {sha256(raw).hexdigest()})" if raw else "0 bytes"
 
 
 def _text(data: Data) -> str | None:

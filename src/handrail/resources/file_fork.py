@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import msgspec
 
+from handrail.claims import ADD, READ, USE, WRITE
 from handrail.errors import Conflict, ContextError, ContextExpired
 from handrail.resources.diff import diff
 from handrail.resources.facts import Facts
+from handrail.resources.file_view import FileView
 from handrail.resources.layer import ABSENT, Node, Over, clashes, loaded
 from handrail.resources.overlay import OVER, PREPARED, Overlay, shown
 from handrail.resources.paths import ancestors, join, split
 from handrail.resources.startup_files import run_by
+
+T = TypeVar("T")
 
 
 class FileChange(msgspec.Struct, frozen=True):
@@ -50,6 +54,14 @@ class FileFork(Overlay):
             self._claimed = {}
         return type(self)(self, (*self._line, self), self._shared, owner, writable and self._writable)
 
+    def handler_view(self) -> FileView:
+        """Return this fork's verbs for the call's handler, which can't commit through them."""
+        return FileView(self)
+
+    def _each(self, entries: Collection[T]) -> Iterator[T]:
+        """Yield the entries. A durable fork gives up the lock, which the caller holds, between slices of them. A commit in memory is atomic."""
+        return self.pace.each(entries, lock=self._shared.lock if self.is_durable else None)
+
     # --- the end of a call ------------------------------------------------------------------------
 
     def seal(self) -> None:
@@ -68,14 +80,36 @@ class FileFork(Overlay):
         with self._shared.lock:
             parent = self._parent
             found = set(self._torn or ())
-            for folder, names in (self._seen or {}).items():
-                for name, node in names.items():
-                    if parent._look(folder, name).version != node.version:
-                        found.add(shown(join(folder, name), node))
-            for folder, listing in (self._listed or {}).items():
+            for folder, name, node in self._each(self._all_seen()):
+                if parent._look(folder, name).version != node.version:
+                    found.add(shown(join(folder, name), node))
+            for folder, listing in self._each(list((self._listed or {}).items())):
                 if parent._stamp(folder) != listing.stamp:
                     found.add(f"{folder or '.'}/")
             return tuple(sorted(found))
+
+    def places(self, *, reads: bool = True) -> dict[str, int]:
+        """Return what a commit of this fork depends on and changes, in the form of a claim.
+
+        A path that ends in `/` stands for the names in a folder. Without `reads`, what the fork read is left out.
+        """
+        with self._shared.lock:
+            places: dict[str, int] = {}
+            if reads:
+                for folder, name, _ in self._each(self._all_seen()):
+                    places[join(folder, name)] = READ
+                places.update((f"{folder}/", READ) for folder in self._listed or ())
+            over = self._over or {}
+            for folder, name, node, base in self._each(_flat(over)):
+                path = join(folder, name)
+                is_new_folder = node.is_folder and not base.version
+                places[path] = places.get(path, 0) | (ADD if is_new_folder else WRITE)
+                if node.is_folder != base.is_folder or bool(node.version) != bool(base.version):
+                    places[f"{folder}/"] = places.get(f"{folder}/", 0) | ADD
+            for folder in self._each(list(over)):
+                for above in (*ancestors(folder), folder) if folder else ():
+                    places[above] = places.get(above, 0) | USE
+            return places
 
     def prepare(self) -> None:
         """Close the fork and check that it can be committed.
@@ -90,12 +124,15 @@ class FileFork(Overlay):
             if self._state or self._line:
                 self._enter()
             self._state = OVER
-            if self._over is not None:
+            over = self._over
+            if over is not None:
                 if self._into_sealed():
                     raise ContextExpired(self._line[-1]._owner)
-                self._check(self._over)
+                self._check(over)
+                if self._over is not over:
+                    raise ContextExpired(self._owner)  # it was dropped meanwhile
                 if self._parent._claimed is not None:
-                    self._parent._claimed[self] = self._over
+                    self._parent._claimed[self] = over
             self._state = PREPARED
         finally:
             shared.release()
@@ -114,13 +151,13 @@ class FileFork(Overlay):
                     f"the fork of {self._owner!r} is not prepared, so it can't be applied. Call prepare() first"
                 )
             self._state = OVER
-            self._release()
             if self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
             if self._line and (self._into_sealed() or any(fork._state for fork in self._line)):
                 self._over = None  # an outer fork has ended, or the nearest one is sealed
             if self._over is not None:
                 self._merge(self._over)
+            self._release()
             self._seen = self._listed = self._torn = None
         finally:
             shared.release()
@@ -144,10 +181,9 @@ class FileFork(Overlay):
         with self._shared.lock:
             found = [
                 FileChange(join(folder, name), "read", base=self._lasting(join(folder, name), node))
-                for folder, names in (self._seen or {}).items()
-                for name, node in names.items()
+                for folder, name, node in self._each(self._all_seen())
             ]
-            for path, node, base in self._changes():
+            for path, node, base in self._each(list(self._changes())):
                 found.append(self._change(path, node, self._lasting(path, base)))
             return found
 
@@ -165,6 +201,15 @@ class FileFork(Overlay):
     def changed_paths(self) -> tuple[str, ...]:
         """Return the paths that a commit of this fork changes."""
         return self.changed
+
+    def deletes(self) -> bool:
+        """Return whether a commit of this fork deletes a file, other than by moving it."""
+        with self._shared.lock:
+            found = list(self._changes())
+        new = {id(node.data) for _, node, base in found if not base.version}
+        return any(
+            is_file(base) and not is_file(node) and id(base.data) not in new for _, node, base in found
+        )
 
     def redo(self, changes: Sequence[Any]) -> None:
         """Repeat the reads and changes of another fork of the same files.
@@ -234,16 +279,24 @@ class FileFork(Overlay):
     def diff(self) -> str:
         """Return the changes as a unified diff. The content of binary and very large files is not shown."""
         with self._shared.lock:
-            return diff(self._changes(), self._facts_of, self._run_later())
+            changes, later = list(self._changes()), self._run_later()
+        return diff(changes, self._facts_of, later)
 
     def _run_later(self) -> Mapping[str, str]:
-        """Return each changed startup file with the program that runs it."""
-        changed = (path for path, node, _ in self._changes() if node.version and not node.is_folder)
+        """Return each startup file that was changed or deleted, with the program that runs it."""
+        changed = (path for path, *nodes in self._changes() if any(map(is_file, nodes)))
         return {path: program for path in changed if (program := run_by(path))}
 
     def _facts_of(self, path: str, node: Node) -> Facts | None:
         """Return the mode, owner, group and attributes of a file or folder, or None if they are not recorded."""
         return None
+
+    def _all_seen(self) -> list[tuple[str, str, Node]]:
+        return [
+            (folder, name, node)
+            for folder, names in (self._seen or {}).items()
+            for name, node in names.items()
+        ]
 
     def _changes(self) -> Iterator[tuple[str, Node, Node]]:
         for folder, changes in (self._over or {}).items():
@@ -254,17 +307,17 @@ class FileFork(Overlay):
     def _check(self, over: Over) -> None:
         parent = self._parent
         against: list[str] = []
-        for folder, changes in over.items():
-            for name, (node, base) in changes.items():
-                now = parent._look(folder, name)
-                if now.version != base.version:
-                    if not (now.is_folder and node.is_folder):
-                        against.append(join(folder, name))
-                elif now.version:
-                    if now.data is None and not node.is_folder:
-                        against.extend(self._left_in(join(folder, name), over))
-                elif not parent._has_folder(folder):
-                    against.extend(self._files_above(folder, over))
+        for folder, name, node, base in self._each(_flat(over)):
+            now = parent._look(folder, name)
+            if now.version != base.version:
+                if not (now.is_folder and node.is_folder):
+                    against.append(join(folder, name))
+            elif now.version:
+                if now.data is None and not node.is_folder:
+                    against.extend(self._left_in(join(folder, name), over))
+            elif not parent._has_folder(folder):
+                against.extend(self._files_above(folder, over))
+        # From here on, nobody else gets the lock until the changes are entered.
         if parent._claimed:
             against.extend(clashes(over, parent._claimed))
         if self._files > 0 or self._bytes > 0:
@@ -300,21 +353,34 @@ class FileFork(Overlay):
         parent = self._parent
         folders = over if len(over) == 1 else sorted(over, key=len)
         if not self._plain:
-            for folder in reversed(tuple(folders)):
-                for name, (node, base) in over[folder].items():
+            for folder in self._each(tuple(folders)[::-1]):
+                for name, (node, base) in self._each(over[folder].items()):
                     old = parent._look(folder, name)
                     goes = not node.version or (old.data is None) != (node.data is None)
                     if goes and (old.version or self._line):
                         # In an outer fork, a file that was created and deleted again also counts as written.
                         parent._put(folder, name, ABSENT, old, base)
-        for folder in folders:
-            for name, (node, base) in over[folder].items():
+        for folder in self._each(folders):
+            for name, (node, base) in self._each(over[folder].items()):
                 if node.version:
                     old = parent._look(folder, name)
                     if not old.version and not parent._has_folder(folder):
                         parent._make_folders(folder, force=True)
                     if node.data is not None or not old.version:
                         parent._put(folder, name, node, old, base)
+
+
+def is_file(node: Node) -> bool:
+    return bool(node.version) and not node.is_folder
+
+
+def _flat(over: Over) -> list[tuple[str, str, Node, Node]]:
+    """Return the folder, the name, the new node and the old node of each change."""
+    return [
+        (folder, name, node, base)
+        for folder, changes in over.items()
+        for name, (node, base) in changes.items()
+    ]
 
 
 def _depth(change: FileChange) -> tuple[int, str]:

@@ -14,6 +14,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import msgspec
 
+from handrail.claims import Claims
 from handrail.clock import Clock
 from handrail.errors import Conflict, FileError, FileInTheWay, FileLimitReached, FileMissing, PathRefused
 from handrail.protocols import FileInfo, Match
@@ -81,7 +82,7 @@ class Listing(NamedTuple):
 class Shared:
     """The state that a root shares with all its forks."""
 
-    __slots__ = ("acquire", "clock", "limits", "lock", "release", "tick")
+    __slots__ = ("acquire", "claims", "clock", "limits", "lock", "release", "tick")
 
     def __init__(self, limits: FileLimits, clock: Clock, tick: Callable[[], int]) -> None:
         self.limits = limits
@@ -91,6 +92,7 @@ class Shared:
         # `with` costs as much as the lock itself, so the methods that are called most often use these instead.
         self.acquire = self.lock.acquire
         self.release = self.lock.release
+        self.claims = Claims(lock=self.lock)
 
 
 class Layer:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
+from handrail.claims import ADD, WRITE, Claims
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import Conflict
 from handrail.resources.file_fork import FileFork
 from handrail.resources.layer import ABSENT, TOP, FileLimits, Layer, Listing, Node, Shared
-from handrail.resources.paths import join
+from handrail.resources.paths import join, split
 from handrail.spelling import checked_arguments
 
 __all__ = ["FileLimits", "MemoryFilesystem", "MemoryFork"]
@@ -48,6 +50,18 @@ class MemoryFilesystem(Layer):
     def fork(self, owner: str, /, *, writable: bool = True) -> MemoryFork:
         """Return a fork for the call `owner`. With `writable=False` it refuses every change."""
         return MemoryFork(self, (), self._shared, owner, writable)
+
+    @property
+    def claims(self) -> Claims:
+        """The calls that are committing to these files."""
+        return self._shared.claims
+
+    def _enter(self, change: str = "") -> None:
+        super()._enter(change)
+        if change and self._shared.claims.is_busy:
+            place = self._shared.claims.blocked({change: WRITE, f"{split(change)[0]}/": ADD})
+            if place is not None:
+                raise Conflict([place])  # the call that depends on it has checked it, and is about to commit
 
     def _look(self, folder: str, name: str) -> Node:
         members = self._tree.get(folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from handrail.errors import ContextExpired, EffectRefused
+from handrail.pace import AT_ONCE, Pace
 from handrail.resources.layer import ABSENT, TOP, Layer, Listing, Node, Shared, refuse_claimed
 from handrail.resources.paths import join, split
 
@@ -35,6 +36,7 @@ class Overlay(Layer):
         "_state",
         "_torn",
         "_writable",
+        "pace",
     )
 
     def __init__(
@@ -47,6 +49,8 @@ class Overlay(Layer):
         self._writable = writable
         self._state = OPEN
         self._sealed = False
+        self.pace: Pace = AT_ONCE
+        """How work on all of this fork's files proceeds."""
         # The changes made in this fork, the nodes read, and the listings of folders whose names were read.
         self._over: dict[str, dict[str, tuple[Node, Node]]] | None = None
         self._seen: dict[str, dict[str, Node]] | None = None

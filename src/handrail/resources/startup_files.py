@@ -10,9 +10,11 @@ opens an editor or starts Python. Files that run only on request, such as a `Mak
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Protocol, runtime_checkable
+
+from handrail.resources.paths import ancestors, join, split
 
 _RUN_BY = {
     "a shell": (
@@ -20,15 +22,17 @@ _RUN_BY = {
         *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".cshrc", ".tcshrc", ".login"),
         *(".config/fish/config.fish", ".config/fish/conf.d/*", ".config/fish/functions/*"),
         *(".xprofile", ".xinitrc", ".xsession"),
+        *(
+            "bin/activate",
+            "bin/activate.*",
+            "Scripts/activate",
+            "Scripts/activate.*",
+            "Scripts/deactivate.bat",
+        ),
     ),
     "direnv or mise": (
-        ".envrc",
-        ".mise.toml",
-        "mise.toml",
-        ".mise.local.toml",
-        "mise.local.toml",
-        ".config/mise/*",
-        ".config/mise.toml",
+        *(".envrc", ".mise.toml", "mise.toml", ".mise.local.toml", "mise.local.toml"),
+        *(".config/mise/*", ".config/mise.toml"),
     ),
     "git": (
         *(".git", ".git/hooks/*", ".git/config", ".git/config.worktree", ".git/commondir"),
@@ -37,67 +41,88 @@ _RUN_BY = {
         *(".gitconfig", ".config/git/*", ".githooks/*", ".husky/*", ".pre-commit-config.yaml"),
         *(".pre-commit-hooks.yaml", "lefthook.yml", ".lefthook.yml", "lefthook.yaml", ".lefthook.yaml"),
     ),
+    "Mercurial": (".hgrc", ".hg/hgrc", ".hg/hgrc-not-shared", ".hg/sharedpath"),
     "pytest": ("conftest.py",),
     "Python": (
-        "sitecustomize.py",
-        "usercustomize.py",
-        "*.pth",
-        "pyvenv.cfg",
-        "_distutils_hack/*",
-    ),  # the first two count with any suffix, and as packages
+        *("sitecustomize", "sitecustomize.*", "sitecustomize/*"),
+        *("usercustomize", "usercustomize.*", "usercustomize/*"),
+        *(
+            "*.pth",
+            "site-packages/*",
+            "dist-packages/*",
+            "_distutils_hack/*",
+            "_virtualenv.*",
+            "__editable__*",
+        ),
+        *("pyvenv.cfg", ".venv/pyvenv.cfg", "venv/pyvenv.cfg", ".venv/lib/*", ".venv/lib64/*"),
+        *("bin/activate_this.py", "bin/python", "bin/python3", "bin/python3.[0-9]*"),
+        *("Scripts/activate_this.py", "Scripts/python.exe", "Scripts/pythonw.exe"),
+    ),
     "Handrail": ("tools.py",),
     "an editor": (
-        *(".vscode/*", ".idea/*", ".devcontainer/*", ".devcontainer.json", ".dir-locals.el", ".exrc"),
-        *(".vimrc", ".nvimrc", ".nvim.lua", ".vim/*", ".config/nvim/*", ".emacs", ".emacs.d/*"),
+        *(".vscode/*", ".idea/*", ".devcontainer/*", ".devcontainer.json", ".helix/*", ".zed/*", ".fleet/*"),
+        *(".dir-locals.el", ".dir-locals-2.el", ".emacs", ".emacs.d/*"),
+        *(".exrc", ".vimrc", ".nvimrc", ".nvim.lua", ".vim/*", ".config/nvim/*"),
     ),
-    "an agent": (".claude/*", ".mcp.json", ".cursor/*", ".codex/*", ".gemini/*"),
+    "an agent": (".claude/*", ".mcp.json", ".cursor/*", ".codex/*", ".gemini/*", ".windsurf/*", ".kiro/*"),
     "a debugger": (".gdbinit", ".lldbinit", ".pdbrc"),
+    "an interpreter": (".Rprofile", ".Renviron", ".ghci", ".irbrc", ".pryrc", ".octaverc", ".iex.exs"),
     "a build service": (
-        *(".github/workflows/*", ".github/actions/*", ".gitlab-ci.yml", ".circleci/*", "Jenkinsfile"),
-        *("azure-pipelines.yml", ".travis.yml", "bitbucket-pipelines.yml", ".woodpecker/*", ".forgejo/*"),
+        *(".github/workflows/*", ".github/actions/*", ".gitea/workflows/*", ".gitea/actions/*", ".forgejo/*"),
+        *(".gitlab-ci.yml", ".circleci/*", "Jenkinsfile", "azure-pipelines.yml", ".travis.yml", ".drone.yml"),
+        *("bitbucket-pipelines.yml", ".woodpecker/*", ".woodpecker.yml", ".woodpecker.yaml", ".buildkite/*"),
     ),
     "a package manager": (
-        *(".npmrc", ".yarnrc", ".yarnrc.yml", ".pnpmfile.cjs", ".cargo/config", ".cargo/config.toml"),
+        *(
+            ".npmrc",
+            ".yarnrc",
+            ".yarnrc.yml",
+            ".pnpmfile.cjs",
+            ".cargo/config",
+            ".cargo/config.toml",
+            ".mvn/*",
+        ),
     ),
     "the system": (
         *(".config/autostart/*", ".config/systemd/*", ".ssh/rc", ".ssh/authorized_keys", ".ssh/config"),
         *(".pam_environment", ".config/environment.d/*", ".tmux.conf", ".screenrc"),
     ),
 }
-"""The paths that each program runs, in any folder. `/*` at the end stands for everything in a folder."""
-_NAMES = {each.casefold(): program for program, paths in _RUN_BY.items() for each in paths if "/" not in each}
+"""The paths that each program runs, in any folder.
+
+`/*` at the end stands for everything in a folder, at any depth. Elsewhere, `*` stands for any characters in the last name, and
+`[0-9]` for a digit.
+"""
+_FOLDERS = {"HEAD": ".git", "pyvenv.cfg": ".venv"}
+"""A folder of any name that contains this file counts as one with this name: a bare git repository, a virtual environment."""
+_REPOSITORY = ("HEAD", "objects", "refs", "commondir")
+"""The names by which git recognizes a repository: the first one, together with the last one or the two others."""
+_NAMES: dict[str, str] = {}
+_PATTERNS: list[tuple[str, str]] = []
 _BELOW: dict[str, list[tuple[list[str], str]]] = {}
 for _program, _paths in _RUN_BY.items():
-    for _first, *_rest in (each.split("/") for each in _paths if "/" in each):
-        _BELOW.setdefault(_first, []).append((_rest, _program))
-_PROGRAMS = {
-    **dict.fromkeys(("activate", "activate.csh", "activate.fish", "activate.nu", "activate.xsh"), "a shell"),
-    **dict.fromkeys(("activate.bat", "activate.ps1", "deactivate.bat"), "a shell"),
-    **dict.fromkeys(("activate_this.py", "python", "python3", "python.exe", "pythonw.exe"), "Python"),
-}
-"""The files in a virtual environment's `bin` or `Scripts` folder that run when the environment is used.
-
-A virtual environment can have any name, so these files count in every folder named `bin` or `Scripts`. Other programs
-there are not listed, because they run only on request.
-"""
-_STARTS_WITH = ("__editable__", "_virtualenv.")
-"""Beginnings of the names of modules that `.pth` files import when Python starts."""
+    for _path in _paths:
+        _first, *_rest = _path.casefold().split("/")
+        if _rest:
+            _BELOW.setdefault(_first, []).append((_rest, _program))
+        elif "*" in _first:
+            _PATTERNS.append((_first, _program))
+        else:
+            _NAMES[_first] = _program
 _GIT = ("hooks", "config", "config.worktree", "commondir", "gitdir")
 """Names in the git folder of a submodule or worktree that git runs, or reads to find the files to run."""
-_PYTHON = ("sitecustomize", "usercustomize")
-"""The modules that Python imports when it starts, without the suffixes of their files."""
 _MANY = 32
 """Maximum number of names in a path at which rules are tried. A path with more names that begin a rule counts as a startup file."""
 _LISTED = 10
 """Maximum number of startup files that a message names. A diff marks all of them."""
 
 HOOKS = (".git/hooks", ".githooks", ".husky")
-PLACES: dict[str, list[str]] = {name: [name] for name in _NAMES.keys() - {".git"}}
+PLACES: dict[str, list[str]] = {}
 """Paths of startup files and of folders that contain them, relative to a root, by the first name in the path.
 
 A link at one of these paths makes its target a startup file.
 """
-for _path in sorted({each.removesuffix("/*") for paths in _RUN_BY.values() for each in paths if "/" in each}):
+for _path in sorted({each.removesuffix("/*") for paths in _RUN_BY.values() for each in paths} - {".git"}):
     if "*" not in _path:
         PLACES.setdefault(_path.split("/")[0], []).append(_path)
 
@@ -107,7 +132,7 @@ class HasStartupFiles(Protocol):
     """A fork whose files other programs can run once they are committed, unlike files in memory."""
 
     def startup_files(self) -> list[tuple[str, str]]:
-        """Return each changed startup file with the program that runs it, except the files that are allowed by name."""
+        """Return each changed or deleted startup file with the program that runs it, except the files that are allowed by name."""
         ...
 
 
@@ -121,17 +146,11 @@ def run_by(path: str, *, is_link: bool = False) -> str:
         kept = (each for each in unicodedata.normalize("NFKC", path) if unicodedata.category(each) != "Cf")
         path = "".join(kept)
     names = path.casefold().split("/")
-    if names[-1].endswith(".pth") or names[-1].startswith(_STARTS_WITH):
-        return "Python"
-    if names[-2:-1] in (["bin"], ["scripts"]):
-        if names[-1] in _PROGRAMS:
-            return _PROGRAMS[names[-1]]
-        if names[-1].startswith("python3.") and names[-1][8:].rstrip("t").isdigit():
-            return "Python"
-    if names[-1] in _NAMES:
-        return _NAMES[names[-1]]
-    if any(name.partition(".")[0] in _PYTHON for name in names):
-        return "Python"
+    program = _NAMES.get(names[-1]) or next(
+        (by for name, by in _PATTERNS if fnmatchcase(names[-1], name)), ""
+    )
+    if program:
+        return program
     if names[-1] == "head" and not any(name.endswith(".git") for name in names):
         return "git"  # a file named HEAD can make its folder a repository, with hooks and a config
     last = len(names) if is_link else len(names) - 1
@@ -145,6 +164,30 @@ def run_by(path: str, *, is_link: bool = False) -> str:
     return "a program" if len(found) > _MANY else ""
 
 
+def run_in(path: str, has: Callable[[str], bool], *, is_link: bool = False) -> str:
+    """Return the program that runs a file because of the folder that it is in, whatever the folder is called, or "" if none is known.
+
+    `has` returns whether there is something at another path.
+    """
+    for folder in ("", *ancestors(path)):
+        for mark, name in _FOLDERS.items():
+            program = run_by(join(name, path.removeprefix(f"{folder}/" if folder else "")), is_link=is_link)
+            if program and has(join(folder, mark)):
+                return program
+    return ""
+
+
+def makes_repository(path: str, before: Callable[[str], bool], after: Callable[[str], bool]) -> bool:
+    """Return whether a new path turns its folder into a git repository, whose other files git then runs."""
+    folder, name = split(path)
+    return name in _REPOSITORY and _is_repository(folder, after) and not _is_repository(folder, before)
+
+
+def _is_repository(folder: str, has: Callable[[str], bool]) -> bool:
+    head, objects, refs, common = (has(join(folder, name)) for name in _REPOSITORY)
+    return head and (common or (objects and refs))
+
+
 def _matches(names: list[str], at: int, rest: list[str], is_link: bool) -> bool:
     """Return whether the names from `at` on match a rule or, for a link, the beginning of one."""
     left = len(names) - at
@@ -152,7 +195,7 @@ def _matches(names: list[str], at: int, rest: list[str], is_link: bool) -> bool:
         return is_link and names[at:] == rest[:left]
     if rest[-1] == "*":
         return names[at : at + len(rest) - 1] == rest[:-1]
-    return left == len(rest) and names[at:] == rest
+    return left == len(rest) and names[at:-1] == rest[:-1] and fnmatchcase(names[-1], rest[-1])
 
 
 def _is_idle(names: list[str], at: int) -> bool:
@@ -179,7 +222,7 @@ def reason_to_ask(files: Sequence[tuple[str, str]]) -> str:
     """Return why changes to these startup files need an approval. Each file comes with the program that runs it."""
     listed = "; ".join(f"{path} (run by {program})" for path, program in files[:_LISTED])
     more = f"; and {len(files) - _LISTED} more" if len(files) > _LISTED else ""
-    return f"it changes files that later run automatically, outside the sandbox: {listed}{more}"
+    return f"it changes or deletes files that later run automatically, outside the sandbox: {listed}{more}"
 
 
 def why_not_covered(paths: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunError
 from handrail.ids import random_id
 from handrail.journals import Journal
+from handrail.models.names import is_of_providers
 from handrail.place import RUN, Place, leading_call
 from handrail.records import CommitUnit, Entry, RunCopy, RunRow
 from handrail.session.serialization import under_id
@@ -37,6 +38,7 @@ def detach(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object
             events=lineage.events,
             said=lineage.said,
             shown=lineage.shown,
+            logged=lineage.logged,
             denied=lineage.denied,
             **changes,
         )
@@ -211,7 +213,8 @@ async def import_(
     """Import an exported run, and return its row. It keeps its id unless `run_id` is passed.
 
     Without `session_id`, it keeps the id of its session, or gets a new session if the journal already has that
-    one. Raises `RunError` if the file can't be read, is damaged or is not an exported run of a known format, if an id
+    one. What the file names as the run's app, MCP servers, and models in modules is left out, so that resuming the run loads no code
+    that the file chose. Raises `RunError` if the file can't be read, is damaged or is not an exported run of a known format, if an id
     contains characters that can't be printed, or if the journal already has a run with this id.
     """
     copy = _read(Path(path))
@@ -231,21 +234,36 @@ async def import_(
         begin = decode_begin(record)
     except ValueError as error:
         raise RunError(Path(path).name, f"it is not an exported run: {error}", _HINT) from None
-    # The original run's permission to change startup files does not apply in this journal.
+    # The original run's permission to change startup files does not apply in this journal. Nor is any code loaded or started
+    # because the file names it: whoever resumes the run names its app, its servers, and models in modules.
     again = detach(
         begin,
-        Lineage(begin.base, begin.events, begin.said, begin.shown, begin.denied),
+        Lineage(begin.base, begin.events, begin.said, begin.shown, begin.logged, begin.denied),
         session_id,
         startup_files=[],
+        sources={},
+        models={worker: name for worker, name in begin.models.items() if is_of_providers(name)},
     )
-    record = msgspec.structs.replace(record, id=new_id, session_id=session_id, begin=again)
+    record = msgspec.structs.replace(
+        record,
+        id=new_id,
+        session_id=session_id,
+        app="",
+        code="",
+        model=record.model if is_of_providers(record.model) else record.model.rpartition(":")[2],
+        begin=again,
+    )
     status = "parked" if copy.row.status == "running" else copy.row.status
     await journal.runs.add(
         RunCopy(
             row=msgspec.structs.replace(copy.row, record=record, status=status),
             entries=copy.entries,
             units=[
-                msgspec.structs.replace(unit, run_id=new_id, session_id=session_id) for unit in copy.units
+                # Like `export`, this leaves out what a call has changed in folders and workspaces, which are not this journal's.
+                msgspec.structs.replace(
+                    unit, run_id=new_id, session_id=session_id, files=(), workspaces=(), root=""
+                )
+                for unit in copy.units
             ],
             steps=[(f"{new_id}{key.removeprefix(was)}", value) for key, value in copy.steps],
             blobs=copy.blobs,

@@ -9,8 +9,9 @@ import msgspec
 import pydantic_core
 
 from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.recorded_session import ResumedRun, load_resumed
 from handrail.adapter.response import Output
-from handrail.adapter.run_record import ResumedRun, load_resumed, offer_of
+from handrail.adapter.run_record import offer_of
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
@@ -398,7 +399,7 @@ class _Walk:
         for place, each in self._units.items():  # in the order of their commits
             if place.within(call):
                 for event in each.events:
-                    outer.open_transaction.session.dispatch(decode_item(bytes(event), self._frame.session.id))
+                    outer.open_transaction.session.redo(decode_item(bytes(event), self._frame.session.id))
                 self._unknown.update(place[5:] for place in each.writes if place.startswith("file "))
 
 

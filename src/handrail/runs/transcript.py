@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from handrail.adapter.recorded_messages import retold
-from handrail.adapter.run_record import decode_outcome, session_after, session_before
+from handrail.adapter.recorded_session import load_session
+from handrail.adapter.run_record import decode_outcome
 from handrail.errors import RunUnknown
 from handrail.journals import Journal
 from handrail.messages import Message
@@ -14,19 +15,16 @@ from handrail.session import Session
 async def session(
     journal: Journal, session_id: str, *, principal: str, session: Session | None = None
 ) -> Session:
-    """Return a principal's session as its newest finished run left it.
+    """Return a principal's session, with everything that its runs have committed, and what was said in finished runs.
 
-    If no run has finished yet, it is the session with which the first run began. Raises `RunUnknown` if the
-    principal has no run in a session with this id. If the session was created with its own slice rules, pass
-    `session`: an empty session with the same id and rules.
+    A run can begin on the returned session until another run works on the session. Then it must be loaded again. Raises
+    `RunUnknown` if the principal has no run in a session with this id. If the session was created with its own slice rules,
+    pass `session`: an empty session with the same id and rules.
     """
     rows = await journal.runs.list(session_id=session_id, principal=principal)
     if not rows:
         raise RunUnknown(session_id)
-    over = [row for row in rows if row.status in OVER]
-    if over:
-        return await session_after(journal, over[-1], session)
-    return await session_before(journal, rows[0], session)
+    return await load_session(journal, rows[0], session)
 
 
 async def said(journal: Journal, run_id: str) -> list[Message]:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from handrail.adapter.run_lease import acquire_run, is_executing
 from handrail.adapter.run_record import heed_undone
 from handrail.adapter.undone_calls import UndoneCall, undone_in
 from handrail.clock import SYSTEM_CLOCK, Clock
@@ -65,11 +66,24 @@ async def undo(
 
     `UndoRefused` is also raised if someone else has changed a file since, or if the folder no longer keeps what the call
     replaced. Inner calls that were undone before that stay undone, and the error's `undone` lists them.
-    Raises `RunError` if the run has no such call, `RunBusy` if a live process owns a run of the session, and
+    Raises `RunError` if the run has no such call, `RunBusy` or `SessionBusy` if a live process owns a run of the session, and
     `WorkspaceBusy` while a different run has the workspace.
     """
-    row = await journal.runs.get(run_id)
-    await check_nobody_works(journal, row)
+    await check_nobody_works(journal, await journal.runs.get(run_id))
+    async with acquire_run(journal, run_id, turn="same") as row:
+        return await _undo(journal, row, call_id, filesystem, session, clock)
+
+
+async def _undo(
+    journal: Journal,
+    row: RunRow,
+    call_id: str,
+    filesystem: UndoesFiles | None,
+    session: Session | None,
+    clock: Clock,
+) -> Undoing:
+    """Undo a call of a run that this process has acquired, so that no other run works on its session meanwhile."""
+    run_id = row.record.id
     entries = {(entry.kind, entry.key): entry for entry in await journal.calls.entries(run_id)}
     units = _units_of(await journal.calls.load(run_id), run_id, call_id, entries)
     await _refuse_unapplied(journal, units)
@@ -110,7 +124,7 @@ async def _undo_one(
     paths: Sequence[str] = ()
     if unit.files and filesystem is not None:
         begun = ("undoing", call_id) in entries
-        await journal.calls.note(run_id, Entry("undoing", call_id, now, b""), from_outside=True)
+        await journal.calls.note(run_id, Entry("undoing", call_id, now, b""))
         paths = await run_in_thread(lambda: _undo_files(filesystem, unit, journal.id, begun))
     elif unit.workspaces:
         paths = sorted(change.path for delta in unit.workspaces for change in delta.changes)
@@ -136,7 +150,7 @@ async def _undo_one(
     if unit.workspaces:
         await journal.workspaces.undo(unit, entry)
     else:
-        await journal.calls.note(run_id, entry, from_outside=True)
+        await journal.calls.note(run_id, entry)
     return done
 
 
@@ -145,9 +159,10 @@ def _all(lists: Iterable[Sequence[str]]) -> list[str]:
 
 
 async def check_nobody_works(journal: Journal, row: RunRow) -> None:
-    """Raise `RunBusy` if a live process owns a run of the same session."""
+    """Raise `RunBusy` if a live process owns a run of the same session. A run that this process could not release does not count."""
     for other in await journal.runs.list(session_id=row.record.session_id):
-        if other.held:
+        is_left = other.owner == journal.owner and not is_executing(journal, other.record.id)
+        if other.held and not is_left:
             raise RunBusy(other.record.id, other.owner)
 
 

@@ -26,6 +26,7 @@ from handrail.models.scripted import ScriptedModel
 from handrail.records import WorkspaceLine
 from handrail.rendering import counted
 from handrail.resources.directory.content import version_of
+from handrail.resources.file_view import fork_behind
 from handrail.resources.mount import Layered
 from handrail.resources.paths import RESERVED, is_reserved, join, spelled
 from handrail.resources.workspace import Workspace
@@ -94,7 +95,7 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
     @tool(effect="staged")
     def copy_files(source: str, *, context: ToolContext) -> str:
         """Copy files of this host into the workspace. `source` is their path."""
-        files = context.filesystem
+        files = fork_behind(context.filesystem)
         assert isinstance(files, Layered), "a workspace has layers"
         layers = files.layers()
         _copy(at, layers.upper, lambda path: is_ignored(path, workspace.ignore))

@@ -28,9 +28,9 @@ from handrail.schema.problems import (
     NOT_FINITE,
     bounded,
     describe,
-    location_of,
     problems_of,
     schemas_at,
+    shown_location,
 )
 from handrail.schema.read_only import read_only
 from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked, masks_in
@@ -479,9 +479,9 @@ def infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[tuple[str, 
         return  # text that is not JSON is reported by the validation
     for location, number in _numbers(value, ()):
         if isinstance(number, float) and not math.isfinite(number):
-            yield location_of(location), NOT_FINITE
+            yield shown_location(location, schema), NOT_FINITE
         elif abs(number) > sys.float_info.max and _takes_floats_only(schemas_at(schema, location)):
-            yield location_of(location), "is too large for a float"
+            yield shown_location(location, schema), "is too large for a float"
 
 
 def _takes_floats_only(forms: list[Mapping[str, Any]]) -> bool:

@@ -18,6 +18,7 @@ from pydantic_core import core_schema
 
 from handrail.errors import DefinitionError
 from handrail.schema.foreign import check_foreign
+from handrail.schema.kinds import as_count
 from handrail.schema.misfits import (
     WORDS,
     Comparison,
@@ -78,9 +79,9 @@ def _problem_of(word: str, given: Any, root: Mapping[str, Any]) -> tuple[str, st
         return "is not supported", _INSTEAD[word]
     if word == "$ref" and (not isinstance(given, str) or target_of(given, root, None) is None):
         return f"is {quoted(given)}, which is not in the schema", "Refer to a part of it, as in #/$defs/name"
-    if word == "type" and not all(kind in WORDS for kind in _listed(given)):
+    if word == "type" and not all(kind in [*WORDS] for kind in _listed(given)):
         return f"is {quoted(given)}", f"Use one of {', '.join(WORDS)}, or a list of these"
-    if word in _COUNTS and not _is_count(given):
+    if word in _COUNTS and as_count(given) is None:
         return f"is {quoted(given)}", "Use a whole number of at least 0"
     if word in _NUMBERS and not _is_number(given):
         return f"is {quoted(given)}", "Use a number"
@@ -98,10 +99,6 @@ def _problem_of(word: str, given: Any, root: Mapping[str, Any]) -> tuple[str, st
                 "Use a valid pattern, without look-around and back-references",
             )
     return "", ""
-
-
-def _is_count(given: object) -> bool:
-    return type(given) is int and given >= 0
 
 
 def _is_number(given: object) -> bool:
@@ -245,7 +242,9 @@ _COUNTS = frozenset(
 
 
 def _count(schema: Mapping[str, Any], what: str, count: int, noun: str, at: Spot) -> _Found:
-    least, most = schema.get(f"min{what}", 0), schema.get(f"max{what}", count)
+    least, most = (as_count(schema.get(f"{end}{what}", limit)) for end, limit in (("min", 0), ("max", count)))
+    assert least is not None  # `check_schema` refuses others
+    assert most is not None
     if not least <= count <= most:
         limit, words = (least, "at least") if count < least else (most, "at most")
         first, _, rest = noun.partition(" ")

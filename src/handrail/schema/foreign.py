@@ -1,7 +1,8 @@
 """Foreign schemas: a check of JSON Schemas that come from outside, such as those of a client's own tools.
 
-Code that later walks the schema relies on this check: keywords that contain schemas or lists have the right shapes, and the
-schema is neither large nor deeply nested. The schema may still refer to itself, so code that follows references must count its steps.
+Code that later walks the schema relies on this check: keywords that contain schemas, references or lists have the right
+shapes, no reference leaves the schema, and the schema is neither large nor deeply nested. The schema may still refer to
+itself, so code that follows references must count its steps.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from handrail.errors import DefinitionError
+from handrail.schema.misfits import quoted
 from handrail.schema.problems import cut
 from handrail.schema.references import LISTS_OF_SCHEMAS, SCHEMAS, SCHEMAS_BY_NAME
 
@@ -21,6 +23,7 @@ MAX_DEPTH = 64
 _MAX_NAME = 80
 """Maximum number of characters of a name in a message."""
 
+_REFERENCES = frozenset(["$ref", "$dynamicRef"])
 _LISTS = frozenset(["enum", "required", "examples"])
 
 
@@ -65,6 +68,8 @@ def _inner(schema: Mapping[str, Any], at: _Place | None, owner: str) -> Iterator
             if not isinstance(given, dict):
                 raise _misshapen(owner, place, "is not an object of schemas")
             yield from ((each, _Place(place, name)) for name, each in cast("dict[str, Any]", given).items())
+        elif word in _REFERENCES and not (isinstance(given, str) and given.startswith("#")):
+            raise _misshapen(owner, place, f"is {quoted(given)}, which is not in the schema")
         elif word in _LISTS and not isinstance(given, list):
             raise _misshapen(owner, place, "is not a list")
         elif word == "required" and not all(isinstance(name, str) for name in cast("list[Any]", given)):

@@ -58,7 +58,8 @@ def problems_of(
 ) -> Iterator[tuple[str, str]]:
     """Yield a location and a description for each of the first `MAX_PROBLEMS` errors, without duplicates.
 
-    With `secret`, descriptions repeat nothing that was sent, because a model may put a secret into the wrong argument.
+    With `secret`, descriptions repeat nothing that was sent, because a model may put a secret into the wrong argument, and
+    locations leave out keys that are secrets.
     """
     try:
         sent: Any = pydantic_core.from_json(data)
@@ -67,7 +68,7 @@ def problems_of(
     seen: set[tuple[str, str]] = set()
     for error in islice(errors, MAX_PROBLEMS):
         location, form = _real_location(error, sent)
-        where = location_of(location)
+        where = shown_location(location, schema) if secret else location_of(location)
         if _PLAIN_FORM.match(form):
             where = f"{where} (as {form})".lstrip()
         problem = (where, _what(error, location, form, schema, secret))
@@ -121,6 +122,19 @@ def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
     return tuple(location), form
 
 
+def shown_location(location: Location, schema: Mapping[str, Any]) -> str:
+    """Format a location as `location_of` does, with `_SECRET_KEY` for each key of a dictionary whose keys are secrets."""
+    shown: list[str | int] = []
+    for at, part in enumerate(location):
+        parts = [one for one in schemas_at(schema, location[:at]) if part not in one.get("properties", {})]
+        names = [one["propertyNames"] for one in parts if "propertyNames" in one]
+        is_secret = isinstance(part, str) and any(asks_for_secrets(one, schema) for one in names)
+        shown.append(_SECRET_KEY if is_secret else part)
+    return location_of(tuple(shown))
+
+
+_SECRET_KEY = "…"
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _KEY = "[key]"
 """The label that pydantic adds to the location of an invalid key."""
 
@@ -183,7 +197,7 @@ def _what(
     got = "" if secret else f", got {_shown(error['input'])}"
     if kind == "missing":
         return "required, and missing"
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+    if kind in _UNKNOWN:
         return _unknown(location, form, schema)
     if kind in ("json_invalid", "string_unicode"):
         return _not_json(location, context)

@@ -34,7 +34,9 @@ def target_of(reference: str, root: Mapping[str, Any], missing: Any = _ANYTHING)
     or to something that is not a schema.
     """
     start, *path = unquote(reference).split("/")
-    target: Any = root if start == "#" else None
+    if start != "#":
+        return missing
+    target: Any = root
     steps = iter(path)
     for step in steps:
         word = _name_of(step)

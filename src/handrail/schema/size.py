@@ -1,7 +1,8 @@
-"""Limits on the number of values in a call's arguments, so that parsing them never takes long.
+"""Limits on the number of values in JSON text, so that parsing it never takes long.
 
-Arguments are parsed on the event loop. Parsing a long text is fast, but an invalid value takes fifty times as long as
-a valid one. Integers beyond 64 bits can be chosen so that building a set of them takes quadratic time.
+The values are counted in the text, before any of them is built. A value costs a hundred times as much to build as a
+character of a string, and an invalid one fifty times as much again. Integers beyond 64 bits can be chosen so that building
+a set of them takes quadratic time.
 """
 
 from __future__ import annotations
@@ -29,37 +30,47 @@ def exceeds(value: Any, limit: int) -> bool:
     return any(True for _ in islice(_values_in(value), limit, limit + 1))
 
 
+def count_values(data: bytes, limit: int) -> int:
+    """Return the number of values in JSON text, including those inside lists and objects.
+
+    Text with more than `limit` values may get any number above `limit`. Text that is not JSON gets some number. The time
+    grows with the length of the text only, and building the values would take many times as long.
+    """
+    if (most := 1 + sum(data.count(mark) for mark in (b",", b"[", b"{"))) <= limit:
+        return most
+    plain = data.replace(rb"\\", b"").replace(rb"\"", b"")
+    if plain.count(b'"') > 4 * limit:
+        return most  # a value has at most four quotes: its own and those of its name
+    outside = b"0".join(plain.split(b'"')[::2]).translate(None, b" \t\r\n")
+    # each value is the first, or follows a comma or the beginning of a list or object that is not empty
+    begun = outside.count(b"[") + outside.count(b"{") - outside.count(b"[]") - outside.count(b"{}")
+    return 1 + outside.count(b",") + begun
+
+
 def check_size(data: str | bytes) -> None:
     """Raise `ToolValidationError` if JSON text contains too many values, or too many large integers.
 
-    Text that is not JSON passes, because parsing reports it.
+    Other text that is not JSON passes, because parsing reports it.
     """
-    if _most_values(data) <= MOST_BIG_INTEGERS:
+    text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    if (values := count_values(text, MOST_VALUES)) > MOST_VALUES:
+        raise _too_many(values, "values", MOST_VALUES)
+    if values <= MOST_BIG_INTEGERS:
         return
     try:
         given = pydantic_core.from_json(data)
     except ValueError:
         return  # parsing will report what is wrong
-    values = big = 0
-    for value in _values_in(given):
-        values += 1
-        big += isinstance(value, int) and not -_BEYOND <= value < _BEYOND
-    for number, most, what in (
-        (values, MOST_VALUES, "values"),
-        (big, MOST_BIG_INTEGERS, "integers beyond 64 bits"),
-    ):
-        if number > most:
-            raise ToolValidationError(
-                f"the arguments contain {number:,} {what}, and the limit is {most:,}. Send fewer, or write them to "
-                "a file and pass its path."
-            )
+    big = sum(isinstance(each, int) and not -_BEYOND <= each < _BEYOND for each in _values_in(given))
+    if big > MOST_BIG_INTEGERS:
+        raise _too_many(big, "integers beyond 64 bits", MOST_BIG_INTEGERS)
 
 
-def _most_values(data: str | bytes) -> int:
-    """Return the most values that JSON text can contain: each value, or its key, is first or follows `,`, `[` or `{`."""
-    if isinstance(data, bytes):
-        return 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
-    return 1 + data.count(",") + data.count("[") + data.count("{")
+def _too_many(number: int, what: str, most: int) -> ToolValidationError:
+    return ToolValidationError(
+        f"the arguments contain {number:,} {what}, and the limit is {most:,}. Send fewer, or write them to "
+        "a file and pass its path."
+    )
 
 
 def _values_in(value: Any) -> Iterator[Any]:

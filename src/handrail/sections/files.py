@@ -136,7 +136,7 @@ def search_files(
     )
 
 
-@tool(effect="staged", capabilities={"fs.write"})
+@tool(effect="staged", capabilities={"fs.delete", "fs.write"})
 async def delete_file(
     path: WritePath,
     recursive: Annotated[bool, Field(description="Delete a folder and everything in it.")] = False,

@@ -57,14 +57,16 @@ def missing_extra(name: str, extra: str = "serve") -> DefinitionError:
     )
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{home}"), name)
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in REQUIRED:
-            raise
-        raise missing_extra(missing, "oidc" if home == "oidc" else "serve") from None
+if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in REQUIRED:
+                raise
+            raise missing_extra(missing, "oidc" if home == "oidc" else "serve") from None

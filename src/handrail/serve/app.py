@@ -80,21 +80,22 @@ class ServedApp:
         self.limits = limits or Limits()
         self.metrics = PrometheusMetrics()
         self.people = people or People()
+        self.principals = principals = Principals(
+            self.people, key=journal.key, token=token, authenticate=authenticate, limits=self.limits
+        )
         self.threads = Threads(
             source,
             journal,
             park_after=park_after,
             ended=partial(end_leg, self.metrics),
-            voters=self.people.who_may_vote,
+            voters=principals.who_may_vote,
+            may_run=principals.may_run,
             submit=submit,
         )
-        self.inbox = Inbox(self.threads)
+        self.inbox = Inbox(self.threads, principals)
         self.streams = Streams(self.limits, self.metrics)
         self._grace = grace
         self._stop_task: asyncio.Task[None] | None = None
-        self.principals = principals = Principals(
-            self.people, key=journal.key, token=token, authenticate=authenticate, limits=self.limits
-        )
         self._logs_link = token is None
         if oidc is not None and not principals.has_people:
             raise DefinitionError(
@@ -120,6 +121,7 @@ class ServedApp:
         self._guard = GuardMiddleware(
             app,
             principals=principals,
+            routes=app.routes,
             metrics=self.metrics,
             limits=self.limits,
             hosts=hosts,

@@ -99,13 +99,15 @@ def check_total(attachments: Iterable[Attachment], limit: int) -> None:
 
 
 def response_with(content: bytes, digest: str) -> Response:
-    """Return a response with an attachment's bytes. Their type is recognised from the bytes, not taken from a client."""
+    """Return a response with an attachment's bytes. Their type is recognised from the bytes, not taken from a client.
+
+    Like everything that the guard lets only some people see, they are not cached: a cache would outlive the session.
+    """
     found = guess_type(content)
     shown = found in SHOWN
     suffix = found.rpartition("/")[2] if shown else "bin"
     headers = {
         "content-disposition": f'{"inline" if shown else "attachment"}; filename="{digest[:12]}.{suffix}"',
         "content-security-policy": _SANDBOX,
-        "cache-control": "private, max-age=31536000, immutable",
     }
     return Response(content, headers=headers, media_type=found if shown else "application/octet-stream")

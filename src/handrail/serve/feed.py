@@ -354,19 +354,12 @@ class Slot:
 class EventStream:
     """A response that streams events until they end, the reader disconnects, or `end` is called.
 
-    If the server cancels the response, the stream ends without raising an error. Before each chunk, `is_allowed` says
-    whether the reader may still read. Once it returns False, the stream ends without that chunk.
+    If the server cancels the response, the stream ends without raising an error. The guard ends it when its reader may no
+    longer read.
     """
 
-    def __init__(
-        self,
-        streams: Streams,
-        slot: Slot,
-        chunks: AsyncGenerator[bytes],
-        is_allowed: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def __init__(self, streams: Streams, slot: Slot, chunks: AsyncGenerator[bytes]) -> None:
         self._streams = streams
-        self._is_allowed = is_allowed
         self._slot = slot
         self._chunks = chunks
         self._scope: asyncio.Timeout | None = None
@@ -403,8 +396,6 @@ class EventStream:
     async def _pump(self, scope: Scope, send: Send) -> None:
         metrics, first = self._streams.metrics, True
         async for chunk in self._chunks:
-            if not self._is_allowed():
-                return
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if chunk != PING:
                 # JSON contains no empty lines, so each one ends an event

@@ -6,19 +6,22 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from handrail.errors import AnswerRefused
-from handrail.journal.answers import check_digest, check_in_time
+from handrail.journal.answers import check_digest
 from handrail.journals import Journal
 from handrail.question import Answer, Question, Vote
 from handrail.serve.agui.wire_events import custom
 from handrail.serve.people import Person
+from handrail.serve.principals import Principals
 from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
 
 log = logging.getLogger("handrail.serve")
 
 GATEWAY = "mcp-gateway"
-"""The prompt name in the records of an MCP gateway's runs.
+"""The beginning of the prompt name in the records of an MCP gateway's runs. The gateway's identity follows.
 
 Such a run belongs to no thread, but its questions are in the inbox too.
 """
@@ -45,11 +48,15 @@ class _Elsewhere:
 class Inbox:
     """The questions that wait for each person's vote.
 
+    A vote counts as long as the account that cast it exists, may vote and has the role for it. Questions of people who may not run anything any
+    more, for example because they were removed, take no votes.
+
     People see these questions, and nothing else from other people's threads.
     """
 
-    def __init__(self, threads: Threads) -> None:
+    def __init__(self, threads: Threads, principals: Principals) -> None:
         self._threads = threads
+        self._principals = principals
         self._journal = threads.journal
 
     async def list(self, person: Person) -> Sequence[Waiting]:
@@ -79,17 +86,18 @@ class Inbox:
             )
         now = self._threads.clock.now()
         check_digest(question, given)
-        check_in_time(question, given, now)
         vote = Vote(
             question_id=question.id,
             digest=question.digest,
             by=person.name,
+            since=person.since,
             roles=tuple(sorted(person.roles)),
             approved=approved,
             reason=given.reason,
             at=now.timestamp(),
         )
-        return await self._count(thread, question, await self._journal.votes.cast(question.run_id, vote))
+        await self._journal.votes.cast(question.run_id, vote)
+        return await self._count(thread, question)
 
     async def count_all(self) -> None:
         """Count the votes on every open question that needs votes, because an earlier process may not have counted them all.
@@ -101,13 +109,12 @@ class Inbox:
                 try:
                     thread = await self._thread_of(question)
                     if thread is not None:
-                        await self._count(thread, question, await self._votes(question))
+                        await self._count(thread, question)
                 except Exception:
                     log.exception("could not count the votes on %s", question.id)
 
-    async def _count(
-        self, thread: Thread | _Elsewhere, question: Question, votes: Sequence[Vote]
-    ) -> bool | None:
+    async def _count(self, thread: Thread | _Elsewhere, question: Question) -> bool | None:
+        votes = await self._votes(question)
         decided = question.decided_by(votes)
         if decided is None:
             told = {"question_id": question.id, "votes": [each.by for each in votes]}
@@ -127,7 +134,14 @@ class Inbox:
         return decided
 
     async def _votes(self, question: Question) -> Sequence[Vote]:
-        return await self._journal.votes.on(question.run_id, question.id, question.digest)
+        """Return the votes on a question, with the roles that the voters still have. Those of former voters are left out."""
+        standing: list[Vote] = []
+        for vote in await self._journal.votes.on(question.run_id, question.id, question.digest):
+            now = self._principals.find(vote.by)
+            roles = tuple(role for role in vote.roles if role in now.roles)
+            if vote.since == now.since and now.may("vote") and question.may_vote(vote.by, roles):
+                standing.append(replace(vote, roles=roles))
+        return standing
 
     async def _thread_for(self, question: Question, person: Person) -> Thread | _Elsewhere | None:
         """Return what `_thread_of` returns for a question, or None if this person may not vote on it."""
@@ -136,9 +150,12 @@ class Inbox:
         return await self._thread_of(question)
 
     async def _thread_of(self, question: Question) -> Thread | _Elsewhere | None:
-        """Return the thread of a question, a stand-in for a gateway's run, or None if the question is in no thread of this app."""
+        """Return the thread of a question, or a stand-in for a gateway's run.
+
+        Returns None if the question is in no thread of this app, or if the thread's principal may not run anything any more.
+        """
         row = await self._journal.runs.get(question.run_id)
-        if row.record.prompt == GATEWAY and not row.record.app:
+        if row.record.prompt.startswith(GATEWAY) and not row.record.app:
             return _Elsewhere(self._journal)
         key = self._threads.key_of(row)
-        return None if key is None else self._threads.thread(*key)
+        return self._threads.thread(*key) if key is not None and self._principals.may_run(key[0]) else None

@@ -24,7 +24,10 @@ class Limits:
     """
 
     body_bytes: int = 2**20
-    """Maximum size of a request body. For a message, room for the largest attachments, in base64, is added."""
+    """Maximum size of a request body. For a message, room for the largest attachments, in base64, is added.
+
+    Routes that need no more, such as `/login`, take 4 KiB.
+    """
     attachment_bytes: int = 8 * 2**20
     """Maximum total size of one message's attachments."""
     attachments: int = 50
@@ -40,11 +43,18 @@ class Limits:
     """Seconds that a client may leave data unread before it is disconnected. Only Handrail's own server applies this limit."""
     connections: int = 1000
     """Maximum number of requests in progress, including open streams. `/health` is answered even beyond it."""
+    requests: int = 250
+    """Maximum number of requests in progress of each principal, besides open streams, and of each address on paths that
+    need no credentials.
+
+    All addresses of an IPv6 /64 network count as one.
+    """
     streams: int = 256
     """Maximum number of open streams for each principal."""
     requests_per_second: float = 50.0
+    """Maximum rate of each principal's requests, and of those that each address sends to paths that need no credentials."""
     burst: int = 200
-    """Maximum number of requests that a principal may send at once after a quiet period."""
+    """Maximum number of requests that a principal or an address may send at once after a quiet period."""
     wrong_tokens: int = 10
     """Maximum number of wrong tokens, passwords and links that one address may send at once, and then one every six seconds.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail.cancellation import shielded
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.serve")
 
 _STOPPING = "The server is stopping. The run resumes when the server is back: follow the thread again."
-Voters = Callable[[str | None, str], Sequence[str]]
+Voters = Callable[[str | None, str], Mapping[str, float]]
 """A function that takes a role, or None for any, and a person to exclude, and returns the names of those who may vote."""
 _MIN_CUT_SECONDS = 1.0
 """Minimum seconds that a run gets to end after it is cut off, even if the grace period is shorter."""
@@ -53,7 +53,7 @@ class BrowserEnvironment(Environment):
         on_question: Callable[[Question], None],
         on_rest: Callable[[], None],
         park_after: float | None,
-        voters: Voters = lambda role, besides: (),
+        voters: Voters = lambda role, besides: {},
     ) -> None:
         self._voters = voters
         self._on_question = on_question
@@ -75,8 +75,8 @@ class BrowserEnvironment(Environment):
         self._on_question(question)
         return None
 
-    def voters(self, quorum: Quorum, principal: str, /) -> Sequence[str]:
-        """Return the names of the users who may vote in a quorum, except the principal."""
+    def voters(self, quorum: Quorum, principal: str, /) -> Mapping[str, float]:
+        """Return the users who may vote in a quorum, except the principal, and when each was added."""
         return self._voters(quorum.role, principal)
 
     def run_started(self, parking: Parking) -> None:
@@ -144,7 +144,7 @@ class LiveRun:
         commits: Callable[[], Awaitable[Sequence[CommitUnit]]],
         new_leg: Callable[[], str],
         park_after: float | None,
-        voters: Voters = lambda role, besides: (),
+        voters: Voters = lambda role, besides: {},
     ) -> None:
         self.run_id = run_id
         self.session = session
@@ -157,6 +157,8 @@ class LiveRun:
         self.parked = False
         self.problem = ""
         """Why the run failed in this process; "" if it did not."""
+        self.due_at: float | None = None
+        """When the parked run goes on without an answer, as in `RunParked`; None if it does not."""
         self.was_answered = False
         """Whether an answer arrived just as the run was being parked."""
         self._feed = feed
@@ -294,7 +296,7 @@ class LiveRun:
             self.parked = True
             waits = {each.id: each for each in parked.questions}
             self.was_answered = not waits or not self.questions.keys() <= waits.keys()
-            self.questions = waits
+            self.questions, self.due_at = waits, parked.due_at
             if self.leg and self._is_stopping:
                 return lambda: translator.fail(_STOPPING, "ServerStopping")
             return None  # the run's leg has already ended

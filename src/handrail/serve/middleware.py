@@ -6,22 +6,27 @@ It is plain ASGI middleware, so streams pass through it unbuffered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import DefinitionError
 from handrail.ids import NewId, random_id
 from handrail.serve.access_log import AccessLog
-from handrail.serve.limits import Limits, Rate
+from handrail.serve.bodies import Bodies, replay
+from handrail.serve.limits import Limits, Quota, Rate, network_of
 from handrail.serve.metrics import BYTES_SENT, REQUESTS, Metrics, refuse
-from handrail.serve.principals import Principals
+from handrail.serve.principals import Principals, address_of
 from handrail.serve.refusals import INCIDENT, RequestRefused, error_response, server_error
 
 log = logging.getLogger("handrail.serve")
@@ -51,15 +56,14 @@ _PREFLIGHT = {
     "mcp-method, mcp-name",
     "access-control-max-age": "600",
 }
+_HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?"
+_ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_HOST}")
+_DEFAULT_PORT = re.compile(r"(?<=^http:)(.*):80$|(?<=^https:)(.*):443$")
 _SAFE = ("GET", "HEAD")
 _METHODS = (*_SAFE, "POST", "DELETE")
 _CLOSE = (b"connection", b"close")
+_EVENTS = b"text/event-stream"
 _DRAIN_SECONDS = 1.0
-
-
-def _takes_files(path: str) -> bool:
-    """Return whether the body of a request to this path may contain attachments."""
-    return path == "/agent" or (path.startswith("/threads/") and path.endswith("/messages"))
 
 
 def is_static(path: str) -> bool:
@@ -77,13 +81,17 @@ def is_open(path: str) -> bool:
 
 
 class GuardMiddleware:
-    """Checks load, headers, origin, principal, rate and body, in this order, and then calls the app."""
+    """Checks load, headers, origin, principal, rate and body, in this order, and then calls the app, whose routes are `routes`.
+
+    Raises `DefinitionError` for a host or an origin that no browser could send.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
         principals: Principals,
+        routes: Sequence[BaseRoute],
         metrics: Metrics,
         limits: Limits,
         hosts: Iterable[str] = (),
@@ -98,29 +106,54 @@ class GuardMiddleware:
         self._principals = principals
         self._metrics = metrics
         self._limits = limits
-        self._hosts = frozenset(_normalize_host(each.lower()) for each in hosts)
-        self._origins = frozenset(each.lower().rstrip("/") for each in origins)
+        self._hosts = frozenset(map(_parse_host, hosts))
+        self._origins = frozenset(map(_parse_origin, origins))
         self._stopping = stopping
         self._clock = clock
         self._new_id = new_id
+        self.routes = routes
+        self._bodies = Bodies(routes, seconds=limits.body_seconds)
         self._rate = Rate(limits.requests_per_second, limits.burst, clock=clock)
+        self._open_rate = Rate(limits.requests_per_second, limits.burst, clock=clock)
+        """How often each address may use the paths that need no credentials."""
+        self._requests, self._open_requests = (
+            Quota(
+                limits.requests,
+                "TooManyRequests",
+                f"you have {limits.requests} requests in progress, which is the limit. Wait for their responses.",
+            )
+            for _ in range(2)
+        )
         self._in_progress = 0
+        """The requests of everybody. What each sender may have is far less, so no sender alone reaches the limit."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            self._in_progress += 1
-            try:
-                await self._serve(scope, receive, send)
-            finally:
-                self._in_progress -= 1
+            with contextlib.ExitStack() as counted:
+                self._in_progress += 1
+                counted.callback(self._leave)
+                await self._serve(scope, receive, send, counted)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             await self._app(scope, receive, send)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _leave(self) -> None:
+        self._in_progress -= 1
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, counted: contextlib.ExitStack) -> None:
+        """Serve a request, which is in progress until `counted` is closed."""
+        if self._is_behind_tls(scope):
+            scope["scheme"] = (
+                "https"  # so that the page's own origin is its own here too, and its cookies are `__Host-`
+            )
         scope[STARTED], scope[INCIDENT] = self._clock.monotonic(), self._new_id()[:8]
-        answer = _Sender(send, self._metrics, self._cors(scope))
+        body = contextlib.ExitStack()
+        """What is held until the answer begins, or the request ends."""
+        place = contextlib.ExitStack()
+        """The request's place among its sender's requests. A stream gives it up, because streams have a limit of their own."""
+        counted.callback(place.close)
+        answer = _Sender(send, self._metrics, self._cors(scope), body.close, place.close)
         try:
             request = Request(scope)
             self._check_load(request)
@@ -129,16 +162,20 @@ class GuardMiddleware:
             if self._is_preflight(request):
                 await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, answer.send)
                 return
-            receive = await self._admit(request, receive)
+            receive = await self._admit(request, receive, body, place)
+            if PERSON in scope:
+                answer.reader = partial(self._principals.watch, scope[PERSON])
             await self._app(scope, receive, answer.send)
         except RequestRefused as refused:
             refuse(self._metrics, refused.kind)
+            counted.close()  # whoever is refused takes nobody's place while the rest of the body is read
             await self._refuse(refused, scope, receive, answer)
         except Exception:
             log.exception("request %s %s failed (%s)", scope["method"], _route(scope), scope[INCIDENT])
             if not answer.started:
                 await error_response(server_error(scope[INCIDENT]))(scope, receive, answer.send)
         finally:
+            body.close()
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._metrics.add(REQUESTS, route=_route(scope), method=method, status=str(answer.status))
             if self._access is not None:
@@ -211,25 +248,38 @@ class GuardMiddleware:
                 "requests from another site's page are not allowed. Open the server's own page.",
             )
 
-    async def _admit(self, request: Request, receive: Receive) -> Receive:
-        """Authenticate the request, apply the rate limit and read the body, as far as its path and method require.
+    async def _admit(
+        self, request: Request, receive: Receive, body: contextlib.ExitStack, place: contextlib.ExitStack
+    ) -> Receive:
+        """Authenticate the request, apply its sender's limits and read the body, as far as its path and method require.
+
+        The bytes of the body count as held until `body` is closed, and the request as its sender's until `place` is closed.
 
         Returns a `receive` that replays the body, if it was read. Raises `RequestRefused` if one of the checks fails.
         """
         path, method = request.scope["path"], request.method
         if method == "OPTIONS" or (method == "HEAD" and not is_static(path)):
             raise _method_refused()
-        if not is_open(path):
+        if is_open(path):
+            sender, rate, quota = network_of(address_of(request)), self._open_rate, self._open_requests
+        else:
             person = request.scope[PERSON] = await self._principals.of(request)
-            request.scope[PRINCIPAL] = person.name
-            wait = self._rate.take(person.name)
-            if wait:
-                raise RequestRefused(
-                    429,
-                    "TooManyRequests",
-                    "too many requests at once. Try again after the time in the `Retry-After` header.",
-                    retry_after=wait,
-                )
+            sender, rate, quota = person.name, self._rate, self._requests
+            request.scope[PRINCIPAL] = sender
+        is_free = method in _SAFE and (
+            is_static(path) or path == "/health"
+        )  # as cheap to answer as to refuse
+        wait = 0.0 if is_free else rate.take(sender)
+        if wait:
+            raise RequestRefused(
+                429,
+                "TooManyRequests",
+                "too many requests at once. Try again after the time in the `Retry-After` header.",
+                retry_after=wait,
+            )
+        if path != "/health" or method not in _SAFE:
+            quota.take(sender)
+            place.callback(quota.give_back, sender)
         if method in _SAFE:
             return receive
         if self._stopping():
@@ -242,38 +292,7 @@ class GuardMiddleware:
                 raise RequestRefused(
                     415, "NotJson", "the body is not declared as JSON. Send `Content-Type: application/json`."
                 )
-        return _replay(await self._read_body(request, receive), receive)
-
-    async def _read_body(self, request: Request, receive: Receive) -> bytes:
-        limit = self._limits.body_bytes
-        if request.method == "POST" and _takes_files(request.scope["path"]):
-            limit += self._limits.attachment_bytes * 4 // 3  # in base64
-        declared = request.headers.get("content-length", "")
-        too_large = RequestRefused(413, "BodyTooLarge", f"the body is larger than {limit} bytes. Send less.")
-        if declared.isdecimal() and int(declared[:20]) > limit:
-            raise too_large
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._limits.body_seconds):
-                while True:
-                    message = await receive()
-                    if message["type"] != "http.request":
-                        raise RequestRefused(
-                            400,
-                            "BodyMissing",
-                            "the connection closed before the whole body arrived. Send the request again.",
-                        )
-                    body += message.get("body", b"")
-                    if len(body) > limit:
-                        raise too_large
-                    if not message.get("more_body"):
-                        return bytes(body)
-        except TimeoutError:
-            raise RequestRefused(
-                408,
-                "BodyTooSlow",
-                f"the body did not arrive within {self._limits.body_seconds:g} seconds. Send it faster.",
-            ) from None
+        return replay(await self._bodies.read(request, receive, sender, body), receive)
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
         """Send the refusal, unless a response has begun.
@@ -285,6 +304,7 @@ class GuardMiddleware:
         if answer.started:
             return
         made = error_response(refused)
+        answer.reader = None  # anybody may read a refusal
         if scope["method"] in _SAFE and refused.status not in (400, 431, 503):
             await made(scope, receive, answer.send)
             return
@@ -322,6 +342,13 @@ class GuardMiddleware:
             return False
         return name == "localhost" or _is_own_address(name, str(server[0]) if server else "")
 
+    def _is_behind_tls(self, scope: Scope) -> bool:
+        """Return whether browsers reach the request's host over TLS, which a proxy terminates: its https origin is allowed."""
+        if not self._origins:
+            return False
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+        return f"https://{host.decode('latin-1').lower()}" in self._origins
+
     def _is_allowed_origin(self, request: Request, origin: str) -> bool:
         own = f"{request.scope.get('scheme', 'http')}://{request.headers['host']}".lower()
         return origin.lower() in (own, *self._origins)
@@ -343,25 +370,55 @@ class GuardMiddleware:
 
 
 class _Sender:
-    """Sends a response, adds the headers that every response has, and counts the body's bytes."""
+    """Sends a response, adds the headers that every response has, and counts the body's bytes.
 
-    def __init__(self, send: Send, metrics: Metrics, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    Before each chunk of a stream, it checks whether the reader may still read. If not, it ends the response without that
+    chunk, and drops whatever the app still sends. The app is told that the client has disconnected.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        metrics: Metrics,
+        more: Sequence[tuple[bytes, bytes]],
+        begins: Callable[[], object],
+        streams: Callable[[], object],
+    ) -> None:
         self._send = send
+        self._begins = begins
+        self._streams = streams
+        """Called when the response turns out to be a stream of events."""
         self._metrics = metrics
         self._more = more
         self.started = False
         self.status = 0
         self.sent = 0
+        self.reader: Callable[[], Callable[[], bool]] | None = None
+        """Begins to watch the reader of the response; None if it is public. Returns what `Principals.watch` returns."""
+        self._may_read: Callable[[], bool] | None = None
+        self._is_over = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
+            self._begins()
             self.status = message["status"]
             headers = list(message.get("headers", ()))
+            if any(name == b"content-type" and value.startswith(_EVENTS) for name, value in headers):
+                self._streams()
             if not any(name == b"cache-control" for name, _ in headers):
                 headers.append((b"cache-control", b"no-store"))
             message = {**message, "headers": [*headers, *HEADERS, *self._more]}
+        elif self._is_over:
+            return
         else:
+            # A refusal is not withheld: it tells the reader why nothing more comes.
+            if message.get("more_body") and self.reader is not None and self.status < 400:
+                if self._may_read is None:
+                    self._may_read = self.reader()
+                if not self._may_read():
+                    self._is_over = True
+                    message = {"type": "http.response.body", "body": b"", "more_body": False}
             self.sent += len(message.get("body", b""))
             self._metrics.add(BYTES_SENT, len(message.get("body", b"")))
         await self._send(message)
@@ -371,23 +428,29 @@ def _method_refused() -> RequestRefused:
     return RequestRefused(405, "MethodRefused", "this method is not supported. Use GET, POST or DELETE.")
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that first returns a body that was already read, and then passes on further messages."""
-    given = False
-
-    async def again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again
-
-
 def _route(scope: Scope) -> str:
     """Return the path template of the route, or `none` if there is no route. Contains no ids from the request."""
     return getattr(scope.get("route"), "path", "") or "none"
+
+
+def _parse_host(text: str) -> str:
+    """Return a host to answer to, as `Host` headers spell it. Raises `DefinitionError` if it is not a host."""
+    host = _normalize_host(text.lower())
+    if not re.fullmatch(_HOST, host):
+        raise DefinitionError(
+            f"{text!r} is not a host that the server can answer to. Name each one, such as chat.example or chat.example:8600."
+        )
+    return host
+
+
+def _parse_origin(text: str) -> str:
+    """Return an allowed origin, as `Origin` headers spell it. Raises `DefinitionError` if it is not one origin."""
+    origin = text.lower().removesuffix("/")
+    if not _ORIGIN.fullmatch(origin):
+        raise DefinitionError(
+            f"{text!r} is not an origin that can be allowed. Name each one by scheme and host, such as https://chat.example."
+        )
+    return _DEFAULT_PORT.sub(r"\1\2", origin)
 
 
 def _normalize_host(name: str) -> str:

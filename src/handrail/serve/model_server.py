@@ -49,9 +49,13 @@ from handrail.messages import (
 )
 from handrail.operation import cancel_and_await
 from handrail.schema.foreign import check_foreign
+from handrail.schema.size import MOST_VALUES
+from handrail.serve.bodies import Bodies, BodyLimit, BodyRoute, run_parse
 from handrail.serve.model_responses import ResponsesAnswer, chat_body
+from handrail.serve.refusals import RequestRefused
 
-_MOST_BYTES = 4 << 20
+_BODY = BodyLimit(4 << 20, 5 * MOST_VALUES)
+_BODY_SECONDS = 20.0
 _SHUTDOWN_SECONDS = 2
 _STOPS = {
     "done": "stop",
@@ -115,7 +119,7 @@ def app_for(model: Model) -> Starlette:
         request: Request, make: Callable[[dict[str, Any]], tuple[bool, Any, AsyncGenerator[bytes]]]
     ) -> Response:
         try:
-            body = await _read(request)
+            body = await _read(request, bodies)
             if body.get("model") != name:
                 raise BadRequest(f"there is no model {body.get('model')!r}. This server has {name!r}.", 404)
             streams, whole, events = make(body)
@@ -133,13 +137,13 @@ def app_for(model: Model) -> Starlette:
         except ModelError as error:
             return _error(error.problem, error.status or 400)
 
-    return Starlette(
-        routes=[
-            Route("/v1/models", models),
-            Route("/v1/chat/completions", completions, methods=["POST"]),
-            Route("/v1/responses", responses, methods=["POST"]),
-        ]
-    )
+    routes = [
+        Route("/v1/models", models),
+        BodyRoute("/v1/chat/completions", completions, methods=["POST"], body=_BODY),
+        BodyRoute("/v1/responses", responses, methods=["POST"], body=_BODY),
+    ]
+    bodies = Bodies(routes, seconds=_BODY_SECONDS)
+    return Starlette(routes=routes)
 
 
 async def run(model: Model, listening: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
@@ -178,7 +182,7 @@ async def run(model: Model, listening: socket.socket, ready: Callable[[], None] 
 # --- requests ---
 
 
-async def _read(request: Request) -> dict[str, Any]:
+async def _read(request: Request, bodies: Bodies) -> dict[str, Any]:
     """Return the body. Raises `BadRequest` unless it is a JSON object of limited size, sent as JSON to a local address.
 
     The content type and the address are checked to keep foreign pages in a browser from using the server.
@@ -187,13 +191,13 @@ async def _read(request: Request) -> dict[str, Any]:
         raise BadRequest("this server only answers to its local address. Use 127.0.0.1 or localhost.", 403)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise BadRequest("the content type must be application/json.", 415)
-    raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > _MOST_BYTES:
-            raise BadRequest(f"the request is larger than {_MOST_BYTES >> 20} MiB. Send less.", 413)
+    with contextlib.ExitStack() as read:
+        try:
+            raw = await bodies.read(request, request.receive, "", read)  # all clients are on this machine
+        except RequestRefused as refused:
+            raise BadRequest(str(refused), refused.status) from None
     try:
-        body: Any = msgspec.json.decode(bytes(raw))
+        body: Any = await run_parse(raw, msgspec.json.decode)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"the request is not valid JSON: {error}. Send a JSON object.") from None
     if not isinstance(body, dict):

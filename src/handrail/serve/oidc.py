@@ -6,8 +6,6 @@ server's users can't sign in.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import importlib.util
 import secrets
 from collections import OrderedDict
@@ -17,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from handrail.clock import SYSTEM_CLOCK, Clock
@@ -25,8 +23,9 @@ from handrail.errors import DefinitionError
 from handrail.serve import missing_extra
 from handrail.serve.limits import Rate, network_of
 from handrail.serve.middleware import CALLBACK
-from handrail.serve.principals import HANDOVER_SECONDS, Principals, address_of, cookie_name, link_cookie_name
+from handrail.serve.principals import Principals, address_of
 from handrail.serve.refusals import RequestRefused
+from handrail.serve.requests import EmptyBody, read
 
 _REQUIRED = ("authlib", "httpx")
 _MOST_PENDING = 10_000
@@ -40,8 +39,8 @@ _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "E
 class _Pending:
     """A sign-in whose browser was sent to the provider and has not come back yet."""
 
-    browser: bytes
-    """A digest of the cookie in the browser that began the sign-in. No other browser can finish the sign-in."""
+    secret: str
+    """What the page that began the sign-in keeps. No other page can finish the sign-in."""
     nonce: str
     verifier: str
     redirect: str
@@ -49,7 +48,10 @@ class _Pending:
 
 
 class OidcProvider:
-    """Signs people in with the authorization code flow, with PKCE, a state bound to the browser, and a nonce.
+    """Signs people in with the authorization code flow, with PKCE, a state, and a nonce.
+
+    Only the page that began a sign-in can finish it, with a secret that it keeps in its own storage. A cookie would not do:
+    every port of a host can set the host's cookies, and so plant the sign-in of somebody else.
 
     A user's name is the value of `claim` in the ID token: `email`, which the provider must have verified, or another
     claim such as `sub`. Pass `address` if browsers see the server at a different scheme or host than its requests show,
@@ -88,6 +90,8 @@ class OidcProvider:
         """Return two routes: one begins a sign-in, and the other finishes it when the provider sends the browser back."""
 
         async def begin(request: Request) -> Response:
+            principals.check_own_page(request)
+            await read(request, EmptyBody)
             wait = self._rate.take(network_of(address_of(request)))
             if wait:
                 raise RequestRefused(
@@ -97,64 +101,41 @@ class OidcProvider:
                     retry_after=wait,
                 )
             address = self._address or f"{request.url.scheme}://{request.headers['host']}"
-            where, browser = await self.begin(f"{address}{CALLBACK}")
-            response = RedirectResponse(where, 303)
-            response.set_cookie(
-                _cookie_name(request),
-                browser,
-                max_age=int(_PENDING_SECONDS),
-                path=CALLBACK,
-                httponly=True,
-                samesite="lax",  # `strict` would hold it back when the provider's page sends the browser back here
-                secure=request.url.scheme == "https",
-            )
-            return response
+            where, secret = await self.begin(f"{address}{CALLBACK}")
+            return JSONResponse({"address": where, "secret": secret})
 
         async def finish(request: Request) -> Response:
-            given, browser = request.query_params, request.cookies.get(_cookie_name(request), "")
-            name = await self.finish(given.get("state", ""), given.get("code", ""), browser)
-            browser = secrets.token_urlsafe(32)
-            response = RedirectResponse(f"/#link={principals.link_for(name, request, browser)}", 303)
-            response.delete_cookie(_cookie_name(request), path=CALLBACK, httponly=True, samesite="lax")
-            response.set_cookie(
-                link_cookie_name(request),
-                browser,
-                max_age=int(HANDOVER_SECONDS),
-                httponly=True,
-                samesite="strict",  # only the page itself sends it
-                secure=request.url.scheme == "https",
-            )
-            return response
+            given = request.query_params
+            name, secret = await self.finish(given.get("state", ""), given.get("code", ""))
+            return RedirectResponse(f"/#link={principals.link_for(name, request, secret)}", 303)
 
-        return [Route("/oidc/login", begin), Route(CALLBACK, finish)]
+        return [Route("/oidc/login", begin, methods=["POST"]), Route(CALLBACK, finish)]
 
     async def begin(self, redirect: str) -> tuple[str, str]:
-        """Return the provider's URL to send the browser to, and a secret for the browser's cookie.
+        """Return the provider's URL to send the browser to, and a secret for the page that begins the sign-in.
 
-        The cookie binds the sign-in to the browser. Raises `RequestRefused` if the provider's configuration can't be
-        fetched, or names a different issuer.
+        Raises `RequestRefused` if the provider's configuration can't be fetched, or names a different issuer.
         """
         metadata = await self._read_metadata()
-        browser, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        secret, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         async with self._client(redirect) as client:
             address, state = client.create_authorization_url(
                 metadata["authorization_endpoint"], nonce=nonce, code_verifier=verifier
             )
         until = self._clock.monotonic() + _PENDING_SECONDS
-        self._pending[state] = _Pending(_digest(browser), nonce, verifier, redirect, until)
+        self._pending[state] = _Pending(secret, nonce, verifier, redirect, until)
         while len(self._pending) > _MOST_PENDING:
             self._pending.popitem(last=False)
-        return address, browser
+        return address, secret
 
-    async def finish(self, state: str, code: str, browser: str) -> str:
-        """Return the name of the person whom the provider has signed in. Raises `RequestRefused` if the sign-in fails."""
+    async def finish(self, state: str, code: str) -> tuple[str, str]:
+        """Return the name of the person whom the provider has signed in, and the secret of the page that began it.
+
+        Raises `RequestRefused` if the sign-in fails.
+        """
         pending = self._pending.pop(state, None)
-        if (
-            pending is None
-            or self._clock.monotonic() > pending.until
-            or not hmac.compare_digest(pending.browser, _digest(browser))
-        ):
-            raise _refused("this sign-in is over, took too long, or was started in another browser")
+        if pending is None or self._clock.monotonic() > pending.until:
+            raise _refused("this sign-in is over or took too long")
         metadata = await self._read_metadata()
         try:
             claims = await self._exchange(metadata, pending, code)
@@ -169,7 +150,7 @@ class OidcProvider:
             raise _refused(
                 f"the provider's ID token has no {self._claim!r} claim: ask the operator to use another claim"
             )
-        return name
+        return name, pending.secret
 
     async def _exchange(self, metadata: dict[str, Any], pending: _Pending, code: str) -> dict[str, Any]:
         """Exchange a code for an ID token. Returns the token's claims after validating them.
@@ -240,13 +221,5 @@ class OidcProvider:
             return answer.json()
 
 
-def _cookie_name(request: Request) -> str:
-    return f"{cookie_name(request).removeprefix('__Host-')}-oidc"
-
-
 def _refused(why: str) -> RequestRefused:
     return RequestRefused(401, "SignInWrong", f"{why}. Open the page and sign in again.")
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -59,6 +59,8 @@ class Person:
     roles: frozenset[str]
     session: str = ""
     """The id of the session in which the person sent the request, or "" if there is no request or session."""
+    since: float = 0.0
+    """When the user was added, as a timestamp; 0 for a principal who is not one of the server's users."""
 
     def may(self, action: Action) -> bool:
         """Return whether one of the person's roles allows the action."""
@@ -186,19 +188,19 @@ class People:
 
     def find(self, name: str) -> Person | None:
         """Return a user with their current roles, or None if there is no such user."""
-        rows = self._read("SELECT roles FROM users WHERE name = ?", name)
-        return Person(name, frozenset(json.loads(rows[0][0]))) if rows else None
+        rows = self._read("SELECT roles, added_at FROM users WHERE name = ?", name)
+        return Person(name, frozenset(json.loads(rows[0][0])), since=rows[0][1]) if rows else None
 
-    def who_may_vote(self, role: str | None, besides: str) -> Sequence[str]:
-        """Return the names of the users, except `besides`, who may vote and have this role.
+    def who_may_vote(self, role: str | None, besides: str) -> Mapping[str, float]:
+        """Return the users, except `besides`, who may vote and have this role: each name, with the time the user was added.
 
         For None and for `approver`, every user who may vote is included.
         """
-        return [
-            name
-            for name, roles, _ in self.list()
+        return {
+            name: since
+            for name, roles, since in self.list()
             if name != besides and may(roles, "vote") and (role in (None, "approver") or role in roles)
-        ]
+        }
 
     def verify(self, name: str, secret: str) -> Person | None:
         """Return the user with this name and secret, or None if there is no such user. Slow on purpose, so call it in a thread.

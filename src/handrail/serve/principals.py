@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -41,7 +41,7 @@ MAX_PRINCIPAL = 256
 KEY_HEADER = "handrail-key"
 _NO_KEY = "/app/renderers.js"
 """The only path that a cookie opens without its key. The page imports it, and imports can't send headers."""
-HANDOVER_SECONDS = 60.0
+_HANDOVER_SECONDS = 60.0
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _HINT = "Send it as `Authorization: Bearer TOKEN`, or open the link that `handrail serve` printed."
 _NAMED_HINT = "Send `Authorization: Bearer NAME:TOKEN`, or sign in on the page."
@@ -52,8 +52,8 @@ class _Link(NamedTuple):
 
     name: str
     until: float
-    browser: bytes
-    """A digest of the secret in the browser's link cookie; b"" if the link works in any browser."""
+    secret: bytes
+    """A digest of the secret of the page that began the sign-in; b"" if the link works on any page."""
 
 
 class Cookie(NamedTuple):
@@ -121,21 +121,21 @@ class Principals:
         """Whether the page can be opened with a link. It can if the app has no hook and the server has no users."""
         return self._authenticate is None and not self.has_people
 
-    def new_link(self, name: str = LOCAL, seconds: float = math.inf, browser: str = "") -> str:
+    def new_link(self, name: str = LOCAL, seconds: float = math.inf, secret: str = "") -> str:
         """Return the code of a link that signs a person in.
 
-        The link works once, for at most `seconds`, and only while this process runs. If `browser` is given, the link
-        only works in a browser that has this secret in its link cookie.
+        The link works once, for at most `seconds`, and only while this process runs. If `secret` is given, the link
+        only works for a page that sends this secret with it.
         """
         code = secrets.token_urlsafe(32)
-        bound = _digest(browser) if browser else b""
+        bound = _digest(secret) if secret else b""
         self._links[_digest(code)] = _Link(name, self._clock.monotonic() + seconds, bound)
         return code
 
-    def link_for(self, name: str, request: Request, browser: str) -> str:
-        """Return the code of a link for a person whom an OpenID Connect provider has identified in this browser.
+    def link_for(self, name: str, request: Request, secret: str) -> str:
+        """Return the code of a link for a person whom an OpenID Connect provider has identified.
 
-        Raises `RequestRefused` if the person is not one of the server's users.
+        The link only works for the page that began the sign-in, which has `secret`. Raises `RequestRefused` if the person is not one of the server's users.
         """
         if self.people.find(name) is None:
             log.warning("a sign-in from %s was refused (UserUnknown)", address_of(request))
@@ -145,7 +145,7 @@ class Principals:
                 "UserUnknown",
                 f"{name} is not a user of this server. Ask its operator to run `handrail users add {name}`.",
             )
-        return self.new_link(name, HANDOVER_SECONDS, browser)
+        return self.new_link(name, _HANDOVER_SECONDS, secret)
 
     async def of(self, request: Request) -> Person:
         """Return the person who sent a request.
@@ -154,7 +154,7 @@ class Principals:
         app's own hook returns an invalid name. The hook may also raise `RequestRefused` itself, with any status.
         """
         if self._authenticate is not None:
-            return self._person(await self._call_hook(self._authenticate, request))
+            return self.find(await self._call_hook(self._authenticate, request))
         found = self._by_cookie(request)
         if found is not None:
             return found
@@ -164,7 +164,7 @@ class Principals:
             raise RequestRefused(401, "TokenMissing", f"this server needs a token. {hint}")
         if not self.has_people:
             self._check_token(request, given.strip())
-            return self._person(LOCAL)
+            return self.find(LOCAL)
         name, _, secret = given.strip().partition(":")
         return await self._check_secret(request, name, secret)
 
@@ -174,7 +174,7 @@ class Principals:
         """Exchange a link, a token, or a name and password for a session.
 
         Raises `RequestRefused` if they are wrong, after too many wrong ones, if the request is from another site's page,
-        or if the app authenticates requests itself.
+        if the request's own session is somebody else's, or if the app authenticates requests itself.
         """
         if self._authenticate is not None:
             raise RequestRefused(
@@ -182,26 +182,26 @@ class Principals:
                 "NotFound",
                 "this server has no sign-in, because the app authenticates requests. Sign in to the app.",
             )
-        if not self._is_own_origin(request):
-            raise RequestRefused(
-                403,
-                "OriginRefused",
-                "another site's page can't sign in here. Sign in on the server's own page.",
-            )
+        self.check_own_page(request)
         if body.link:
-            name = self._take_link(request, body.link)
+            name = self._take_link(request, body.link, body.secret)
             if self.has_people and self.people.find(name) is None:
                 raise self._wrong_secret(
                     request,
                     "SignInWrong",
                     "you are no longer a user of this server. Ask its operator to add you.",
                 )
-            person = self._person(name)
+            person = self.find(name)
         elif self.has_people:
             person = await self._check_secret(request, body.name, body.password or body.token)
         else:
             self._check_token(request, body.token)
-            person = self._person(LOCAL)
+            person = self.find(LOCAL)
+        live = self._by_cookie(request)
+        if live is not None and live.name != person.name:
+            raise RequestRefused(
+                409, "SignedIn", f"this browser is already signed in, as {live.name}. Sign out first."
+            )
         made = self.people.sign_in(
             person.name, host=_host(request), issuer=self._issuer, address=address_of(request)
         )
@@ -210,6 +210,15 @@ class Principals:
             self.link_used()
         return Cookie(cookie_name(request), made.secret, SESSION_SECONDS, made.key, person.name)
 
+    def check_own_page(self, request: Request) -> None:
+        """Raise `RequestRefused` if another site's page sent the request. Only the server's own page may sign people in."""
+        if not self._is_own_origin(request):
+            raise RequestRefused(
+                403,
+                "OriginRefused",
+                "another site's page can't sign in here. Sign in on the server's own page.",
+            )
+
     def sign_out(self, request: Request, person: Person) -> None:
         """End the session that a request belongs to, if any."""
         if person.session:
@@ -217,9 +226,10 @@ class Principals:
             self.people.note(person.name, "signed out", address_of(request), session=person.session)
 
     def watch(self, person: Person) -> Callable[[], bool]:
-        """Return a function that returns whether a person may still read an open stream.
+        """Return a function that returns whether a person may still do what they have begun, such as reading a stream.
 
-        Calling it is cheap: users and sessions are read again only after a change.
+        They may until their session ends, they are removed, or they lose one of the roles that they had then.
+        Calling the function is cheap: users and sessions are read again only after a change.
         """
         people = self.people
         ends_at = people.ends_at(person.session) if person.session else math.inf
@@ -239,21 +249,29 @@ class Principals:
     def _is_current(self, person: Person) -> bool:
         if person.session and self.people.now() >= self.people.ends_at(person.session):
             return False
-        found = self.people.find(person.name)
-        return not self.has_people or (found is not None and found.may("see"))
+        now = self.find(person.name)
+        return now.since == person.since and person.roles <= now.roles
 
-    def _person(self, name: str, session: str = "") -> Person:
+    def may_run(self, name: str) -> bool:
+        """Return whether a principal's runs may go on: not those of a user who was removed or lost the role for it."""
+        return name == LOCAL or self.find(name).may("run")
+
+    def who_may_vote(self, role: str | None, principal: str) -> Mapping[str, float]:
+        """Return the users who may vote on this principal's runs and have this role, as `People.who_may_vote` does."""
+        return self.people.who_may_vote(role, principal) if self.may_run(principal) else {}
+
+    def find(self, name: str, session: str = "") -> Person:
         """Return a principal with their current roles.
 
         On a server without users and without a hook, everyone has the role *admin*. A principal that only the hook knows
-        has the role *user*.
+        has the role *user*. On a server with users, nobody else has a role.
         """
         if self.has_links:
             return Person(name, frozenset({"admin"}), session)
         found = self.people.find(name)
         if found is not None:
-            return Person(name, found.roles, session)
-        return Person(name, frozenset({"user"}), session)  # only the app's own hook knows this principal
+            return Person(name, found.roles, session, found.since)
+        return Person(name, frozenset() if self.has_people else frozenset({"user"}), session)
 
     def _by_cookie(self, request: Request) -> Person | None:
         if "cookie" not in request.headers:
@@ -267,7 +285,7 @@ class Principals:
         found = self.people.session_of(value, key, host=_host(request), issuer=self._issuer)
         if found is None or (self.has_people and self.people.find(found.name) is None):
             return None
-        return self._person(found.name, found.id)
+        return self.find(found.name, found.id)
 
     def _is_own_origin(self, request: Request) -> bool:
         """Return whether a request's `Origin` header names this server, or is missing, as in a GET from its own page."""
@@ -281,24 +299,23 @@ class Principals:
         if not hmac.compare_digest(_digest(token), self._token_digest):
             raise self._wrong_secret(request, "TokenWrong", f"this is not the server's token. {_HINT}")
 
-    def _take_link(self, request: Request, code: str) -> str:
+    def _take_link(self, request: Request, code: str, secret: str) -> str:
         """Return the name of the person whom a link signs in, and invalidate the link.
 
-        Raises `RequestRefused` if the link is unknown, used, expired or bound to a different browser, and after too many
+        Raises `RequestRefused` if the link is unknown, used, expired or bound to a different page, and after too many
         wrong secrets.
         """
         self._check_patience(request)
         link = self._links.pop(_digest(code), None)
-        browser = _digest(request.cookies.get(link_cookie_name(request), ""))
         if (
             link is None
             or self._clock.monotonic() > link.until
-            or (link.browser and not hmac.compare_digest(browser, link.browser))
+            or (link.secret and not hmac.compare_digest(_digest(secret), link.secret))
         ):
             raise self._wrong_secret(
                 request,
                 "LinkUsed",
-                "this link has already been used or has expired, or it belongs to another server or browser. Open the newest "
+                "this link has already been used or has expired, or it belongs to another server or page. Open the newest "
                 "link that the server printed, or sign in again.",
             )
         return link.name
@@ -375,11 +392,6 @@ class Principals:
                 500, "ServerError", "the server could not identify you. Its log has the details."
             )
         return found
-
-
-def link_cookie_name(request: Request) -> str:
-    """Return the name of the cookie that holds the secret of the browser for which a link was made."""
-    return f"{cookie_name(request)}-link"
 
 
 def cookie_name(request: Request) -> str:

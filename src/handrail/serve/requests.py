@@ -14,6 +14,7 @@ import pydantic_core
 from starlette.requests import Request
 
 from handrail.records import Mark
+from handrail.serve.bodies import parse_body
 from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.principals import ID, ID_RULE
 from handrail.serve.refusals import RequestRefused
@@ -62,16 +63,25 @@ class VoteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoginBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a sign-in request: the code of a link, a token, or a name and a password."""
+    """The body of a sign-in request: the code of a link, a token, or a name and a password.
+
+    With the link from a sign-in provider comes the secret that the page got when it began the sign-in.
+    """
 
     token: str = ""
     link: str = ""
+    secret: str = ""
     name: str = ""
     password: str = ""
 
 
 class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a request that takes no data. It is empty or an empty object."""
+
+
+async def read(request: Request, kind: type[T]) -> T:
+    """Parse a request's body as a value of `kind`. Raises `RequestRefused` as `parse` does."""
+    return await parse_body(request, lambda data: parse(data, kind))
 
 
 def parse(data: bytes, kind: type[T]) -> T:

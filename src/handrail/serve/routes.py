@@ -16,14 +16,17 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from handrail import runs
+from handrail.content import Attachment
 from handrail.errors import JournalAltered, RunUnknown
 from handrail.question import Answer
 from handrail.runs.catalog import approval_json
+from handrail.schema.size import MOST_VALUES
 from handrail.serve import requests, snapshots
 from handrail.serve.agui.inputs import parse_input, submit
 from handrail.serve.agui.interrupts import question_json
 from handrail.serve.agui.wire_events import format_time
 from handrail.serve.attachments import check_number, check_total, received, response_with
+from handrail.serve.bodies import BodyLimit, BodyRoute, parse_body
 from handrail.serve.feed import Event, EventStream, Streams, follow, send_all
 from handrail.serve.file_changes import file_changes
 from handrail.serve.inbox import Inbox
@@ -89,10 +92,23 @@ class Routes:
             Route("/login", self.sign_in, methods=_POST),
             Route("/health", self.health),
             *(
-                Route(path, self._guard(action, endpoint, noted), methods=[method])
+                self._route(method, path, self._guard(action, endpoint, noted))
                 for method, path, action, endpoint, noted in self.guarded()
             ),
         ]
+
+    def _route(self, method: str, path: str, endpoint: Endpoint) -> Route:
+        size = self._limits.body_bytes
+        with_files = size + self._limits.attachment_bytes * 4 // 3  # in base64
+        larger = {
+            "/agent": BodyLimit(with_files, 5 * MOST_VALUES),  # four lists and a state
+            "/threads/{id}/messages": BodyLimit(with_files),
+            "/threads/{id}/answers": BodyLimit(size),
+            "/inbox/answers": BodyLimit(size),
+        }
+        if path in larger:
+            return BodyRoute(path, endpoint, methods=[method], body=larger[path])
+        return Route(path, endpoint, methods=[method])
 
     def guarded(self) -> Sequence[tuple[str, str, Action, Endpoint, str]]:
         """Return the endpoints that need a role. Each has a method, a path, an action, a handler and a phrase for the audit log.
@@ -188,7 +204,7 @@ class Routes:
 
     async def sign_in(self, request: Request) -> Response:
         """Begin a session, with a cookie that scripts can't read and a key that only this origin's pages can read."""
-        body = requests.parse(await request.body(), requests.LoginBody)
+        body = await requests.read(request, requests.LoginBody)
         cookie = await self._principals.sign_in(request, body)
         response = JSONResponse({"key": cookie.key, "principal": cookie.person})
         response.set_cookie(
@@ -202,7 +218,7 @@ class Routes:
         return response
 
     async def sign_out(self, request: Request) -> Response:
-        requests.parse(await request.body(), requests.EmptyBody)
+        await requests.read(request, requests.EmptyBody)
         self._principals.sign_out(request, request.scope[PERSON])
         response = JSONResponse({})
         response.delete_cookie(cookie_name(request), httponly=True, samesite="strict")
@@ -246,7 +262,7 @@ class Routes:
 
     async def agent(self, request: Request) -> Any:
         """Respond to an AG-UI request with one leg, an error, or, if the input opens no leg, the thread's current state."""
-        input = parse_input(requests.parse_json(await request.body()))
+        input = await parse_body(request, lambda data: parse_input(requests.parse_json(data)))
         thread = await self._threads.open(request.scope[PRINCIPAL], input.thread_id)
         nested = input.sees_nested
 
@@ -300,7 +316,7 @@ class Routes:
         person: Person = request.scope[PERSON]
         slot = self._streams.take(person.name)
         try:
-            return EventStream(self._streams, slot, await chunks(), self._principals.watch(person))
+            return EventStream(self._streams, slot, await chunks())
         except BaseException:
             slot.give_back()
             raise
@@ -326,10 +342,13 @@ class Routes:
 
     async def send_message(self, request: Request) -> Response:
         thread = await self._thread(request)
-        body = requests.parse(await request.body(), requests.MessageBody)
-        check_number(len(body.attachments), self._limits.attachments)  # before they are decoded
-        files = [received("/attachments", each.data, each.name) for each in body.attachments]
-        return JSONResponse({"run_id": await self._start_run(thread, body.text, attachments=files)}, 202)
+        text, files = await parse_body(request, self._message)
+        return JSONResponse({"run_id": await self._start_run(thread, text, attachments=files)}, 202)
+
+    def _message(self, data: bytes) -> tuple[str, Sequence[Attachment]]:
+        body = requests.parse(data, requests.MessageBody)
+        check_number(len(body.attachments), self._limits.attachments)
+        return body.text, [received("/attachments", each.data, each.name) for each in body.attachments]
 
     async def attachment(self, request: Request) -> Response:
         """Return the bytes of an attachment in the thread. Raises `RequestRefused` if the thread has no such attachment."""
@@ -341,7 +360,7 @@ class Routes:
 
     async def answer(self, request: Request) -> Response:
         thread = await self._thread(request)
-        body = requests.parse(await request.body(), requests.AnswerBody)
+        body = await requests.read(request, requests.AnswerBody)
         answer = Answer(
             question_id=body.question_id,
             digest=body.digest,
@@ -356,7 +375,7 @@ class Routes:
 
     async def cancel(self, request: Request) -> Response:
         thread = await self._thread(request)
-        requests.parse(await request.body(), requests.EmptyBody)
+        await requests.read(request, requests.EmptyBody)
         await thread.check_known()
         await thread.cancel()
         return JSONResponse({}, 202)
@@ -424,7 +443,7 @@ class Routes:
 
     async def vote(self, request: Request) -> Response:
         person: Person = request.scope[PERSON]
-        body = requests.parse(await request.body(), requests.VoteBody)
+        body = await requests.read(request, requests.VoteBody)
         reason = body.reason[: self._limits.message_chars]
         given = Answer(question_id=body.question_id, digest=body.digest, by=person.name, reason=reason)
         decided = await self._inbox.vote(person, given, body.approved)
@@ -480,7 +499,7 @@ class Routes:
 
     async def undo(self, request: Request) -> Response:
         thread = await self._thread(request)
-        requests.parse(await request.body(), requests.EmptyBody)
+        await requests.read(request, requests.EmptyBody)
         undone = await thread.undo(request.path_params["call_id"])
         return JSONResponse(
             {

@@ -128,7 +128,7 @@ async def _question_json(journal: Journal, question: Question) -> dict[str, Any]
     shown = question_json(question)
     if question.quorums:
         votes = await journal.votes.on(question.run_id, question.id, question.digest)
-        shown["votes"] = [vote.by for vote in votes]
+        shown["votes"] = list(dict.fromkeys(vote.by for vote in votes))
     return shown
 
 
@@ -200,7 +200,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
             raise ThreadUnknown(seen.id)
         said, state, questions = (
             await seen.run_messages(rows),
-            await seen.read_state(rows),
+            await seen.read_state(),
             await seen.questions(rows),
         )
         at_work = "" if live is None else live.run_id

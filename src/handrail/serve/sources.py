@@ -19,6 +19,7 @@ from handrail.errors import DefinitionError, HandrailError
 from handrail.neighbours import import_app, load_file, search
 from handrail.prompt import Prompt
 from handrail.serve.principal_files import PrincipalFiles
+from handrail.session import Session
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -227,7 +228,7 @@ def _files_of(files: Any, principal: str) -> Any:
 def _files_for(files: Any, options: RunArguments | ResumeArguments) -> Any:
     """Return the filesystem for the principal of a run's session."""
     session = options.get("session")
-    return _files_of(files, "" if session is None else session.principal)
+    return _files_of(files, session.principal if isinstance(session, Session) else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from handrail.errors import AnswerRefused, RunBusy, UndoRefused
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
-from handrail.journal.answers import check_answer
+from handrail.journal.answers import check_answer, refusal
 from handrail.journals import Journal
 from handrail.messages import Message
 from handrail.place import is_in_run
@@ -62,12 +62,12 @@ class Setup:
     new_id: NewId = random_id
     clock: Clock = SYSTEM_CLOCK
     stopping: bool = False
-    voters: Voters = lambda role, besides: ()
+    voters: Voters = lambda role, besides: {}
     submit: Submit | None = None
     """Submits a message to the workers, which then execute the run; None to execute runs in this process."""
     broadcasts: Broadcasts | None = None
-    parked: Callable[[Thread, Sequence[Question], bool], None] = lambda thread, questions, answered: None
-    """Called after a run was parked, with its thread, its open questions, and whether an answer arrived during parking."""
+    parked: Callable[[Thread, LiveRun], None] = lambda thread, live: None
+    """Called after a run was parked, with its thread."""
 
 
 class Thread(ThreadRecord):
@@ -151,11 +151,13 @@ class Thread(ThreadRecord):
             asked = await self._asked([each.question_id for each in answers])
             # read after the questions, because the run may have been parked in the meantime
             live = await self._settled()
-            now = self._setup.clock.now()
             for each in answers:
-                if asked[each.question_id].answer is None:
-                    check_answer(asked[each.question_id].question, each, now)
-                    await self._check_can_resume(asked[each.question_id].question)
+                question, before = asked[each.question_id].question, asked[each.question_id].answer
+                if before is None:
+                    check_answer(question, each)
+                    await self._check_can_resume(question)
+                elif before.outcome == "timed out":
+                    raise refusal(question, before)
             if live is None:
                 live = await self._resume_to_ask(answers, asked, leg)
             watch = await self.watched()
@@ -253,16 +255,13 @@ class Thread(ThreadRecord):
 
     # Called by the server.
 
-    async def go_on(self, *, stays: bool = False) -> None:
-        """Resume the newest run if it was parked or its process ended, unless it is executed elsewhere.
-
-        With `stays`, the run is not parked the first time it waits, because a question is about to be closed.
-        """
+    async def go_on(self) -> None:
+        """Resume the newest run if it was parked or its process ended, unless it is executed elsewhere."""
         async with self._lock:
             row = await self.newest()
             if self.live is not None or row is None or row.status in OVER or self._is_elsewhere(row):
                 return
-            await self._go_on(row.record.id, stays=stays)
+            await self._go_on(row.record.id)
 
     async def watched(self) -> Watch | None:
         """Start to follow what other processes broadcast about this thread's runs, and return the watch.
@@ -311,7 +310,7 @@ class Thread(ThreadRecord):
         await live.park(grace)
         if live.environment.was_cut and live.parked:
             # The run was cut off, so the next process must resume it even if a question is open.
-            await self._journal.runs.take(live.run_id)
+            await self._journal.runs.take(live.run_id, turn="none")
             await self._journal.runs.leave(live.run_id, "running")
 
     # Running.
@@ -411,7 +410,7 @@ class Thread(ThreadRecord):
     async def _go_on(self, run_id: str, leg: str = "", *, stays: bool = False) -> str:
         """Resume a run that this process is not executing, and return the id of the leg in which it continues.
 
-        For `stays`, see `go_on`. A client's tools are rebuilt from the journal, so no client needs to be connected.
+        With `stays`, it is not parked the first time it waits, because a question is about to be closed. A client's tools are rebuilt from the journal, so no client needs to be connected.
         """
         self._check_accepting()
         tree = await runs.show(self._journal, run_id)
@@ -479,4 +478,4 @@ class Thread(ThreadRecord):
             self.live, self.problem = None, live.problem
             self._session = live.session if live.has_started and not live.parked else None
             if live.parked:
-                self._setup.parked(self, list(live.questions.values()), live.was_answered)
+                self._setup.parked(self, live)

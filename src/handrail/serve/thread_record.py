@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail import runs
+from handrail.adapter.followed_turns import is_outdated
 from handrail.errors import RunUnknown
 from handrail.journals import Journal
 from handrail.messages import Message
@@ -17,7 +18,6 @@ from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.sources import Source
 from handrail.serve.thread_messages import RunMessage, messages_in
 from handrail.session import Session
-from handrail.session.serialization import decode_item
 
 if TYPE_CHECKING:
     from handrail.serve.live_run import LiveRun
@@ -36,8 +36,8 @@ class ThreadRecord:
         self._session: Session | None = None
 
     async def session(self) -> Session:
-        """Return the session as the finished runs left it. It is empty if the thread has no runs."""
-        if self._session is None:
+        """Return the session with everything that its runs have committed. It is empty if the thread has no runs."""
+        if self._session is None or await is_outdated(self._session, self._journal):
             try:
                 self._session = await runs.session(self._journal, self.session_id, principal=self.principal)
             except RunUnknown:
@@ -62,17 +62,11 @@ class ThreadRecord:
         session = live.session if live is not None and live.has_started else self._session
         return None if session is None else self._shown(session)
 
-    async def read_state(self, rows: Sequence[RunRow] | None = None) -> Any:
-        """Return the state that clients see, from the journal if needed. It includes what a parked run has committed.
-
-        Returns None if the source shows no slices.
-        """
+    async def read_state(self) -> Any:
+        """Return the state that clients see, from the journal if needed; None if the source shows no slices."""
         if not self._source.shown or (self.live is not None and self.live.has_started):
             return self.state()
-        row = await self.newest(rows)
-        if row is None or row.status in OVER:
-            return self._shown(await self.session())
-        return self._shown(await self._session_with(row))
+        return self._shown(await self.session())
 
     async def messages(self) -> Sequence[Message]:
         """Return the messages, oldest first, including those of an unfinished run, but not those of nested runs."""
@@ -104,23 +98,6 @@ class ThreadRecord:
         """Raise `ThreadUnknown` if the thread has no runs."""
         if self.live is None and await self.newest() is None:
             raise ThreadUnknown(self.id)
-
-    async def _session_with(self, row: RunRow) -> Session:
-        """Return a copy of the session that includes what an unfinished run has committed. Don't change it."""
-        try:
-            session = await runs.session(self._journal, self.session_id, principal=self.principal)
-        except RunUnknown:
-            session = Session(id=self.session_id, principal=self.principal)
-        undone = {
-            entry.key
-            for _, entry in await self._journal.calls.marks(self.session_id)
-            if entry.kind == "undone"
-        }
-        for unit in await self._journal.calls.load(row.record.id):
-            if unit.call_id not in undone:
-                for event in unit.events:
-                    session.redo(decode_item(bytes(event), session.id))
-        return session
 
     async def _session_as_decided(self) -> Session:
         """Return the session with all its remembered decisions, including those from other processes."""

@@ -7,9 +7,9 @@ import contextlib
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from handrail.adapter.run_record import decode_begin
@@ -18,13 +18,13 @@ from handrail.errors import JournalAltered
 from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.messages import Usage
-from handrail.question import Question
 from handrail.records import OVER, Mark, RunRecord, RunRow, SessionRow
+from handrail.replay.parked_run import is_due
 from handrail.runs import list_runs, show
 from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import format_time
 from handrail.serve.feed import Feed
-from handrail.serve.live_run import Voters
+from handrail.serve.live_run import LiveRun, Voters
 from handrail.serve.principals import parse_session_id, session_id_of
 from handrail.serve.refusals import ThreadElsewhere
 from handrail.serve.sources import Source, app_name, serves
@@ -48,6 +48,13 @@ _MOST_COUNTED = 1000
 """Maximum number of a principal's newest runs that are read to count the submitted ones that are not over."""
 
 
+class _Waiting(NamedTuple):
+    """What a parked run waits for: answers to these questions, and a time, if it has one."""
+
+    questions: frozenset[str]
+    due_at: float | None
+
+
 class Threads:
     """Finds threads, resumes the runs that an earlier process left unfinished, and parks all runs when the server stops."""
 
@@ -62,7 +69,8 @@ class Threads:
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
         ended: Callable[[Mapping[str, Any]], None] | None = None,
-        voters: Voters = lambda role, besides: (),
+        voters: Voters = lambda role, besides: {},
+        may_run: Callable[[str], bool] = lambda principal: True,
         submit: Submit | None = None,
     ) -> None:
         self.source = source
@@ -78,6 +86,7 @@ class Threads:
             submit=submit,
             broadcasts=journal.broadcasts,
         )
+        self._may_run = may_run
         self._ended = ended  # called with every event that ends a leg
         self._most_kept = most_kept
         self._poll_seconds = poll_seconds
@@ -86,8 +95,8 @@ class Threads:
         self._kept: OrderedDict[tuple[str, str], Thread] = OrderedDict()
         self._known: WeakValueDictionary[tuple[str, str], Thread] = WeakValueDictionary()
         """All threads in memory, including those that stay in memory only because a reader follows their feed."""
-        self._waiting: dict[tuple[str, str], dict[str, Question]] = {}
-        """The open questions of parked runs, by principal and thread id."""
+        self._waiting: dict[tuple[str, str], _Waiting] = {}
+        """What parked runs wait for, by principal and thread id."""
         self._polling: asyncio.Task[None] | None = None
         self._resuming: set[asyncio.Task[None]] = set()
 
@@ -179,7 +188,7 @@ class Threads:
                 continue
             if waits:
                 questions = await self.journal.questions.open(line.id)
-                self._waiting[key] = {each.id: each for each in questions}
+                self._waiting[key] = _Waiting(frozenset(each.id for each in questions), line.row.due_at)
             else:
                 await self._go_on(key)
         if self._poll_seconds is not None:
@@ -196,16 +205,21 @@ class Threads:
         await asyncio.gather(*(thread.park(grace) for thread in self.running()))
 
     async def poll(self) -> None:
-        """Resume each parked run if one of its questions has expired, or was answered or withdrawn in another process."""
+        """Resume each parked run if a question or its deadline has expired, or another process answered or withdrew a question.
+
+        Runs whose principal may not run anything any more are not resumed, and those in memory are parked when they wait.
+        """
+        for thread in self.running():
+            if thread.live is not None and not self._may_run(thread.principal):
+                thread.live.environment.leave()
         if not self._waiting or self.stopping:
             return
         open_now = {each.id for each in await self.journal.questions.open()}
-        now = self._setup.clock.now()
         for key, waits in list(self._waiting.items()):
-            expired = any(each.expires_at is not None and each.expires_at <= now for each in waits.values())
-            if expired or not waits.keys() <= open_now:
+            is_over = not waits.questions <= open_now or is_due(waits.due_at, self.journal.clock)
+            if is_over and self._may_run(key[0]):
                 self._waiting.pop(key, None)
-                await self._go_on(key, stays=expired)
+                await self._go_on(key)
 
     async def _keep_polling(self, seconds: float) -> None:
         while True:
@@ -215,9 +229,16 @@ class Threads:
             except Exception:
                 log.exception("could not check for answers from other processes; trying again")
 
-    async def _go_on(self, key: tuple[str, str], *, stays: bool = False) -> None:
+    async def _go_on(self, key: tuple[str, str]) -> None:
+        """Resume the run of a thread, unless its principal may not run anything any more. An error is logged."""
+        if not self._may_run(key[0]):
+            log.warning(
+                "the run of thread %s is not resumed, because its user was removed or may not run anything",
+                key[1],
+            )
+            return
         try:
-            await self.thread(*key).go_on(stays=stays)
+            await self.thread(*key).go_on()
         except Exception:
             log.exception("could not resume the run of thread %s", key[1])
 
@@ -229,8 +250,8 @@ class Threads:
         return key
 
     async def _waits(self, row: RunRow) -> bool:
-        """Return whether a parked run has nothing to do until an answer arrives."""
-        if not row.questions:
+        """Return whether a parked run has nothing to do until an answer arrives or a time is over."""
+        if not row.questions or is_due(row.due_at, self.journal.clock):
             return False
         calls = (await show(self.journal, row.record.id)).calls
         answered = (
@@ -241,12 +262,12 @@ class Threads:
         )
         return not any(answered)
 
-    def _was_parked(self, thread: Thread, questions: Collection[Question], answered: bool) -> None:
+    def _was_parked(self, thread: Thread, live: LiveRun) -> None:
         if self.stopping:
             return
         key = (thread.principal, thread.id)
-        self._waiting[key] = {each.id: each for each in questions}
-        if answered:
+        self._waiting[key] = _Waiting(frozenset(live.questions), live.due_at)
+        if live.was_answered:
             task = asyncio.get_running_loop().create_task(self._go_on(key))
             self._resuming.add(task)
             task.add_done_callback(self._resuming.discard)

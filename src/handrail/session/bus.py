@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import EventRefused
 from handrail.events import Emitted
+from handrail.session.own_thread import OwnThread
 from handrail.timers import timers_of
 
 T = TypeVar("T")
@@ -25,6 +26,9 @@ log = logging.getLogger("handrail.events")
 
 SLOW = 0.1
 """Seconds after which a subscriber counts as blocking."""
+ALLOWANCE = 30.0
+"""Seconds for which a subscriber may block event loops. What it has used is restored by `_RESTORED` seconds each second."""
+_RESTORED = 0.1
 _SAME_CLOCK = 1.0
 """Two clocks whose times differ by less than this many seconds count as the same clock."""
 
@@ -41,7 +45,9 @@ class Dispatcher:
     the next event.
 
     A subscriber that blocks is named in a warning, once for each type of event. The time for which it blocks the event
-    loop is charged neither to the timeout nor to the duration of any call.
+    loop is charged neither to the timeout nor to the duration of any call. Once it has blocked an event loop for longer than
+    `ALLOWANCE` seconds, its further events are delivered in order on a thread of its own, and hold nobody up. A subscriber
+    that never returns can't be interrupted.
     """
 
     __slots__ = ("_listeners", "_lock", "_warned", "matching", "monotonic")
@@ -70,6 +76,8 @@ class Dispatcher:
             with self._lock:
                 self._listeners = [other for other in self._listeners if other is not subscription]
                 self.matching.clear()
+            if isinstance(subscription.listener, OwnThread):
+                subscription.listener.stop()
 
         return unsubscribe
 
@@ -85,7 +93,7 @@ class Dispatcher:
             before = monotonic()
             try:
                 listener(event)
-            except (Exception, CancelledError):
+            except (Exception, CancelledError, GeneratorExit):
                 subscriber_raised(event)
             if (after := monotonic()) - before > SLOW:
                 self.subscriber_blocked(listener, event, before, after)
@@ -100,6 +108,8 @@ class Dispatcher:
         loop = _get_running_loop()
         if loop is not None and abs(loop.time() - after) < _SAME_CLOCK:
             timers_of(loop).lost.add(before, after)
+        if loop is not None:
+            self._charge(listener, before, after)
         which = (id(listener), type(event))
         if which not in self._warned:
             self._warned.add(which)
@@ -110,6 +120,21 @@ class Dispatcher:
                 after - before,
                 type(event).__name__,
             )
+
+    def _charge(self, listener: Listener, before: float, after: float) -> None:
+        """Note the time for which a subscriber has blocked an event loop, and move it to its own thread if that is too long."""
+        with self._lock:
+            for each in self._listeners:
+                if each.listener is listener and each.charge(before, after) > ALLOWANCE:
+                    name = _name_of(listener)
+                    each.listener = OwnThread(listener, name)
+                    self.matching.clear()
+                    log.error(
+                        "the subscriber %s has blocked the event loop for more than %.0f s. From now on, it gets its events on a "
+                        "thread of its own.",
+                        name,
+                        ALLOWANCE,
+                    )
 
     def listens_for(self, kind: type) -> bool:
         """Return whether an event of this type could reach a subscriber, so that creating the event is worthwhile.
@@ -140,7 +165,7 @@ class Dispatcher:
             before = self.monotonic()
             try:
                 listener(event)
-            except (Exception, CancelledError):
+            except (Exception, CancelledError, GeneratorExit):
                 subscriber_raised(event)
             if (after := self.monotonic()) - before > SLOW:
                 self.subscriber_blocked(listener, event, before, after)
@@ -161,11 +186,18 @@ def subscriber_raised(event: object) -> None:
 class _Subscription:
     """One subscription. Subscribing twice creates two of them, which end independently."""
 
-    __slots__ = ("kind", "listener")
+    __slots__ = ("_at", "_used", "kind", "listener")
 
     def __init__(self, kind: type, listener: Listener) -> None:
         self.kind = kind
         self.listener = listener
+        self._used = self._at = 0.0
+
+    def charge(self, before: float, after: float) -> float:
+        """Add a time for which the subscriber blocked a loop, and return how much of its allowance is used."""
+        self._used = max(0.0, self._used - _RESTORED * (before - self._at)) + after - before
+        self._at = after
+        return self._used
 
 
 def _check_subscription(kind: object, listener: object) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
+from handrail.claims import WHOLE, WHOLE_READ, Places
 from handrail.errors import Conflict, ContextExpired
 from handrail.protocols import Slice
 from handrail.session.bus import Dispatcher
@@ -40,6 +41,8 @@ class SessionFork(msgspec.Struct, eq=False):
     """The parent's state when this fork was prepared; None before that."""
     _merged: State | None = None
     _to_publish: bool = False
+    meanwhile: list[object] = []
+    """What was dispatched to the session itself since this fork was prepared."""
 
     @property
     def id(self) -> str:
@@ -92,6 +95,16 @@ class SessionFork(msgspec.Struct, eq=False):
         if route.logs:
             root.dispatcher.publish(event)
 
+    def redo(self, event: object) -> None:
+        """Reduce an event that was recorded before into this fork's state. Its logs are restored with the session."""
+        root = self.root
+        route = root.route_of(event)
+        with root.lock:
+            if self.closed:
+                raise ContextExpired(self.owner)
+            self.state = {**self.state, **root.reduce(self.state, event, route.state)}
+            self.events.append(event)
+
     def fork(self, owner: str = "fork", /) -> SessionFork:
         """Return a new fork, which commits into this one. Raises `ContextExpired` if this one is closed."""
         if self.closed:
@@ -120,6 +133,10 @@ class SessionFork(msgspec.Struct, eq=False):
 
     is_durable: ClassVar[bool] = False
 
+    def places(self, *, reads: bool = True) -> Places:
+        """Return what a commit of this fork claims: the whole session, because events may go into any slice."""
+        return WHOLE if self.events else WHOLE_READ
+
     def seal(self) -> None:
         """Do nothing, because events are accepted until the fork is prepared."""
 
@@ -138,6 +155,14 @@ class SessionFork(msgspec.Struct, eq=False):
     def read_places(self) -> list[str]:
         """Return the names of the slices that this fork or a fork of it has read."""
         return [f"slice {kind.__qualname__}" for kind in self._reads]
+
+    def read_slices(self) -> set[type]:
+        """Return the types of the state slices that this fork or a fork of it has read."""
+        return {kind for kind in self._reads if self.root.rules_for(kind).kind != "log"}
+
+    def count_as_read(self, kinds: Iterable[type]) -> None:
+        """Count slices as read by this fork, because work that commits into it has read them elsewhere."""
+        self._reads |= {*kinds}
 
     def written_places(self) -> list[str]:
         """Return the names of the slices that the fork's events change."""
@@ -169,6 +194,9 @@ class SessionFork(msgspec.Struct, eq=False):
             now = parent.state
             self._merged = self.state if now is self._base else self._onto_newer(now)
             self._onto = now
+            if parent is self.root:
+                self.meanwhile = []
+                parent.prepared = (*parent.prepared, self)
         finally:
             lock.release()
 
@@ -186,10 +214,11 @@ class SessionFork(msgspec.Struct, eq=False):
             if merged is None or parent.closed:
                 raise ContextExpired(self.owner)
             now = parent.state
-            parent.state = merged if now is self._onto else self._onto_newer(now)
+            parent.state = merged if now is self._onto else self._before_others(merged, now)
             self._merged = None
             if parent is self.root:
                 self._to_publish = True
+                parent.prepared = ()  # the other forks were not prepared for this state
             else:
                 parent.events.extend(self.events)
                 parent._reads |= self._reads
@@ -212,12 +241,27 @@ class SessionFork(msgspec.Struct, eq=False):
             self._merged = None
             if self._parent is not self.root:
                 self._parent._reads |= self._reads
+            elif self in self.root.prepared:
+                self.root.prepared = tuple(fork for fork in self.root.prepared if fork is not self)
 
     def refresh(self) -> None:
         """Switch to the parent's newest state, unless this fork is closed or has events of its own."""
         with self.root.lock:
             if not self.closed and not self.events:
                 self.state = self._base = self._parent.state
+
+    def _before_others(self, merged: State, now: State) -> State:
+        """Return the state in which this fork's events come before those that were dispatched since it was prepared.
+
+        What this fork read was checked when it was prepared. If another fork was applied or a snapshot was restored since,
+        this fork's events come last.
+        """
+        root = self.root
+        if self._parent is not root or self not in root.prepared:
+            return self._onto_newer(now)
+        for event in self.meanwhile:
+            merged = {**merged, **root.reduce(merged, event, root.route_for(type(event)).state)}
+        return merged
 
     def _onto_newer(self, now: State) -> State:
         """Return a newer state with this fork's events replayed on top of it.

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, cast
-from weakref import WeakValueDictionary
 
 import msgspec
 import pydantic_core
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
-from handrail.errors import EventRefused, SessionError
+from handrail.errors import Conflict, EventRefused, SessionError
 from handrail.ids import NewId, random_id
 from handrail.protocols import RunMode
 from handrail.schema.kinds import describe_kind
+from handrail.session.fork import SessionFork
+from handrail.session.kinds import is_kind, kind_named, name_of, remember
 from handrail.session.session import Session
 from handrail.session.slices import SliceKind, SliceRules
 
@@ -61,7 +62,7 @@ def save(session: Session) -> bytes:
         kept: dict[type, Any] = {**session.state, **session.logs()}
     slices: dict[str, _SavedSlice] = {}
     for kind, contents in kept.items():
-        name = _name(kind)
+        name = name_of(kind)
         if name in slices:
             raise SessionError(session.id, f"it contains two types named {name}", "Rename one of them.")
         rules = session.rules_for(kind)
@@ -89,7 +90,8 @@ def load(
     matches its type. Also raises it if the kind of a slice, or whether it has a key, has changed since it was saved.
     """
     saved = _read(data)
-    known = {_name(kind): kind for kind in (*_own_among(saved.slices), *types, *(slices or {}))}
+    own = (kind_named(name) for name in saved.slices if name.startswith("handrail."))
+    known = {name_of(kind): kind for kind in (*filter(None, own), *types, *(slices or {}))}
     unknown = sorted(set(saved.slices) - set(known))
     if unknown:
         raise SessionError(
@@ -112,61 +114,85 @@ def load(
     return session
 
 
-_local: WeakValueDictionary[str, type] = WeakValueDictionary()
-"""Types defined inside functions, whose items this process has encoded. No other process can find them.
-
-They are for tests and throwaway runs.
-"""
-
-
 class _Item(msgspec.Struct, frozen=True):
     type: str
     item: msgspec.Raw
 
 
 def encode_item(item: object, session: str) -> bytes:
-    """Encode one item, with the name of its type, for a journal. Raises `SessionError` if it can't be saved."""
+    """Encode one item, with the name of its type, for a journal. Raises `SessionError` if it can't be saved, or not loaded again."""
     kind = type(item)
-    name = _name(kind)
-    if "<locals>" in name:
-        _local[name] = kind
+    name = name_of(kind)
+    if not is_kind(kind):
+        raise SessionError(
+            session,
+            f"{name} is from an installed package that does not use Handrail, so a record may not name it",
+            f"Declare it before any run that uses it: kept()({kind.__name__}).",
+        )
+    remember(kind, name)
     return msgspec.json.encode(_Item(name, msgspec.Raw(_encoded(item, session))))
 
 
+def read_digests(fork: SessionFork) -> dict[str, str]:
+    """Return a digest of each state slice that a fork has read, as it was when the fork was made, by the name of its type.
+
+    Another process can tell by them whether it has the same slices.
+    """
+    return {name_of(kind): _digest_of(fork, kind) for kind in sorted(fork.read_slices(), key=name_of)}
+
+
+def count_as_read(fork: SessionFork, digests: Mapping[str, str], changed: Collection[type]) -> None:
+    """Count slices that another process has read as read by a fork. `changed` are slices that were changed in the fork since.
+
+    Raises `Conflict` if a slice was changed, or if the fork was made from a different one.
+    """
+    known = {name_of(kind): kind for kind in (*fork.read_slices(), *fork.state)}
+    kinds = {name: known.get(name) or kind_named(name) for name in digests}
+    stale = [
+        name
+        for name, digest in digests.items()
+        if (kind := kinds.get(name)) in changed or digest != ("" if kind is None else _digest_of(fork, kind))
+    ]
+    if stale:
+        raise Conflict(sorted(name.rpartition(".")[2] for name in stale))
+    fork.count_as_read(kind for kind in kinds.values() if kind is not None)
+
+
+def _digest_of(fork: SessionFork, kind: type) -> str:
+    contents = cast(Sequence[object], fork.before(kind).all())
+    items = [encode_item(item, fork.id) for item in contents]
+    sizes = b"".join(len(item).to_bytes(8) for item in items)
+    return hashlib.sha256(sizes + b"".join(items)).hexdigest() if items else ""
+
+
 def decode_item(data: bytes, session: str) -> Any:
-    """Decode an item that `encode_item` encoded. Its type is looked up in the imported modules, then in `_local`.
+    """Decode an item that `encode_item` encoded. `kind_named` looks up its type.
 
     Raises `SessionError` if the type is not found, or the item does not match it.
     """
     found = msgspec.json.decode(data, type=_Item)
-    kind = _imported(found.type)
+    kind = kind_named(found.type)
     if kind is None:
         raise SessionError(
             session,
             f"it contains the unknown type {found.type}",
-            "Import the module that defines it. If it is defined inside a function, only the process that saved it can load it.",
+            "Import the module that defines it, and declare it with kept() if that is an installed package that does not use "
+            "Handrail. If it is defined inside a function, only the process that saved it can load it.",
         )
     return _decoded(kind, bytes(found.item), session)
 
 
-def _imported(name: str) -> type | None:
-    """Return the class with this name from the imported modules or from `_local`; None if there is none."""
-    parts = name.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        module = sys.modules.get(".".join(parts[:cut]))
-        if module is not None:
-            found: Any = module
-            for part in parts[cut:]:
-                found = getattr(found, part, None)
-            if isinstance(found, type):
-                return found
-    return _local.get(name)
-
-
 def check_serialisable(event: object) -> None:
     """Raise `EventRefused` for an event that can't be saved as JSON, or that changes when it is saved and loaded."""
+    kind = type(event)
+    if not is_kind(kind):
+        raise EventRefused(
+            event,
+            "its type is from an installed package that does not use Handrail, so the record of this run may not name it",
+            f"Declare it before any run that uses it: kept()({kind.__name__}).",
+        )
     try:
-        again = _decoded(type(event), _encoded(event, "?"), "?")
+        again = _decoded(kind, _encoded(event, "?"), "?")
     except SessionError as error:
         problem = str(error.__cause__ or error).split("\n", 1)[0]
         raise EventRefused(
@@ -183,8 +209,8 @@ def check_serialisable(event: object) -> None:
 
 
 def load_imported(data: bytes, slices: Mapping[type, SliceRules] | None = None) -> Session:
-    """Load a saved session. Its types are looked up in the imported modules. Raises `SessionError`, as `load` does."""
-    found = (_imported(name) for name in _read(data).slices)
+    """Load a saved session. `kind_named` looks up its types. Raises `SessionError`, as `load` does."""
+    found = (kind_named(name) for name in _read(data).slices)
     return load(data, types=[kind for kind in found if kind is not None], slices=slices)
 
 
@@ -199,21 +225,8 @@ def said_in(data: bytes, kind: type[T]) -> list[T]:
     Raises `SessionError` if the data is damaged or has a different version, or if an item does not match its type.
     """
     found = _read(data)
-    slice_ = found.slices.get(_name(kind))
+    slice_ = found.slices.get(name_of(kind))
     return [] if slice_ is None else [_decoded(kind, bytes(item), found.id) for item in slice_.items]
-
-
-def _own_among(names: Iterable[str]) -> Iterable[type]:
-    """Yield the named types that are Handrail's own, from its imported modules."""
-    for name in names:
-        module, _, own = name.rpartition(".")
-        found = getattr(sys.modules.get(module), own, None) if module.startswith("handrail.") else None
-        if isinstance(found, type) and _name(found) == name:
-            yield found
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _read(data: str | bytes) -> _Saved:

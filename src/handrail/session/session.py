@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast, get_args
 
+from handrail.claims import Claims
 from handrail.errors import DefinitionError, ReducerError, SessionError
+from handrail.events import Fact
 from handrail.ids import NewId, random_id
 from handrail.protocols import DecisionBook, RunMode, Slice
 from handrail.schema.read_only import read_only
@@ -23,6 +25,7 @@ from handrail.session.bus import (
 )
 from handrail.session.fork import SessionFork, Snapshot
 from handrail.session.items import Log
+from handrail.session.kinds import declare
 from handrail.session.slices import (
     EMPTY,
     Reducer,
@@ -73,6 +76,8 @@ class Session:
         self._run_mode: RunMode | None = _checked_mode(run_mode)
         self._dispatcher = Dispatcher() if dispatcher is None else dispatcher
         self.lock = threading.RLock()
+        self.claims = Claims((0, self._id), self.lock)
+        """The calls that are committing to this session."""
         self.state: State = {}
         self._rules: dict[type, SliceRules] = dict(slices or {})
         self._logs: dict[type, list[Any]] = {}
@@ -83,10 +88,14 @@ class Session:
         self._told: dict[type, tuple[Listener, ...]] = self._dispatcher.matching if plain else {}
         self._checks: list[Callable[[object], None]] = []
         self._reducing = False
+        self.prepared: tuple[SessionFork, ...] = ()
+        """The forks that are about to be applied to this very state."""
         self.decisions: DecisionBook | None = None
         """The recorded decisions of this session, which outlive the process; None if decisions are not recorded."""
         for kind, rules in self._rules.items():
             _check_rules(self._id, kind, rules)
+            for each in (kind, *rules.reducers):
+                declare(each)
 
     @property
     def id(self) -> str:
@@ -125,6 +134,8 @@ class Session:
         lock.acquire()
         try:
             self.state = self.take(self.state, event, route)
+            for prepared in self.prepared:
+                prepared.meanwhile.append(event)
         finally:
             lock.release()
         self._dispatcher.publish(event)
@@ -150,7 +161,7 @@ class Session:
             before = monotonic()
             try:
                 listener(fact)
-            except (Exception, CancelledError):
+            except (Exception, CancelledError, GeneratorExit):
                 subscriber_raised(fact)
             if (after := monotonic()) - before > SLOW:
                 self._dispatcher.subscriber_blocked(listener, fact, before, after)
@@ -161,10 +172,24 @@ class Session:
         keep(fact)
 
     def redo(self, event: object) -> None:
-        """Reduce an event that was committed before, without publishing it. This is used to rebuild a session."""
+        """Reduce an event that was committed before into its state slices, without publishing it. Logs are restored by `relog`."""
         route = self.route_of(event)
         with self.lock:
-            self.state = self.take(self.state, event, route)
+            self.state = {**self.state, **self.reduce(self.state, event, route.state)}
+
+    def relog(self, event: object) -> None:
+        """Add an event that was logged before to its logs, without publishing it. State is restored by `redo`.
+
+        A fact is logged as `keep` logs it.
+        """
+        if isinstance(event, Fact):
+            self.keep(event)
+            return
+        route = self.route_of(event)
+        with self.lock:
+            self._reduced_logs.update(self.reduce(self._reduced_logs, event, route.reduced_logs))
+            for kind in route.plain_logs:
+                self._logs.setdefault(kind, []).append(event)
 
     def register(self, slice_: type, *, on: type, reducer: Reducer) -> None:
         """Reduce events of type `on` into the slice of type `slice_` from now on. Events of a subclass of `on` are not included.
@@ -206,6 +231,7 @@ class Session:
         with self.lock:
             self._refuse_in_reducer()
             self.state = cast(State, snapshot.state)
+            self.prepared = ()
 
     # For forks, transactions and policies.
 

@@ -10,6 +10,7 @@ from handrail.errors import DefinitionError, ReducerError
 from handrail.events import Fact
 from handrail.schema.kinds import describe_kind
 from handrail.session.items import Items, Table
+from handrail.session.kinds import declare
 
 SliceKind = Literal["state", "log"]
 """A change to *state* is undone if the call that made it fails; a *log* keeps what happened, whatever the outcome."""
@@ -76,6 +77,8 @@ _LOG = SliceRules("log")
 
 
 def kept(
+    nothing: None = None,
+    /,
     *,
     kind: SliceKind = "state",
     key: Callable[[Any], Hashable] | None = None,
@@ -85,11 +88,18 @@ def kept(
 
     The arguments are the fields of `SliceRules`.
     """
+    if nothing is not None:
+        name = getattr(nothing, "__name__", repr(nothing))
+        raise DefinitionError(
+            f"@kept above {name} has no arguments. Write @kept(kind=...), or leave it out: items are state by default."
+        )
     rules = SliceRules(kind, key, dict(reducers or {}))
 
     def mark(type_: F) -> F:
         setattr(type_, _RULES, rules)
+        declare(type_)
         for event in rules.reducers:
+            declare(event)
             slices = _marked.setdefault(event, [])
             if type_ not in slices:
                 slices.append(type_)
@@ -154,7 +164,7 @@ class Target:
         try:
             before = self.rules.empty() if contents is None else contents
             changed = self.reducer(before, event)
-        except Exception as error:
+        except (Exception, GeneratorExit) as error:
             raise ReducerError(_name_of(self.reducer), event, error) from error
         if type(changed) is not type(before):
             wrong = TypeError(

@@ -13,6 +13,7 @@ from handrail.testing.contexts import (
     worker_context,
 )
 from handrail.testing.people import Agent, Nobody, Person, RecordingSubscriber
+from handrail.testing.resource_laws import check_resource
 from handrail.testing.shells import FakeShell
 from handrail.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 
@@ -30,6 +31,7 @@ __all__ = [
     "VirtualTimeLoop",
     "agent_context",
     "cancel",
+    "check_resource",
     "expire",
     "headless_context",
     "recorded",

@@ -139,14 +139,14 @@ class Cassette:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def post(self, send: Send, url: str, body: bytes, key: str) -> Any:
+    def post(self, send: Send, url: str, body: bytes, secrets: Iterable[str]) -> Any:
         """Answer a request from the file, or send it and record the answer.
 
         Raises `CassetteError` if the answers come from the file, and the file has no equal request left.
         """
         self._made += 1
-        if key:
-            self._hide(key)
+        for secret in secrets:
+            self._hide(secret)
         request = self._scrubbed(msgspec.json.decode(body))
         if self._normalise is not None:
             request = self._normalise(request)

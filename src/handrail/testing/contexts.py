@@ -222,7 +222,7 @@ class MockCall:
             loop = background_loop()
         self.home = Home(loop, call_id)
         self.tool = tool or Tool("tool", "A tool under test.")
-        self.extras = Extras(extras)
+        self.extras = extras if isinstance(extras, Extras) else Extras(extras)
         self.depth = depth
         self.invocation = Invocation(call_id, _START, 1, f"{call_id}/key", None, (self.tool.name,))
         self.run_context = RunContext("run-1", "request-1", "session-1", 1, "worker-1", "0" * 32, "0" * 16)

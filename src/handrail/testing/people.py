@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from handrail.errors import Declined, QuestionCancelled, QuestionTimedOut
-from handrail.events import CallStatus, ToolInvoked, ToolStarted
+from handrail.events import CallStatus, ToolInvoked, ToolResumed, ToolStarted
 from handrail.protocols import Environment
 from handrail.question import Answer, AnswerOutcome, Question
 from handrail.session import Session
@@ -160,13 +160,18 @@ class RecordingSubscriber:
         return [(ended.tool, ended.status) for ended in self.of(ToolInvoked)]
 
     def assert_paired(self) -> None:
-        """Raise `AssertionError` unless every call has exactly one start and, after it, exactly one end."""
+        """Raise `AssertionError` unless every call has exactly one start and, after it, exactly one end.
+
+        A call that continues in a resumed run has started in an earlier leg.
+        """
         started: list[str] = []
         ended: list[str] = []
         for event in self.events:
             if isinstance(event, ToolStarted):
                 assert event.call_id not in started, f"{event.tool} ({event.call_id}) was started twice"
                 started.append(event.call_id)
+            elif isinstance(event, ToolResumed):
+                started += [] if event.call_id in started else [event.call_id]
             elif isinstance(event, ToolInvoked):
                 assert event.call_id in started, f"{event.tool} ({event.call_id}) ended before it started"
                 assert event.call_id not in ended, f"{event.tool} ({event.call_id}) ended twice"

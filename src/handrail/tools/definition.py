@@ -113,6 +113,8 @@ class Tool(Generic[ParamsT, ResultT]):
 
     It is recorded with each call.
     """
+    is_late: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
+    """Whether a server has added the tool to a list of tools that was in use. It then gives way to other tools of its name."""
     is_timed: bool = dataclasses.field(init=False, repr=False, compare=False)
     """Whether the tool has a timeout or a heartbeat."""
     writes: bool = dataclasses.field(init=False, repr=False, compare=False)

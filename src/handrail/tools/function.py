@@ -382,6 +382,12 @@ def tool_context(function: Any = None, /, *, param: str = "ctx") -> Any:
 
 def _mark(function: Any, param: str) -> Any:
     name = str(getattr(function, "__name__", function))
+    if not callable(function):
+        raise ToolDefinitionError(
+            name,
+            f"`@tool_context({function!r})` is not above a function",
+            f"To mark the parameter {name!r}, write `@tool_context(param={name!r})`.",
+        )
     if isinstance(function, Tool):
         raise ToolDefinitionError(
             cast("Tool[Any, Any]", function).name,

@@ -5,11 +5,17 @@ A policy that decides only on certain tools lists their names in an attribute `n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from handrail.errors import DefinitionError
 from handrail.protocols import ToolPolicy
+from handrail.rendering import escape_line
 from handrail.spelling import nearest
+from handrail.tools.definition import Tool
+
+log = logging.getLogger("handrail")
 
 
 def named_tools_of(policy: ToolPolicy) -> frozenset[str]:
@@ -52,3 +58,30 @@ def out_of_scope(
         hint = f"{before} on the prompt: Prompt(..., policies=[...])."
         return problem, hint if near is None else f"Did you mean {near!r}? {hint}"
     return None
+
+
+def without_late(
+    tools: Sequence[Tool[Any, Any]], others: Iterable[Tool[Any, Any]] = ()
+) -> Sequence[Tool[Any, Any]]:
+    """Return the tools, except late ones whose name another of them has, or one of `others`. The log names these.
+
+    So a server can't stop an app, or take a name over, by adding a tool with the name of another one. Of several late tools, the
+    first keeps the name.
+    """
+    if not any(tool.is_late for tool in tools):
+        return tools
+    taken = {tool.name for tool in (*tools, *others) if not tool.is_late}
+    kept: list[Tool[Any, Any]] = []
+    for tool in tools:
+        if not tool.is_late:
+            kept.append(tool)
+        elif tool.name in taken:
+            log.warning(
+                "the %s has added a tool %s, which is the name of another tool. The tool is left out.",
+                escape_line(tool.origin),
+                escape_line(tool.name),
+            )
+        else:
+            taken.add(tool.name)
+            kept.append(tool)
+    return kept

@@ -33,6 +33,8 @@ class Definition(msgspec.Struct, frozen=True):
     line: int
     earlier: tuple[int, ...] = ()
     """The lines of the other definitions of the same name."""
+    certain: bool = True
+    """Whether this is certainly a function or tool. The source alone does not say that of what a call returns."""
 
 
 class Functions:
@@ -40,6 +42,9 @@ class Functions:
 
     The file is loaded once, on first use, as a module with a unique name. Without the file, there are no functions.
     """
+
+    note = ""
+    """A sentence for the report of a name that is not defined."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "tools.py"
@@ -50,7 +55,11 @@ class Functions:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the functions and tools that a worker's file can list."""
-        return tuple(self._definitions())
+        return tuple(name for name, found in self._definitions().items() if found.certain)
+
+    def defines(self, name: str) -> bool:
+        """Return whether a worker's file can list this name."""
+        return name in self._definitions()
 
     def problems(self) -> Finder:
         """Load `tools.py`, unless it has been loaded already, and return the problems with loading it."""
@@ -100,6 +109,59 @@ class Functions:
             said = f"it can't be loaded: {type(error).__name__}: {error}"
             self._load_problem.add(_line_in(self.path, error), said, "Correct it.")
         return {}
+
+
+class ParsedFunctions(Functions):
+    """The functions and tools in a folder's `tools.py`, as its source names them.
+
+    Nothing in the file runs. So the tools have no handlers, and problems that only show when it runs are not found.
+    """
+
+    note = " What tools.py creates in other ways than `def` and `name = ...(...)` is found only if it runs."
+
+    def _load(self) -> Mapping[str, Definition]:
+        try:
+            return _named_in(ast.parse(self.path.read_bytes()))
+        except (SyntaxError, ValueError, RecursionError) as error:
+            line = error.lineno if isinstance(error, SyntaxError) else None
+            said = error.msg if isinstance(error, SyntaxError) else error
+            self._load_problem.add(line or 1, f"it is not Python: {said}", "Correct it.")
+        return {}
+
+    def tool(self, name: str, find: Finder) -> Tool[Any, Any] | None:
+        if name not in self._tools:
+            self._tools[name] = Tool(name, f"The tool {name}.", params={"type": "object"}, result=Any)
+        return self._tools[name]
+
+
+def _named_in(tree: ast.Module) -> Mapping[str, Definition]:
+    """Return the functions and tools that a module's source defines, by name, without their values."""
+    found: dict[str, Definition] = {}
+    names, ahead = _Names(tree), list[ast.AST](reversed(tree.body))
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, _FUNCTION):
+            given = [_name_given(each) for each in node.decorator_list]
+            name = next(filter(None, given), node.name)
+            if node.decorator_list or name[0] != "_":
+                line = _first_line(node)
+                found[name] = Definition(None, line, names.defined_before(node.name, line))
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Call):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            called = {each.id for each in targets if isinstance(each, ast.Name)}
+            for name in filter(is_name, (*called, _name_given(node.value))):
+                found.setdefault(name, Definition(None, node.lineno, certain=False))
+        elif not isinstance(node, ast.ClassDef | ast.expr):
+            ahead += reversed([*ast.iter_child_nodes(node)])
+    return found
+
+
+def _name_given(node: ast.expr) -> str:
+    """Return the name that a call is given, as in `tool(name="x")` or `Tool("x", ...)`; "" if it is given none."""
+    if not isinstance(node, ast.Call):
+        return ""
+    named = [each.value for each in node.keywords if each.arg == "name"] or node.args[:1]
+    return next((str(each.value) for each in named if isinstance(each, ast.Constant)), "")
 
 
 def _defined_in(module: ModuleType, path: Path) -> Mapping[str, Definition]:

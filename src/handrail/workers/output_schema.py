@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, create_model, model_validator
+from pydantic_core import SchemaError
 
 from handrail.errors import DefinitionError
 from handrail.schema import Schema
+from handrail.schema.kinds import as_count
 from handrail.workers.problems import Refuse
 
 _BOUNDS = {
@@ -27,6 +29,7 @@ _BOUNDS = {
     "minItems": "min_length",
     "maxItems": "max_length",
 }
+_COUNTS = frozenset(["minLength", "maxLength", "minItems", "maxItems"])
 _NUMERIC = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"])
 _FOR = {
     "number": _NUMERIC,
@@ -64,17 +67,20 @@ class _Wrapped(_Answer):
 def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | None:
     """Create the type of the answers that match a schema. If the schema can't be used, reports why and returns None."""
     builder = _Builder(refuse)
-    if schema.get("type") == "object" and schema.get("properties"):
-        is_checked = builder.has_only_checked_words(schema, "output")
-        made: Any = builder.model(schema, "output", _Answer) if is_checked else None
-    else:
-        made = create_model("Answer", __base__=_Wrapped, value=(builder.type_of(schema, "output"), ...))
-    if builder.refused:
-        return None
     try:
+        if schema.get("type") == "object" and schema.get("properties"):
+            is_checked = builder.has_only_checked_words(schema, "output")
+            made: Any = builder.model(schema, "output", _Answer) if is_checked else None
+        else:
+            made = create_model("Answer", __base__=_Wrapped, value=(builder.type_of(schema, "output"), ...))
+        if builder.refused:
+            return None
         Schema(made)
     except DefinitionError as error:
         refuse("output", error.parts[0], "Correct the schema.")
+        return None
+    except SchemaError:
+        refuse("output", "a bound or a pattern in it is malformed", "Correct it.")
         return None
     return made
 
@@ -145,9 +151,14 @@ class _Builder:
         else:
             near = ", ".join([*_PLAIN, "object", "array"])
             return self.refuse(f"{where}.type", f"there is no type {kind!r}", f"The types are {near}.")
-        bounds = {
-            _BOUNDS[word]: schema[word] for word in _FOR.get(kind, ()) if word in schema and word in _BOUNDS
-        }
+        bounds: dict[str, Any] = {}
+        for word in _FOR.get(kind, ()):
+            if word in schema and word in _BOUNDS:
+                bounds[_BOUNDS[word]] = bound = as_count(schema[word]) if word in _COUNTS else schema[word]
+                if bound is None:
+                    self.refuse(
+                        f"{where}.{word}", f"{schema[word]!r} is not a count", "Write a whole number."
+                    )
         return Annotated[made, Field(**bounds)] if bounds else made
 
     def _choice(self, schema: Mapping[str, Any], where: str) -> Any:

@@ -29,7 +29,7 @@ from handrail.tools import Effect, Tool
 from handrail.workers.attachments import NO_ATTACHMENTS, accept, message_with, visible_to
 from handrail.workers.creation import WorkerCreated, check_rights, creation_tools
 from handrail.workers.front_matter import CreationDefaults, has_front_matter, read_text
-from handrail.workers.functions import Functions
+from handrail.workers.functions import Functions, ParsedFunctions
 from handrail.workers.problems import Finder, WorkerProblem, refuse, suggest
 from handrail.workers.worker import Draft, Rendered, Worker, rule_of
 from handrail.workers.worker_run import Reach, WorkerRun, WorkerSettings, tool_for
@@ -72,10 +72,16 @@ class WorkerRegistry:
     Hidden files are ignored, and so is a README without front matter. The folder is read once, on first use.
     `check()` returns every problem in it. A worker with a problem can't be used, but the others can. If the only problem
     is an unknown model, the worker can run on another model. Raises `WorkerError` if there is no such folder.
+
+    With `parsed`, `tools.py` is parsed, and nothing in it runs. The workers can then be listed and checked, but not run.
     """
 
     def __init__(
-        self, folder: str | Path, *, creation_defaults: CreationDefaults | Mapping[str, Any] | None = None
+        self,
+        folder: str | Path,
+        *,
+        creation_defaults: CreationDefaults | Mapping[str, Any] | None = None,
+        parsed: bool = False,
     ) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
@@ -86,7 +92,8 @@ class WorkerRegistry:
         self._defaults = (
             given if isinstance(given, CreationDefaults) else CreationDefaults.model_validate(dict(given))
         )
-        self._functions = Functions(self.folder)
+        self._parsed = parsed
+        self._functions = ParsedFunctions(self.folder) if parsed else Functions(self.folder)
         self._tools: dict[str, Tool[Any, Any]] = {}
         self._made: dict[tuple[str, str, str], Worker] = {}
 
@@ -100,7 +107,7 @@ class WorkerRegistry:
         return registry, registry._worker_of(draft)
 
     @classmethod
-    def check_file(cls, path: str | Path) -> list[WorkerProblem]:
+    def check_file(cls, path: str | Path, *, parsed: bool = False) -> list[WorkerProblem]:
         """Return every problem in a worker's file.
 
         Problems in the `tools.py` beside it are included if the worker lists tools by name, or has a problem itself.
@@ -109,7 +116,7 @@ class WorkerRegistry:
         """
         unknown: list[WorkerProblem] = []
         try:
-            registry, draft = cls._draft_at(path)
+            registry, draft = cls._draft_at(path, parsed)
             unknown = draft.unknown_models()
             registry._worker_of(draft)
         except WorkerError as error:
@@ -119,11 +126,11 @@ class WorkerRegistry:
         return unknown
 
     @classmethod
-    def _draft_at(cls, path: str | Path) -> tuple[WorkerRegistry, Draft]:
+    def _draft_at(cls, path: str | Path, parsed: bool = False) -> tuple[WorkerRegistry, Draft]:
         file = Path(path)
         if not file.is_file() or file.suffix != ".md":
             raise WorkerError(f"{str(path)!r} is not a worker's file. Pass the path of a file NAME.md.")
-        registry = cls(file.parent)
+        registry = cls(file.parent, parsed=parsed)
         draft = next((each for each in registry._drafts if each.path.name == file.name), None)
         if draft is None:
             find = Finder(file)
@@ -136,7 +143,7 @@ class WorkerRegistry:
         return registry, draft
 
     @classmethod
-    def worker_at(cls, path: str | Path) -> Worker:
+    def worker_at(cls, path: str | Path, *, parsed: bool = False) -> Worker:
         """Return the worker at a path.
 
         The path is the worker's file, a folder and the worker's name (`folder/main`), or a folder that has a worker `main`
@@ -144,10 +151,11 @@ class WorkerRegistry:
         """
         place = Path(path)
         if place.is_file():
-            return cls.of_file(place)[1]
+            registry, draft = cls._draft_at(place, parsed)
+            return registry._worker_of(draft)
         if place.is_dir():
-            return cls(place)._standing_for_all()
-        if place.parent.is_dir() and (registry := cls(place.parent)).names:
+            return cls(place, parsed=parsed)._standing_for_all()
+        if place.parent.is_dir() and (registry := cls(place.parent, parsed=parsed)).names:
             return registry[place.name.removesuffix(".md")]
         name = starter_name(place.parts[0] if place.parts else "")
         new = f"; `handrail new {name}` creates one" if name else ""
@@ -440,13 +448,17 @@ class WorkerRegistry:
     def _runner(
         self,
         worker: Worker,
-        arguments: WorkerResumeArguments,
+        arguments: WorkerRunArguments | WorkerResumeArguments,
         attached: Sequence[Attachment | Path | str] = (),
     ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
         """Return the adapter that runs a worker, its attachments, and the remaining arguments.
 
-        Raises `WorkerError` if there is no model, or if an attachment is not allowed.
+        Raises `WorkerError` if there is no model, if an attachment is not allowed, or if `tools.py` was only parsed.
         """
+        if self._parsed:
+            raise WorkerError(
+                f"{worker.name} can't run, because its tools.py was only parsed. Leave out parsed=True."
+            )
         given = WorkerSettings(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
         adapter = arguments.get("adapter")
         chosen = (

@@ -26,6 +26,7 @@ from handrail.protocols import SessionView, ToolPolicy
 from handrail.resources.shell import Allow, Shell
 from handrail.schema import JsonSchema
 from handrail.sections import FileTools, ShellTools
+from handrail.session.kinds import declare
 from handrail.tools import Effect, Tool
 from handrail.tools.checks import is_name, name_hint
 from handrail.workers.attachments import NO_ATTACHMENTS, READ_ATTACHMENT
@@ -79,6 +80,7 @@ class WorkerFolder(Protocol):
         ...
 
 
+@declare  # a run is recorded with its params
 @dataclasses.dataclass(frozen=True)
 class Rendered:
     """The params of a worker's prompt: its instructions, rendered for one run."""
@@ -273,12 +275,12 @@ class Draft:
                 self._add_shell(entry, where)
             elif entry in FILES:
                 self.sections.append(FileTools(writes=FILES[entry], policies=policies))
-            elif entry in functions.names and len(lines := functions.lines_of(entry)) > 1:
+            elif functions.defines(entry) and len(lines := functions.lines_of(entry)) > 1:
                 at = " and ".join(f"{functions.path.name}:{line}" for line in lines)
                 self.refuse(
                     where, f"there are {len(lines)} tools named {entry!r}: {at}", "Rename all but one."
                 )
-            elif entry in functions.names:
+            elif functions.defines(entry):
                 made = functions.tool(entry, self.find)
                 self.tools += [] if made is None else [made]
             else:
@@ -302,7 +304,8 @@ class Draft:
             hint = (
                 f"Define it in {functions.path}, which does not exist yet, or use one of {', '.join(FILES)}."
             )
-        self.refuse(where, f"there is no function {name!r} defined in {functions.path.name}", hint)
+        problem = f"there is no function {name!r} defined in {functions.path.name}"
+        self.refuse(where, problem, hint + functions.note)
 
     def check_against(self, drafts: Sequence[Draft], functions: Functions) -> None:
         """Report if another worker or a function has the draft's name, or if a worker that it lists does not exist."""

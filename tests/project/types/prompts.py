@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, assert_type
+from typing import Any, Literal, TypeVar, assert_type
 
 from pydantic import BaseModel
 
@@ -42,6 +42,9 @@ assert_type(plain, Prompt[None])
 assert_type(typed, Prompt[Report])
 assert_type(Prompt("typed", [MarkdownSection("A", "a", "")], output=Trip), Prompt[Trip])
 assert_type(Prompt[Report]("typed", "Answer.", output=Report), Prompt[Report])
+assert_type(Prompt("typed", "Answer.", output=list[Report]), Prompt[list[Report]])
+assert_type(Prompt("typed", "Answer.", output=Report | str), Prompt[Any])
+assert_type(Prompt("typed", "Answer.", output=Literal["yes", "no"]), Prompt[Any])
 assert_type(plain.render().output_schema, Schema[None] | None)
 assert_type(typed.render(), RenderedPrompt[Report])
 assert_type(typed.render().output_schema, Schema[Report] | None)

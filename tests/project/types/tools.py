@@ -5,7 +5,8 @@ from typing import Any, TypeVar, assert_type
 
 from pydantic import BaseModel
 
-from handrail import AgentContext, Tool, ToolContext, ToolExample, ToolResult, UserContext, tool
+import handrail
+from handrail import AgentContext, Tool, ToolContext, ToolExample, ToolResult, UserContext, environment, tool
 from handrail.tools import FunctionTool, legacy_handler, tool_context
 
 R = TypeVar("R")
@@ -206,3 +207,9 @@ def widens() -> ToolResult[int | None]:
 
 def is_wrong() -> ToolResult[Hit]:
     return ToolResult.ok(3)  # expect-error: reportReturnType
+
+
+# --- names that the package does not have ---------------------------------------------------------
+
+del handrail.Nonsense  # expect-error: reportAttributeAccessIssue
+del environment.Nowhere  # expect-error: reportAttributeAccessIssue

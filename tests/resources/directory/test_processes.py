@@ -26,30 +26,69 @@ from support.filesystems import Folders, aside, commit, fill, tree
 from support.rig import Rig
 
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
-COUNTS = (
-    ["--processes", "2", "3", "4", "8", "--updates", "2000", "--kills", "20", "--rounds", "10"]
+COUNTS = {
+    "a number of calls": (
+        ["--processes", "2", "3", "4", "8", "--updates", "2000", "--kills", "20", "--rounds", "10"]
+        if DEEP
+        else ["--processes", "3", "--updates", "12", "--kills", "1"]
+    ),
+    "a time": ["--processes", "8", "--seconds", "300", "--rounds", "3"]
     if DEEP
-    else ["--processes", "3", "--updates", "12", "--kills", "1"]
-)
+    else ["--processes", "4", "--seconds", "3"],
+}
 
 
 @pytest.mark.once
 @pytest.mark.timeout(36_000 if DEEP else 600)
 @pytest.mark.parametrize("journaled", ["no", "yes"])
-def test_processes_lose_nothing(tmp_path: Path, journaled: str):
-    """Processes that change shared files, and are killed and restarted, lose no update and leave no torn file.
+@pytest.mark.parametrize("counts", COUNTS)
+def test_processes_lose_nothing(tmp_path: Path, counts: str, journaled: str):
+    """Processes that read and change shared files, and are killed and restarted, commit as if one call had run after another.
 
-    Their calls fail only because of conflicts, and what an editor saves to one of the files is not lost either.
+    Their calls fail only because of an editor, and what it saves to one of the files is not lost either.
     """
     ran = subprocess.run(
-        [sys.executable, str(SUPPORT / "folder_processes.py"), *COUNTS, "--journaled", journaled, "--where", str(tmp_path)],
+        [sys.executable, str(SUPPORT / "folder_processes.py"), *COUNTS[counts], "--journaled", journaled, "--where", str(tmp_path)],
         capture_output=True, text=True, env=importing_support(),
     )  # fmt: skip
     reports = [json.loads(line) for line in ran.stdout.splitlines()]
     assert reports, ran.stderr
     for report in reports:
-        assert report["succeeded"] >= report["processes"] * int(COUNTS[COUNTS.index("--updates") + 1])
+        assert report["kills"]
+        if "--updates" in COUNTS[counts]:
+            updates = int(COUNTS[counts][COUNTS[counts].index("--updates") + 1])
+            assert report["succeeded"] + report["conflicts"] >= report["processes"] * updates
         assert report["clean"], (report, ran.stderr[-2000:])
+
+
+@pytest.mark.parametrize("damage", ["lost", "torn", "none"])
+def test_a_round_of_processes_finds_damage(tmp_path: Path, damage: str):
+    """If an older version of a file comes back after a round, or half of one, the round is not clean."""
+    ran = subprocess.run(
+        [sys.executable, "-c", DAMAGING, str(tmp_path), damage], capture_output=True, text=True, env=importing_support(), check=True
+    )  # fmt: skip
+    report = json.loads(ran.stdout)
+    assert bool(report["problem"]) == (damage != "none")
+    assert bool(report["torn"]) == (damage == "torn")
+
+
+DAMAGING = """
+import msgspec, sys
+from pathlib import Path
+from support.folder_processes import Report, Round, SHARED, _check, content_of, run_round, version_of
+base, round = Path(sys.argv[1]), Round(processes=2, updates=10, editor=False)
+before = run_round(base, round)
+assert before.is_clean, before
+path = next(base / "root" / name for name in SHARED if (base / "root" / name).read_text())
+text = path.read_text()
+if sys.argv[2] == "lost":
+    path.write_text("")
+elif sys.argv[2] == "torn":
+    path.write_text(text[:-3])
+report = Report()
+_check(base, round, report, set())
+print(msgspec.json.encode(report).decode())
+"""
 
 
 # --- exclusive renames ------------------------------------------------------------------------------
@@ -269,7 +308,7 @@ def test_nobody_builds_on_half_a_commit(folders: Folders, journal: str):
     assert sorted(tree(files).values(), key=str) == ["1", "1", "2"]
     files.write("c", "2")
     assert tree(files) == {"a": "2", "b": "2", "c": "2"}
-    assert (files.staging / "renaming").read_bytes()[:1] == b"\0"
+    assert files._ground.area.table._renaming is None
 
 
 # --- results of calls after failures, and a shared history ---------------------------------------------
@@ -652,7 +691,7 @@ def test_recovery_leaves_the_commits_of_live_processes_alone(folders: Folders, t
             return await second.recover(beside)
 
         recovered: list[Any] = []
-        files._ground.area.disk = files._ground.area._renames._disk = Recovering()
+        files._ground.area.disk = files._ground.area.table._disk = Recovering()
         rig = Rig([put], files=files, journal=journal)
         assert (await rig.call("put", path="a")).success
         assert [(each.finished, each.left) for each in recovered] == [((), ())]

@@ -14,9 +14,11 @@ import pytest
 
 from handrail import DirectoryFilesystem
 from handrail.errors import DefinitionError
-from handrail.resources.shell import Allow, CommandLimits, Shell, command_process, probe
+from handrail.resources.shell import Allow, CommandLimits, Shell, command_process, probe, usage
 from handrail.resources.shell.cgroup import _parents
 from handrail.resources.shell.command_process import close_keeper
+from handrail.resources.shell.request import Limits
+from handrail.resources.shell.support import UNLIMITED, forget
 from handrail.resources.shell.usage import measure
 from support import PATIENCE, ROOT
 from support.folders import PYTHON, Folder, anything, processes_with
@@ -52,10 +54,48 @@ GREEDY = {
         "96 MiB of memory",
         "import signal\nfor n in range(60000): open(f'/tmp/{n}', 'x').close(); open(f'/dev/shm/{n}', 'x').close()\nsignal.pause()",
     ),
+    "memory of a process whose first thread has ended": (
+        "96 MiB of memory",
+        "import ctypes, os, threading\nfrom time import sleep\nkept = []\n"
+        "def fill():\n    for n in range(160): kept.append(bytearray(1 << 20)); sleep(0.002)\n    sleep(600)\n"
+        "threading.Thread(target=fill).start()\n"
+        "ctypes.CDLL(None).syscall({'x86_64': 60}.get(os.uname().machine, 93), 0)",
+    ),
+    "memory of page tables": (
+        "96 MiB of memory",
+        "import mmap, signal\nkept = mmap.mmap(-1, 80 << 30, flags=0x4022, prot=1)\nkept.madvise(15)\n"
+        "for at in range(0, 80 << 30, 2 << 20): kept[at]\nsignal.pause()",
+    ),
+    "memory that no process has mapped": (
+        "96 MiB of memory",
+        "import os, signal\nfile = os.memfd_create('x')\nfor n in range(160): os.write(file, bytes(1 << 20))\nsignal.pause()",
+    ),
     "disk": ("8 MiB of disk space", "file = open('x', 'wb')\nwhile True: file.write(bytes(1 << 18))"),
     "deleted files": (
         "8 MiB of disk space",
         "import os\nfile = open('x', 'wb'); os.unlink('x')\nwhile True: file.write(bytes(1 << 18))",
+    ),
+    "deleted files that are only mapped": (
+        "8 MiB of disk space",
+        "import mmap, os, signal\nfile = os.open('x', os.O_CREAT | os.O_RDWR); os.unlink('x'); os.truncate(file, 4096)\n"
+        "kept = mmap.mmap(file, 4096); os.posix_fallocate(file, 0, 40 << 20); os.closerange(3, 100); signal.pause()",
+    ),
+    "deleted files on their way through a socket": (
+        "8 MiB of disk space",
+        "import os, signal, socket\nfile = os.open('x', os.O_CREAT | os.O_RDWR); os.unlink('x'); kept = socket.socketpair()\n"
+        "os.posix_fallocate(file, 0, 40 << 20); socket.send_fds(kept[0], [b'x'], [file]); os.close(file); signal.pause()",
+    ),
+    "deleted files of an unreadable process": (
+        "8 MiB of disk space",
+        "import ctypes, os, signal\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
+        "file = open('x', 'wb'); os.unlink('x'); file.write(bytes(40 << 20)); file.flush(); signal.pause()",
+    ),
+    "deleted files of one thread": (
+        "8 MiB of disk space",
+        "import ctypes, os, signal, threading\n"
+        "def fill():\n    ctypes.CDLL(None).unshare(0x400)\n    file = open('x', 'wb'); os.unlink('x')\n"
+        "    file.write(bytes(40 << 20)); file.flush(); signal.pause()\n"
+        "threading.Thread(target=fill, daemon=True).start(); signal.pause()",
     ),
     "many files": ("500 files and folders", "n = 0\nwhile True: n += 1; open(f'{n}', 'w')"),
     "processes": (
@@ -70,6 +110,12 @@ GREEDY = {
     "CPU of children that nobody waits for": (
         "0.5 seconds of CPU time",
         "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n    if not os.fork():\n        while True: pass\n    signal.pause()",
+    ),
+    "CPU of children that end between two checks": (
+        "0.5 seconds of CPU time",
+        "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nfor n in range(75):\n    if not os.fork():\n"
+        "        while sum(os.times()[:2]) < 0.02: pass\n        os._exit(0)\n"
+        "    try: os.wait()\n    except ChildProcessError: pass",
     ),
 }
 _WITHOUT = "from handrail.resources.shell import cgroup; cgroup._parents = dict\n"
@@ -106,6 +152,7 @@ def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
     fork = files.fork("call")
     finished = asyncio.run(shell.run_on(fork, [PYTHON, "-c", f"# {tmp_path.name}\n{code}"]))
     assert finished.limit == limit, finished.render()
+    assert finished.exit_code < 0, "a command that exceeded a limit has not succeeded"
     assert not finished.ok
     assert not finished.timed_out
     assert f"because it used more than its limit of {finished.limit}" in finished.render()
@@ -217,6 +264,36 @@ def test_a_command_that_fails_to_fork_before_the_first_check_is_told(tmp_path: P
     assert finished.limit or any("close to its limit of 60 processes" in note for note in finished.notes)
 
 
+def test_a_folder_with_many_links_is_measured_as_soon_as_the_disk_fills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A folder that takes long to walk is walked less often, but at once when so much more is in use that the limit may be exceeded."""
+    taken = 0
+    monkeypatch.setattr(usage, "_used", lambda place: taken)
+    walks: list[int] = []
+
+    def measured(folder: int, *most: float) -> tuple[int, int, bool]:
+        walks.append(folder)
+        return taken, 96_000, True
+
+    monkeypatch.setattr(usage, "measure", measured)
+    measuring = usage.Usage(Limits(1 << 30, 60.0, 8 << 20, 1_000_000, 100), 0)
+    for grown, number, limit in ((0, 2, ""), (1 << 20, 2, ""), (8 << 20, 2, ""), (9 << 20, 3, "disk")):
+        taken = grown
+        measuring._checks += 1
+        assert (measuring._exceeded_on_disk()[0], len(walks)) == (limit, number)
+
+
+def test_a_walk_ends_early(tmp_path: Path):
+    """A folder is not walked any further when it exceeds a limit."""
+    for name in range(20):
+        (tmp_path / f"{name}/inner").mkdir(parents=True)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    assert measure(folder)[1] == 40
+    assert measure(folder, most_files=10)[1] == 20
+    os.close(folder)
+
+
 @pytest.mark.parametrize("name", ["memory", "cpu_seconds", "disk", "files", "processes"])
 def test_a_limit_is_above_zero(name: str):
     """A limit of zero is refused when the limits are created."""
@@ -268,8 +345,11 @@ def test_an_ordinary_user_s_command_is_ended_the_same():
         "memory",
         "memory that is shared",
         "memory of detached segments",
+        "memory of a process whose first thread has ended",
+        "memory of page tables",
         "disk",
         "deleted files",
+        "deleted files of an unreadable process",
         "processes",
         "CPU",
     )
@@ -294,3 +374,22 @@ def test_an_ordinary_user_s_command_is_ended_the_same():
         pytest.skip("an ordinary user has no sandbox here")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{limit} []" for limit, _ in wanted.values()]
+
+
+@pytest.mark.parametrize("has_cgroups", [True, False])
+def test_what_is_not_limited_is_said_at_the_start(
+    has_cgroups: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """If the kernel does not limit the memory of commands, the first probe says once what their limits do not cover."""
+    if not probe(tmp_path).contained or (has_cgroups and not probe(tmp_path).kernel_limits):
+        pytest.skip("no sandbox or no cgroups here")
+    if not has_cgroups:
+        boot = command_process._BOOT.replace("main(int", _WITHOUT + "main(int")
+        monkeypatch.setattr(command_process, "_BOOT", boot)
+    for clear in (close_keeper, forget, caplog.clear):
+        clear()
+    found = [probe(tmp_path) for _ in range(2)]
+    assert {each.kernel_limits for each in found} == {has_cgroups}
+    assert [UNLIMITED in each.getMessage() for each in caplog.records] == [True] * (not has_cgroups)
+    close_keeper()
+    forget()

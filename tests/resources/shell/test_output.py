@@ -62,11 +62,9 @@ def test_memory_does_not_grow_with_the_output():
     [
         (CommandResult(argv=("a",), exit_code=3), "`a`: exit code 3\n(no output)"),
         (CommandResult(argv=("a b",), output="x\n"), "`'a b'`: exit code 0\nx\n"),
-        (CommandResult(argv=("a",), exit_code=None, signal=11), "`a`: killed by SIGSEGV\n(no output)"),
+        (CommandResult(argv=("a",), exit_code=-11), "`a`: killed by SIGSEGV\n(no output)"),
         (
-            CommandResult(
-                argv=("a",), exit_code=None, signal=9, timed_out=True, seconds=60.02, notes=("Note.",)
-            ),
+            CommandResult(argv=("a",), exit_code=-9, timed_out=True, seconds=60.02, notes=("Note.",)),
             "`a`: stopped after 60 s, with everything it had started\nNote.\n(no output)",
         ),
         (CommandResult(argv=("x" * 500,)), f"`{'x' * 79}…`: exit code 0\n(no output)"),

@@ -17,10 +17,10 @@ test("a file's content is never taken for another file", () => {
 });
 
 test("names may contain blanks, and renames are recognised", () => {
-  const { files } = parseDiff('diff --git a/my notes b/x.md b/my notes b/x.md\nold mode 644\nnew mode 755\ndiff --git a/a.txt b/b/c.txt\nrename from a.txt\nrename to b/c.txt\n');
+  const { files } = parseDiff('diff --git a/my notes b/x.md b/my notes b/x.md\nold mode 644\nnew mode 755\ndiff --git a/a.txt b/b/c.txt\nrename from a.txt\nrename to b/c.txt\ncontent: 2 bytes (SHA-256 abc)\n');
   assert.deepEqual(files.map((file) => [file.path, file.from, file.change, file.notes]), [
     ["my notes b/x.md", null, "changed", ["old mode 644", "new mode 755"]],
-    ["b/c.txt", "a.txt", "renamed", []],
+    ["b/c.txt", "a.txt", "renamed", ["content: 2 bytes (SHA-256 abc)"]],
   ]);
 });
 

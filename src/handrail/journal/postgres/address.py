@@ -14,6 +14,57 @@ DEFAULT_SCHEMA = "handrail"
 _OWN = ("schema", "lease")
 """The URL parameters that are Handrail's own. They are not passed to the driver."""
 _ADVICE = "Write postgresql://USER@HOST/DATABASE, with the password in PGPASSWORD or ~/.pgpass."
+_ADDRESS_LIKE = re.compile(r"^[A-Za-z][\w+.-]+:|(^|\s)\w+\s*=|:[^/]*@|://")
+"""What a journal's address in a database may look like, although it is not a URL that Handrail knows: another scheme, `key=value`
+pairs, or a password before a host."""
+
+_held_password = ""
+"""The value of `PGPASSWORD`, if a command has removed the variable from the environment."""
+_held_urls: dict[str, str] = {}
+"""URLs with passwords, by the URLs without them."""
+
+
+def hold_password(password: str) -> None:
+    """Use this password wherever libpq would read `PGPASSWORD`, which it does whenever it connects.
+
+    For programs that remove the variable from their environment.
+    """
+    global _held_password
+    _held_password = password
+
+
+def hold_name(name: str) -> str:
+    """Return a journal's name, without its passwords if it is a URL. `parse_url` adds them again, in this process.
+
+    Raises `JournalError`, without the name, for a URL that can't be read, and for a name that may be meant as an address with
+    a password. Nobody knows where its password stands, so it can't be removed.
+    """
+    if not is_url(name):
+        if _ADDRESS_LIKE.search(name) or name != name.strip() or not name.isprintable():
+            raise JournalError("…", "its name is neither a plain path nor a URL that can be read", _ADVICE)
+        return name
+    address = parse_url(name)
+    try:
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict
+    except ModuleNotFoundError:  # the journal can't be opened, and whoever opens it says so
+        pass
+    else:
+        try:
+            conninfo_to_dict(address.conninfo)
+        except ProgrammingError:
+            raise JournalError("postgresql://…", "its URL can't be read", _ADVICE) from None
+    shown = address.shown
+    _held_urls[shown] = name
+    return shown
+
+
+def with_password(url: str) -> str:
+    """Return the URL of a database, with the password that `hold_password` was given if the URL has none."""
+    parts = urlsplit(url)
+    if not _held_password or parts.password or "password" in dict(parse_qsl(parts.query)):
+        return url
+    return f"{url}{'&' if parts.query else '?'}{urlencode({'password': _held_password}, quote_via=quote)}"
 
 
 def is_url(text: object) -> bool:
@@ -44,7 +95,9 @@ class Address(NamedTuple):
 
 def parse_url(url: str) -> Address:
     """Parse a journal's URL. Raises `JournalError` if the URL is invalid. The message does not contain the password."""
+    url = _held_urls.get(url, url)
     try:
+        url = with_password(url)
         parts = urlsplit(url)
         password = parts.password or ""
         options = parse_qsl(parts.query, keep_blank_values=True)
@@ -71,7 +124,7 @@ def parse_url(url: str) -> Address:
             "Use at most 63 lower-case letters, digits and '_', and do not begin with a digit or 'pg_'.",
         )
     lease = _parse_lease(dict(options).get("lease"), shown)
-    own = urlencode([each for each in options if each[0] not in _OWN], safe="/:")
+    own = urlencode([each for each in options if each[0] not in _OWN], safe="/:", quote_via=quote)
     conninfo = urlunsplit((parts.scheme, parts.netloc, parts.path, own, ""))
     if not conninfo.startswith(SCHEMES):
         conninfo = conninfo.replace(":", "://", 1)

@@ -134,6 +134,7 @@ class PostgresChains(Chains):
         """Return a chain's head after its next record, that record's MAC, and the values of its columns."""
         number = self._last = max(self._last + 1, head.number + 1, self._micros())
         link, session_id = head.links + 1, record.session_id
+        opens = 1 if session_id and session_id != head.session_id else 0
         digest = self._digest(
             record.chain,
             number,
@@ -142,11 +143,11 @@ class PostgresChains(Chains):
             record.key,
             record.at,
             session_id,
+            opens,
             head.seal,
             record.body,
         )
         mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
-        opens = 1 if session_id and session_id != head.session_id else 0
         kind, key, at, body, state = record.kind, record.key, record.at, record.body, record.state
         values = (number, link, kind, key, at, session_id, body, mac, state, opens)
         return _Head(link, seal, number, head.owner, session_id or head.session_id), mac, values
@@ -178,7 +179,17 @@ class PostgresChains(Chains):
         found = super().read(connection, chain)
         if found:  # what this process adds next comes after everything that it has seen
             self._last = max(self._last, found[-1].number)
+            head = self._stored_head(connection, chain)
+            if (head.number, head.owner) != (found[-1].number, self._owner_of(connection, chain)):
+                raise self.altered(chain, len(found), "it does not match the end of its chain", found[-1])
         return found
+
+    def _owner_of(self, connection: Connection, chain: str) -> str:
+        """Return the owner that the head of a chain must name."""
+        run_id = chain.removeprefix("run ")
+        query = "SELECT owner FROM runs WHERE id = ?"
+        row = connection.execute(query, (run_id,)).fetchone() if run_id != chain else None
+        return "" if row is None else row[0] or NOBODY
 
     def find_damage(self, connection: Connection) -> list[str]:
         return []  # PostgreSQL reports a damaged page when it is read

@@ -36,9 +36,10 @@ _LEAST_PATIENCE = 10.0
 
 A host that is cut off or loses power can't end its transactions. Their locks would keep its runs from all other processes.
 """
+_LOCK_SECONDS = 10
+"""Seconds to wait for a lock while a journal is opened. Any role of the database can take advisory locks, and keep them."""
 _MOST_TRIES = 100
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
-_LOCK = "SELECT pg_advisory_xact_lock(hashtext('handrail'), hashtext(?))"
 _NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _SAMPLES = 3
 _UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
@@ -148,7 +149,7 @@ class PostgresDatabase(Database):
 
     def _open(self, new_id: str) -> PostgresConnection:
         self.leases = self._own_leases = DatabaseLeases(
-            self.owner, self._lease, self._clock, is_simulated=self._is_simulated
+            self.owner, self._lease, self._clock, lambda: self._own_chains, is_simulated=self._is_simulated
         )
         connection = PostgresConnection(self.connect())
         try:
@@ -207,9 +208,7 @@ class PostgresDatabase(Database):
         """
         connection.raw.execute("BEGIN")
         try:
-            connection.execute(
-                _LOCK, (self._address.schema,)
-            )  # several processes may open a new journal at once
+            connection.raw.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")  # pyright: ignore[reportArgumentType, reportCallIssue]  # a number
             if create_tables(connection, self.path, self._address.schema):
                 key = self._find_key(True)
                 about = (("id", new_id), ("schema", str(VERSION)), ("key", key_check(key, new_id)))
@@ -358,6 +357,8 @@ def _roll_back(connection: PostgresConnection) -> None:
 def _hint(error: psycopg.Error, line: str) -> str:
     if isinstance(error, errors.InsufficientPrivilege):
         return "Give this user the rights on the schema, or create the journal as its owner."
+    if isinstance(error, errors.LockNotAvailable):
+        return "Another session holds a lock on it: find it in pg_locks, end it with pg_terminate_backend, and try again."
     if isinstance(error, psycopg.OperationalError):
         if "password" in line:
             return "Set PGPASSWORD or ~/.pgpass to the user's password."

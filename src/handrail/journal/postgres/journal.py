@@ -14,6 +14,7 @@ from handrail.journal.calls import SqliteCalls, SqliteSteps
 from handrail.journal.database import Moments
 from handrail.journal.decisions import SqliteDecisions
 from handrail.journal.digest import shared_key
+from handrail.journal.expiry import JournalClock
 from handrail.journal.lease import LEASE_SECONDS
 from handrail.journal.postgres.address import parse_url
 from handrail.journal.runs import SqliteRuns
@@ -94,11 +95,12 @@ class PostgresJournal:
         self.owner = database.owner
         self.lease = lease
         self.key = database.key
+        self.clock = JournalClock(database, clock)
         self.steps = SqliteSteps(database)
         self.runs = SqliteRuns(database, self.steps.forget)
         self.queue = PostgresQueue(database, self.runs, self.steps.forget)
         self.calls = SqliteCalls(database)
-        self.questions = PostgresQuestions(database, clock, self.key, watch)
+        self.questions = PostgresQuestions(database, self.clock, self.key, watch)
         self.decisions = SqliteDecisions(database)
         self.votes = SqliteVotes(database)
         self.tickets = SqliteTickets(database)

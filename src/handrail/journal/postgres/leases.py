@@ -1,34 +1,53 @@
-"""Leases by the database's clock. Each process has one lease, in one row, for all the runs that it owns."""
+"""Leases by the database's clock. Each process has one lease, in one row, for all the runs that it owns.
+
+A lease has a MAC, and is never deleted while its process owns runs. A lease that was altered or removed counts as held, so
+whoever can write only to this table can't have a live process's runs taken over, unless they restore an earlier row of its lease.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 
 from handrail.clock import Clock
-from handrail.journal.chains import Chains
+from handrail.errors import JournalAltered
+from handrail.journal.chains import Chains, fetch
 from handrail.journal.connection import Connection
 from handrail.journal.run_rows import StoredRun
 
 _TIME = "coalesce(CAST(? AS double precision), extract(epoch FROM clock_timestamp()))"
-_RENEW = f"""INSERT INTO leases VALUES (?, {_TIME} + ?)
-    ON CONFLICT (owner) DO UPDATE SET leased_until = excluded.leased_until"""
+_RENEW = f"""INSERT INTO leases VALUES (?, {_TIME} + ?, '')
+    ON CONFLICT (owner) DO UPDATE SET leased_until = excluded.leased_until RETURNING leased_until"""
+_SEAL = "UPDATE leases SET mac = ? WHERE owner = ?"
+_LOST = "SELECT DISTINCT owner FROM runs WHERE owner != '' AND owner NOT IN (SELECT owner FROM leases)"
 _LONG_GONE = 3600.0
+
+log = logging.getLogger("handrail.journal")
 
 
 class DatabaseLeases:
     """The leases of the processes that share a database. Only the database's clock decides when a lease ends.
 
-    With `is_simulated`, the given clock stands in for the database's.
+    With `is_simulated`, the given clock stands in for the database's. `find_chains` returns the chains of the open journal.
     """
 
     free = """(owner = '' OR NOT EXISTS (
         SELECT 1 FROM leases WHERE leases.owner = runs.owner AND leases.leased_until > :now
     ))"""
 
-    def __init__(self, owner: str, seconds: float, clock: Clock, *, is_simulated: bool) -> None:
+    def __init__(
+        self,
+        owner: str,
+        seconds: float,
+        clock: Clock,
+        find_chains: Callable[[], Chains],
+        *,
+        is_simulated: bool,
+    ) -> None:
         self.seconds = seconds
         self._owner = owner
         self._clock = clock
+        self._find_chains = find_chains
         self._is_simulated = is_simulated
         self.renewed: float | None = None
         """When this process last renewed its lease, by its own monotonic clock; None if it never took one."""
@@ -40,7 +59,10 @@ class DatabaseLeases:
     def until(self, connection: Connection, now: float) -> float:
         # Read before the statement, so that this process counts the lease as ended before the database does.
         began = self._clock.monotonic()
-        connection.execute(_RENEW, (self._owner, self._now(), self.seconds))
+        # The database's clock decides, so the MAC follows in a second statement.
+        row = connection.execute(_RENEW, (self._owner, self._now(), self.seconds)).fetchone()
+        mac = self._find_chains().row_mac("leases", (self._owner, row[0]))
+        connection.execute(_SEAL, (mac, self._owner))
         self.renewed = began
         return 0.0  # a run's row does not repeat the process's lease
 
@@ -69,17 +91,37 @@ class DatabaseLeases:
 
     def is_at_work(self, connection: Connection, owner: str) -> bool:
         # Lock the row, so that its process can't renew the lease while its run is taken over.
-        query = f"SELECT leased_until > {_TIME} FROM leases WHERE owner = ? /* FOR SHARE */"
+        query = (
+            f"SELECT leased_until > {_TIME}, leased_until, mac FROM leases WHERE owner = ? /* FOR SHARE */"
+        )
         row = connection.execute(query, (self._now(), owner)).fetchone()
-        return row is not None and bool(row[0])
+        if row is None:
+            owned = connection.execute("SELECT 1 FROM runs WHERE owner = ? LIMIT 1", (owner,)).fetchone()
+            return owned is not None and self._is_refused(owner)
+        return bool(row[0]) or (not self._is_own(owner, *row[1:]) and self._is_refused(owner))
+
+    def _is_own(self, owner: str, until: float, mac: bytes) -> bool:
+        return self._find_chains().is_row("leases", (owner, until), mac)
+
+    def _is_refused(self, owner: str) -> bool:
+        log.warning("the lease of %s was altered or removed, so its runs are not taken over", owner)
+        return True
 
     def is_announced(self, owner: str, until: float, now: float) -> bool:
         return until > now
 
     def held(self, connection: Connection, now: float) -> Callable[[str, float], bool]:
-        query = f"SELECT owner FROM leases WHERE leased_until > {_TIME}"
-        live = {str(owner) for (owner,) in connection.execute(query, (self._now(),)).fetchall()}
-        return lambda owner, until: owner in live
+        query = f"SELECT owner, leased_until, mac FROM leases WHERE leased_until <= {_TIME}"
+        rows = connection.execute(query, (self._now(),)).fetchall()
+        ended = {"", *(owner for owner, *lease in rows if self._is_own(owner, *lease))}
+        return lambda owner, until: owner not in ended
+
+    def alterations(self, connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
+        for owner, until, mac in fetch(connection, "SELECT owner, leased_until, mac FROM leases"):
+            if not self._is_own(owner, until, mac):
+                yield chains.altered(f"lease {owner}", 1, "its row was changed")
+        for (owner,) in fetch(connection, _LOST):
+            yield chains.altered(f"lease {owner}", 1, "it was removed")
 
     def end(self, connection: Connection) -> None:
         """Delete this process's lease, and leases that expired long ago, unless their processes still own runs."""

@@ -21,8 +21,11 @@ _TYPES = {
 _OWN = (
     # The owner of a run is repeated at the head of its chain, so that one statement adds a record and checks the owner.
     "ALTER TABLE chains ADD COLUMN owner text COLLATE \"C\" NOT NULL DEFAULT ''",
+    # Likewise the number of the last record, which the next one must exceed.
+    "ALTER TABLE chains ADD COLUMN number bigint NOT NULL",
     "ALTER TABLE chains SET (fillfactor = 60)",
-    'CREATE TABLE leases (owner text COLLATE "C" PRIMARY KEY, leased_until double precision NOT NULL)',
+    """CREATE TABLE leases (owner text COLLATE "C" PRIMARY KEY, leased_until double precision NOT NULL,
+        mac bytea NOT NULL)""",
     "CREATE INDEX records_by_number ON records USING brin (number)",
     # PostgreSQL empties unlogged tables after a crash. Watchers register again, and broadcasts are not part of the record.
     """CREATE UNLOGGED TABLE watchers (id text COLLATE "C" PRIMARY KEY, session_id text COLLATE "C" NOT NULL,
@@ -31,6 +34,7 @@ _OWN = (
         run_id text COLLATE "C" NOT NULL, leg bigint NOT NULL, number bigint NOT NULL, at double precision NOT NULL,
         body bytea NOT NULL, mac bytea NOT NULL, PRIMARY KEY (session_id, position))""",
 )
+_LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('handrail'), pg_catalog.hashtext(?))"
 _FOUND = """SELECT relname, relkind::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
     WHERE nspname = ? AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S')"""
 _PLANTED = """SELECT tgname, 'trigger' FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
@@ -59,19 +63,13 @@ def statements() -> Iterator[str]:
 def create_tables(connection: PostgresConnection, shown: str, schema: str) -> bool:
     """Create the tables in an empty schema and return True. If there are tables, check them and return False.
 
-    Raises `JournalError` for a schema that is not a journal's, has a different version, lacks a table, or contains
-    triggers or other code.
+    Only an empty schema is locked, because several processes may open a new journal at once. Raises `JournalError` for a
+    schema that is not a journal's, has a different version, lacks a table, or contains triggers or other code.
     """
-    found: dict[str, str] = dict(connection.execute(_FOUND, (schema,)).fetchall())
-    if found and (found.get("about") != "r" or found.get("records") != "r"):
-        raise JournalError(
-            shown,
-            f"the schema {schema!r} of this database is not a journal",
-            "Use an empty one: add ?schema=NAME to the URL.",
-        )
-    # This comes before any table is used, since even reading one could run foreign code.
-    for name, kind in connection.execute(_PLANTED, (schema,) * 6).fetchall():
-        raise _altered(shown, f"the {kind} {name!r} was added")
+    found = _find_tables(connection, shown, schema)
+    if not found:
+        connection.execute(_LOCK, (schema,))
+        found = _find_tables(connection, shown, schema)
     if not found:
         connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
         for each in statements():
@@ -92,6 +90,21 @@ def create_tables(connection: PostgresConnection, shown: str, schema: str) -> bo
         if found.get(name) != "r":
             raise _altered(shown, f"the table {name!r} was {'changed' if name in found else 'removed'}")
     return False
+
+
+def _find_tables(connection: PostgresConnection, shown: str, schema: str) -> dict[str, str]:
+    """Return the kind of each table and similar in a schema. Raises `JournalError` if it is not a journal's, or contains code."""
+    found: dict[str, str] = dict(connection.execute(_FOUND, (schema,)).fetchall())
+    if found and (found.get("about") != "r" or found.get("records") != "r"):
+        raise JournalError(
+            shown,
+            f"the schema {schema!r} of this database is not a journal",
+            "Use an empty one: add ?schema=NAME to the URL.",
+        )
+    # This comes before any table is used, since even reading one could run foreign code.
+    for name, kind in connection.execute(_PLANTED, (schema,) * 6).fetchall():
+        raise _altered(shown, f"the {kind} {name!r} was added")
+    return found
 
 
 def _altered(shown: str, problem: str) -> JournalError:

@@ -4,7 +4,7 @@
         identity               which root this folder belongs to
         at-work/<process>/     the forks and commits of one process, which holds a lock on its folder
         done/<when>-<call>-…/  what one of the most recent commits displaced, with its manifest
-        renaming               names the commit that is being applied
+        claims                 which commits are under way, and which were made lately
 
 The first write or command creates the staging folder, so a process that only reads files never creates one.
 """
@@ -15,34 +15,40 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Generator, Iterator
+import threading
+from collections.abc import Generator, Iterable, Iterator
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from handrail.clock import Clock
-from handrail.errors import Conflict, FileError, UndoRefused
+from handrail.errors import Conflict, FileError, UndoRefused, UnfinishedCommit
 from handrail.ids import random_id
+from handrail.pace import SLICE
 from handrail.records import CallKey
+from handrail.resources.directory.claim_table import ClaimTable, Record
 from handrail.resources.directory.commit import Commit, Manifest, Step, opposites, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.history import History, call_digest
 from handrail.resources.directory.jail import Jail, refusal
-from handrail.resources.directory.rename_lock import RenameLock
+from handrail.resources.directory.open_roots import enter_root
 from handrail.resources.directory.signature import MANIFEST, is_foreign, read_manifest, sign
 from handrail.resources.directory.staging import (
     IDENTITY,
     belongs,
     claim,
     find_staging,
+    network_type,
     read_identity,
     refuse_case_insensitive,
     reported,
     status_of,
 )
+from handrail.threads import is_on_loop
 
 log = logging.getLogger("handrail.files")
 
@@ -64,8 +70,12 @@ class Area:
         self._folder = folder if fixed else None
         self._clock = clock
         self._keep = keep
-        self._renames = RenameLock(jail, disk, lambda: self.folder, self._settle_interrupted)
+        self.table = ClaimTable(jail, disk, lambda: self.folder, self)
+        self._guard = threading.RLock()
+        """Held while the folders of this process are made and given away, but not while files are written."""
         self._lock = -1
+        self._root_lock: int | None = None
+        self._is_entered = False
         self._process = 0
         self._mine: Path | None = None
         self.root_id = ""
@@ -74,6 +84,8 @@ class Area:
         self._not_kept: list[Commit] = []
         self._synced = False
         self._ready: dict[str, list[Path]] = {}
+        self._removals: list[threading.Thread] = []
+        """The threads that remove large folders."""
         self._spare: Path | None = None
         """An empty folder to reuse for the next commit, because creating and removing folders is slow; None if there is none."""
 
@@ -85,6 +97,11 @@ class Area:
         if self._folder is None:
             self._folder = find_staging(status_of(self.jail.fd), self._wanted)
         return self._folder
+
+    @property
+    def expected(self) -> Path:
+        """Where the staging folder is, as far as is known without searching for it."""
+        return self._folder or self._wanted
 
     def at(self, folder: Path) -> Area:
         """Return the area of the same root with this staging folder, which may be this area itself."""
@@ -107,16 +124,36 @@ class Area:
     def mine(self) -> Path:
         """The folder of this process, created on first use. A forked process gets its own folder."""
         if self._mine is None or self._process != os.getpid():
-            self.abandon()
-            self._mine, self._process = self._make(), os.getpid()
+            with self._guard:
+                if self._mine is None or self._process != os.getpid():
+                    self.abandon()
+                    self._mine, self._process = self._make(), os.getpid()
+                return self._mine
         return self._mine
+
+    def enter_root(self) -> None:
+        """Note that this process uses the root. Raises `FileError` if a root that overlaps with it is in use."""
+        with self._guard:
+            if not self._is_entered:
+                self._root_lock = enter_root(self.jail.root, self.jail.fd)
+                self._is_entered = True
+                if shared := network_type(self.jail.fd):
+                    log.warning(
+                        "%s is on a network filesystem (%s). Calls are isolated from those of this machine only: for several "
+                        "machines, use a Workspace",
+                        self.jail.root,
+                        shared,
+                    )
 
     def abandon(self) -> None:
         """Stop using this process's folder, for example if somebody deleted it or if it belongs to a parent process."""
+        if self._root_lock is not None:
+            os.close(self._root_lock)
+        self._root_lock, self._is_entered = None, False
         if self._lock >= 0:
             os.close(self._lock)
         self._lock, self._mine, self._synced = -1, None, False
-        self._renames.close()
+        self.table.close()
         self._not_kept.clear()
         self._ready.clear()
         self._spare = None
@@ -140,6 +177,7 @@ class Area:
                 raise FileError(".", self._with_hint(problem))
             refuse_case_insensitive(mine, root)
             self.root_id = claim(self.folder, root, self.jail.fd)
+            self.enter_root()
         except BaseException:
             self.abandon()
             os.rmdir(mine)
@@ -247,15 +285,45 @@ class Area:
 
     def commit(self, folder: Path, manifest: Manifest, manifest_size: int | None = None) -> Commit:
         """Return the commit whose slots are in this folder. For a new commit, `manifest_size` is the size of its manifest."""
-        return Commit(self.jail, self.disk, folder, manifest, self._renames, manifest_size)
+        return Commit(self.jail, self.disk, folder, manifest, self.table, manifest_size)
 
-    def _settle_interrupted(self, folder: Path) -> None:
-        """Settle the commit that a process was applying when it died."""
+    def settle_interrupted(self, folder: Path) -> bool:
+        """Settle the commit that a process was applying when it died. Returns False if it had changed nothing."""
         undo = folder.name.startswith(_UNDO)
         manifest = read_manifest(folder, f"{_UNDO}-{folder.parent.name}" if undo else MANIFEST)
         if manifest is not None:
             with reported(folder):
-                self.commit(folder, manifest).settle_interrupted(atomic=not (undo or manifest.journal))
+                return self.commit(folder, manifest).settle_interrupted(atomic=not (undo or manifest.journal))
+        return False
+
+    def standing_of(self, id: str) -> Literal["live", "dead", "gone"]:
+        """Return whether the process of a commit is alive, or else whether the commit's folder is still there."""
+        if not os.path.lexists(self.folder / "at-work" / id):
+            return "gone"
+        part = id.partition("/")[0]
+        if self._mine is not None and part == self._mine.name:
+            return "live"
+        with self.unused(part) as unused:
+            return "dead" if unused else "live"
+
+    def left_claims(self) -> Iterator[Record]:
+        """Yield the claims of the commits that dead processes left behind and that a journal may have recorded."""
+        for part, lock in self.abandoned():
+            try:
+                for folder in part.glob(f"{_COMMIT}-*"):
+                    manifest = read_manifest(folder)
+                    if manifest is not None:
+                        yield Record(
+                            "claim", f"{part.name}/{folder.name}", manifest.journal, manifest.places()
+                        )
+            finally:
+                os.close(lock)
+
+    def unfinished(self, record: Record, place: str) -> UnfinishedCommit:
+        """Return the error for a place that a dead process may still have to change."""
+        manifest = read_manifest(self.folder / "at-work" / record.id)
+        run_id, call_id = ("", "") if manifest is None else (manifest.run_id, manifest.call_id)
+        return UnfinishedCommit(place, record.journal, run_id, call_id)
 
     def settle(self, commit: Commit) -> tuple[str, ...]:
         """Finish an unrecorded commit if a *put* or *take* step was done, and discard it otherwise.
@@ -279,6 +347,8 @@ class Area:
     def close(self) -> None:
         """Remove this process's folder, unless a journal or an undo may still need it, and release the lock."""
         if self._mine is not None and self._process == os.getpid():
+            for removal in self._removals:
+                removal.join()
             with reported(self._mine):
                 self._settle_part(self._mine)
         self.abandon()
@@ -336,21 +406,24 @@ class Area:
         With `synced` and a journal, several folders are created and synced at once, and later commits use the others.
         """
         kind = f"{_COMMIT}-{journal}-" if journal else _COMMIT
-        if not (journal and synced):
-            return self._reused_folder(kind)
-        mine = self.mine  # in a forked process, this clears the parent's `_ready`
-        if not self._ready.get(journal):
-            ready = [self.new_folder(kind) for _ in range(_READY)]
-            self._sync_folder(mine)
-            if not self._synced:
-                self.disk.sync_file(self.folder / IDENTITY)
-                for each in ("at-work", "done", ".", ".."):
-                    self._sync_folder(self.folder / each)
-                self._synced = True
-            self._ready[journal] = ready
-        return self._ready[journal].pop()
+        with self._guard:
+            if not (journal and synced):
+                return self._reused_folder(kind)
+            mine = self.mine  # in a forked process, this clears the parent's `_ready`
+            if self._ready.get(journal):
+                return self._ready[journal].pop()
+        ready = [self.new_folder(kind) for _ in range(_READY)]
+        self._sync_folder(mine)
+        if not self._synced:
+            self.disk.sync_file(self.folder / IDENTITY)
+            for each in ("at-work", "done", ".", ".."):
+                self._sync_folder(self.folder / each)
+            self._synced = True
+        with self._guard:
+            self._ready.setdefault(journal, []).extend(ready[1:])
+        return ready[0]
 
-    def sync(self, folder: Path, slots: list[str]) -> None:
+    def sync(self, folder: Path, slots: Iterable[str]) -> None:
         """Sync a commit's folder and these files in it. A manifest that the journal records need not be among them."""
         for name in slots:
             self.disk.sync_file(folder / name)
@@ -374,19 +447,20 @@ class Area:
 
         If the disk reports an error, it is only logged, because the commit itself is complete. The next commit tries again.
         """
-        waiting, self._not_kept = [*self._not_kept, commit], []
-        for each in waiting:
-            try:
-                call = call_digest(each.manifest.key)
-                each.folder = self.history.add(each.folder, call, self._drop_kept, each.sizes)
-            except OSError as error:
-                log.warning(
-                    "the call %r can't be undone for now, because what it displaced could not be kept: %s",
-                    each.manifest.call_id,
-                    error,
-                )
-                if each.folder.exists():
-                    self._not_kept.append(each)
+        with self._guard:
+            waiting, self._not_kept = [*self._not_kept, commit], []
+            for each in waiting:
+                try:
+                    call = call_digest(each.manifest.key)
+                    each.folder = self.history.add(each.folder, call, self._drop_kept, each.sizes)
+                except OSError as error:
+                    log.warning(
+                        "the call %r can't be undone for now, because what it displaced could not be kept: %s",
+                        each.manifest.call_id,
+                        error,
+                    )
+                    if each.folder.exists():
+                        self._not_kept.append(each)
 
     def discard(self, commit: Commit) -> None:
         """Remove a commit's folder. If some of its steps could not be reverted, the commit is moved to the history instead."""
@@ -401,17 +475,35 @@ class Area:
         gone = folder.with_name(f"{_GONE}.{folder.name}")
         with contextlib.suppress(FileNotFoundError):
             self.disk.retire(folder, gone)
-            self.disk.forget(gone)
+            self.forget(gone)
+
+    def forget(self, folder: Path) -> None:
+        """Remove one of this process's own folders. If an event loop runs in this thread and the folder is large, another thread removes it."""
+        if not self._is_left_to_thread(folder):
+            self.disk.forget(folder)
+            return
+
+        def remove() -> None:
+            with reported(folder):
+                self.disk.forget(folder)
+
+        removal = threading.Thread(target=remove, name="handrail-removal", daemon=True)
+        self._removals = [each for each in self._removals if each.is_alive()]
+        self._removals.append(removal)
+        removal.start()
+
+    def _is_left_to_thread(self, folder: Path) -> bool:
+        return is_on_loop() and not _has_few(folder)
 
     def _drop_kept(self, folder: Path) -> None:
         """Remove a commit from the history. Raises `FileNotFoundError` if a different process has claimed it."""
         gone = self.mine / f"{_GONE}{self.number()}"
         self.disk.retire(folder, gone)
-        if self._spare is None:
+        if self._spare is None and not self._is_left_to_thread(gone):
             self.disk.empty(gone)
             self._spare = gone
         else:
-            self.disk.forget(gone)
+            self.forget(gone)
 
     def done(self, key: CallKey) -> Commit | None:
         """Return a call's newest kept commit, or None if none is kept.
@@ -448,6 +540,14 @@ class Area:
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)
+        installed = sorted(
+            step.path for step in steps if self.jail.is_installed(step.path, around=bool(step.before))
+        )
+        if installed:
+            problem = (
+                "its files belong to the installation that runs Handrail now, which nothing here can change"
+            )
+            raise UndoRefused(call_id, installed, problem)
         against = sorted(step.path for step in steps if not self._is_unchanged(step))
         if against:
             raise UndoRefused(
@@ -469,6 +569,7 @@ class Area:
                 self.disk.forget(commit.folder / name)
             raise refusal(".", error) from None
         pending = self.commit(folder, manifest)
+        pending.claim = msgspec.structs.replace(pending.claim, is_call=False)
         try:
             pending.apply(synced=synced, lenient=True)
         except BaseException as error:
@@ -494,6 +595,20 @@ class Area:
         with contextlib.suppress(OSError):
             self.disk.forget(folder / f"{_UNDO}-{folder.parent.name}")
         self.history.put_back(folder, folder.name.partition(".")[2])
+
+
+def _has_few(folder: Path) -> bool:
+    """Return whether a folder has so few files and folders in it, at any depth, that removing it takes no time to speak of."""
+    left, pending = SLICE, [folder]
+    while pending:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                left -= 1
+                if not left:
+                    return False
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(Path(entry.path))
+    return True
 
 
 def _is_of(found: CallKey, wanted: CallKey) -> bool:

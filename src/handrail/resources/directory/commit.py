@@ -12,7 +12,7 @@ reverting, continuing after a crash and undoing use the same mechanism.
 
 The commit's own folder, which nobody else writes to, shows whether a step was done: a *put* step whose slot still holds
 the new content was not. So any process can continue a commit from any point. All renames of a commit are made under the
-root's `RenameLock`, so no other commit comes between them. People and other programs don't take that lock. So what a
+lock of the root's `ClaimTable`, so no other commit comes between them. People and other programs don't take that lock. So what a
 step displaces is checked before the rename, and again afterwards, when nobody can reach it by its path any more. If it is
 not what the step expects, someone has changed it. Then it is put back, unless they have put something newer there
 meanwhile.
@@ -31,20 +31,22 @@ from typing import Literal, NoReturn
 
 import msgspec
 
+from handrail.claims import ADD, USE, WRITE, Stop, never
 from handrail.errors import Conflict, FileError
+from handrail.pace import AT_ONCE, Pace
 from handrail.records import CallKey
+from handrail.resources.directory.claim_table import ClaimTable, FolderClaim
 from handrail.resources.directory.commit_folders import Folders
 from handrail.resources.directory.content import identity, version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.history import Sizes
 from handrail.resources.directory.jail import Jail, open_beneath, refusal
-from handrail.resources.directory.rename_lock import RenameLock
 from handrail.resources.directory.writers import Busy, Unexpected, unwritten
 from handrail.resources.facts import Facts
-from handrail.resources.paths import join, on_disk, reserved_in, spelled, split
+from handrail.resources.paths import ancestors, join, on_disk, reserved_in, spelled, split
 
 
-class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One step of a commit, which changes one path."""
 
     do: Literal["put", "take", "change"]
@@ -105,6 +107,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def paths(self) -> tuple[str, ...]:
         return tuple(step.path for step in self.steps)
 
+    def places(self) -> dict[str, int]:
+        """Return what the commit changes, in the form of a claim."""
+        places: dict[str, int] = {}
+        for step in self.steps:
+            folder, _ = split(step.path)
+            places[step.path] = places.get(step.path, 0) | (ADD if step.folder and not step.before else WRITE)
+            places[f"{folder}/"] = places.get(f"{folder}/", 0) | ADD
+            for above in ancestors(step.path):
+                places[above] = places.get(above, 0) | USE
+        return places
+
 
 def shown_version(version: int) -> str:
     """Format a version's identity for a manifest. Returns "" for version 0, which means that nothing is there."""
@@ -139,40 +152,60 @@ class Commit:
         disk: Disk,
         folder: Path,
         manifest: Manifest,
-        lock: RenameLock,
+        table: ClaimTable,
         manifest_size: int | None = None,
     ) -> None:
         self._jail = jail
         self._disk = disk
-        self._lock = lock
+        self._table = table
         self.folder = folder
         self.manifest = manifest
         self.is_stuck = False
         """Whether some steps could not be reverted, so that the slots may hold content that is nowhere else."""
         self.sizes = None if manifest_size is None else Sizes(own=manifest_size)
         """The bytes in the commit's folder once it is applied, or None if the folder must be listed to count them."""
+        self._claim: FolderClaim | None = None
 
-    def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
+    @property
+    def claim(self) -> FolderClaim:
+        """What the commit depends on and changes. A call that makes it sets this, with what it read."""
+        if self._claim is None:
+            id = "/".join(self.folder.parts[-2:])
+            self._claim = FolderClaim(id, self.manifest.places(), self.manifest.journal)
+        return self._claim
+
+    @claim.setter
+    def claim(self, claim: FolderClaim) -> None:
+        self._claim = claim
+
+    def enter(self, stop: Stop = never) -> None:
+        """Claim what the commit depends on and changes, before a journal records it. Raises the errors of `ClaimTable.enter`."""
+        if not self.folder.exists():
+            raise self._deleted()
+        self._table.enter(self.claim, keep=True, stop=stop)
+
+    def apply(self, *, synced: bool = False, lenient: bool = False, pace: Pace = AT_ONCE) -> None:
         """Do every step or none.
 
         If someone else has changed a path, restores everything and raises `Conflict` with that path. Raises
         `FileError` if another program is writing to a path, if the folder's lock is not free in time, if the staged changes
         were deleted, or if the disk reports an error. The error names the paths that could not be restored, if any. With
         `synced`, the result survives a power cut. With `lenient`, a folder that should be removed but is not empty is kept.
+        Raises `GaveUp`, having changed nothing, if `pace` says that it must stop before the first change.
         """
         with self._folders() as folders:
-            with self._lock.held(self.folder):
-                self._do_all(folders, lenient)
+            with self._table.held(self.claim, pace.stop):
+                self._do_all(folders, lenient, pace)
             if synced:
                 self._sync_all(folders)
 
-    def _do_all(self, folders: Folders, lenient: bool) -> None:
+    def _do_all(self, folders: Folders, lenient: bool, pace: Pace) -> None:
         path = "."
         try:
-            if changed := self._changed(folders):
+            if changed := self._changed(folders, pace):
                 path = changed
                 raise Unexpected
-            for step in self.manifest.steps:
+            for step in pace.to_its_end().each(self.manifest.steps, "applying files"):
                 path = step.path
                 try:
                     self._do(step, folders)
@@ -182,14 +215,14 @@ class Commit:
         except BaseException as error:
             self._fail(path, error, self._take_back(folders))
 
-    def _changed(self, folders: Folders) -> str:
+    def _changed(self, folders: Folders, pace: Pace) -> str:
         """Return the first path whose content is not what its step expects to displace, or "" if there is no such path.
 
         The first step is left out, because doing it includes this check. A call that read files between the renames of
         another commit expects some of them in their old state. Its commit must fail before its first rename. If it
         began to rename files and its process died, the commit could not be finished.
         """
-        for step in self.manifest.steps[1:]:
+        for step in pace.each(self.manifest.steps[1:]):
             if step.do == "change" or step.tree == EMPTY or (step.folder and not step.before):
                 continue  # a *change* displaces nothing, and a folder may already exist or be kept because it is not empty
             folder, name = split(step.path)
@@ -211,7 +244,7 @@ class Commit:
             folders.sync(self._disk)
         except BaseException as error:
             self.is_stuck = True  # until the steps are reverted: getting the lock again may fail
-            with self._lock.held(self.folder):
+            with self._alone():
                 stuck = self._take_back(folders)
             self.is_stuck = False
             self._fail(".", error, stuck)
@@ -233,7 +266,7 @@ class Commit:
 
     def revert(self) -> None:
         """Revert every step that was done. Paths that someone else has changed after the step are left as they are."""
-        with self._folders() as folders, self._lock.held(self.folder):
+        with self._folders() as folders, self._alone():
             self.is_stuck = bool(self._take_back(folders))
 
     def finish(self, *, synced: bool = False, atomic: bool = False) -> tuple[str, ...]:
@@ -243,20 +276,30 @@ class Commit:
         steps are then reverted. Otherwise they stay done. With `synced`, the result survives a power cut.
         """
         with self._folders() as folders:
-            with self._lock.held(self.folder):
+            with self._alone():
                 left = self._finish(folders, atomic)
             if synced:
                 folders.sync(self._disk)
         return left
 
-    def settle_interrupted(self, *, atomic: bool) -> None:
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock of the table, whatever others have claimed.
+
+        A recorded commit has kept its claim, unless it has renamed all its files. Then others may have claimed the same places
+        since, and there is nothing left to do, or only what this commit itself has changed is put back.
+        """
+        return self._table.held(FolderClaim(self.claim.id, self.manifest.places(), is_forced=True))
+
+    def settle_interrupted(self, *, atomic: bool) -> bool:
         """Finish a commit whose process died while it held the lock, if a *put* or *take* step was done. The caller holds the lock.
 
-        With `atomic`, a commit that can't be finished is reverted.
+        With `atomic`, a commit that can't be finished is reverted. Returns whether a step was done.
         """
-        if self.is_begun():
-            with self._folders() as folders:
-                self._finish(folders, atomic)
+        if not self.is_begun():
+            return False
+        with self._folders() as folders:
+            self._finish(folders, atomic)
+        return True
 
     def _finish(self, folders: Folders, atomic: bool) -> tuple[str, ...]:
         left = self._do_rest(folders)
@@ -315,12 +358,15 @@ class Commit:
         try:
             folders = Folders(self._jail, self.folder)
         except FileNotFoundError:
-            problem = "the staged changes were deleted, so they can't be applied or reverted. Check the file, then try again"
-            raise FileError(self.manifest.paths[0], problem) from None
+            raise self._deleted() from None
         try:
             yield folders
         finally:
             folders.close()
+
+    def _deleted(self) -> FileError:
+        problem = "the staged changes were deleted, so they can't be applied or reverted. Check the file, then try again"
+        return FileError(self.manifest.paths[0], problem)
 
     def _take_back(self, folders: Folders) -> list[str]:
         """Revert the steps that were done. Returns the paths that could not be restored.
@@ -352,8 +398,8 @@ class Commit:
         writing to the file.
         """
         path = step.path
-        if reserved_in(path):
-            raise Unexpected  # no call makes such a step, so someone has changed the manifest
+        if reserved_in(path) or self._jail.is_installed(path, around=bool(step.before)):
+            raise Unexpected  # no call makes such a step, so someone has changed the manifest, or another installation made it
         folder, name = split(path)
         name = on_disk(name)
         there, slots = folders.open(folder), folders.slots

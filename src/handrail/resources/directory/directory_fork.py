@@ -10,8 +10,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from handrail.claims import Places, Stop
 from handrail.errors import Conflict, ContextError, ContextExpired, FileError
+from handrail.journals import Journal
+from handrail.pace import SLICE
 from handrail.records import CallKey
+from handrail.resources.directory.claim_table import FolderClaim
 from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.content import (
     FIRST_VERSION,
@@ -32,16 +36,20 @@ from handrail.resources.directory.content import (
 from handrail.resources.directory.jail import read_open
 from handrail.resources.directory.layer_stack import Entry, LayerStack
 from handrail.resources.directory.links import Linked
+from handrail.resources.directory.recovery import recover
 from handrail.resources.directory.stager import stage_commit
 from handrail.resources.facts import Attributes, Facts, is_portable, read_attributes
-from handrail.resources.file_fork import FileChange, FileFork
-from handrail.resources.layer import ABSENT, TOP, Layer, Node, Shared
+from handrail.resources.file_fork import FileChange, FileFork, is_file
+from handrail.resources.file_view import LinkedFileView
+from handrail.resources.layer import ABSENT, TOP, Layer, Listing, Node, Shared
 from handrail.resources.long_paths import reach
 from handrail.resources.mount import Layers
 from handrail.resources.overlay import PREPARED, Overlay
 from handrail.resources.paths import ParsedPath, ancestors, join, on_disk, split
-from handrail.resources.startup_files import is_allowed, run_by
+from handrail.resources.startup_files import is_allowed, makes_repository, run_by, run_in
 
+DIRECT = "direct"
+"""The owner of a fork that no call made, but a write directly to the folder."""
 _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 """Maximum bytes per file, and in total, that a fork keeps in memory for repeatable reads."""
 
@@ -55,7 +63,19 @@ class DirectoryFork(Linked, FileFork):
     the command wrote (`absorb`).
     """
 
-    __slots__ = ("_commit", "_kept_bytes", "_mounted", "_programs", "_stack")
+    __slots__ = (
+        "_began",
+        "_checked_at",
+        "_claimed_places",
+        "_commit",
+        "_kept_bytes",
+        "_mounted",
+        "_programs",
+        "_run",
+        "_run_as",
+        "_stack",
+        "_token",
+    )
 
     is_durable: ClassVar[bool] = True
 
@@ -68,7 +88,40 @@ class DirectoryFork(Linked, FileFork):
         self._kept_bytes = 0
         self._mounted = 0
         self._programs: Mapping[str, str] | None = None
-        """The changed startup files, each with the program that runs it; None if they must be found again."""
+        """The changed or deleted startup files, each with the program that runs it; None if they must be found again."""
+        self._began = 0 if line else self._ground.area.table.position()
+        self._checked_at: int | None = None
+        """The position in the table of claims that was noted before this fork's reads were checked; None if they were not yet."""
+        self._claimed_places: Places | None = None
+        """What this fork claims; None for everything that it read and changed."""
+        self._run = ""
+        """The run that commits this fork, with its journal; "" if none does."""
+        self._run_as: dict[str, str] | None = None
+        """For each path that a startup file's path led to through a link: the program, with the startup file's path."""
+        self._token: Path | None = None
+        """A folder that stands for this fork in the table of claims, if it claims something but changes nothing."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether going through the fork's files could stop the event loop, so that a thread must do it."""
+        if self._stack is not None:
+            return True  # a command may have made any number of files, also some that were not absorbed
+        left = SLICE
+        for by_folder in (self._over, self._seen, self._listed):
+            for found in by_folder.values() if by_folder else ():
+                left -= len(found.members if isinstance(found, Listing) else found) or 1
+                if left < 0:
+                    return True
+        return False
+
+    def _follow(self, path: str, last: bool = True) -> tuple[str, Node | None]:
+        found = super()._follow(path, last)
+        if last and found[0] != path and (program := run_by(path)):
+            self._run_as = {**(self._run_as or {}), found[0]: f"{program}, as {path}"}
+        return found
+
+    def handler_view(self) -> LinkedFileView:
+        return LinkedFileView(self)
 
     # --- hooks for links and the disk -------------------------------------------------------------
 
@@ -90,6 +143,8 @@ class DirectoryFork(Linked, FileFork):
                 content.keep(data)
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
+        if self._ground.jail.installed:
+            self._ground.refuse_installed(join(folder, name), around=not node.is_folder)
         if self._over is None:
             _ = self._ground.area.mine  # report a read-only folder now, not at the commit
         self._programs = None
@@ -146,7 +201,7 @@ class DirectoryFork(Linked, FileFork):
         return os.fsencode(data.target) if isinstance(data, Link) else super()._bytes_of(data)
 
     def startup_files(self) -> list[tuple[str, str]]:
-        """Return each changed startup file with the program that runs it, except the files that are allowed by name."""
+        """Return each changed or deleted startup file with the program that runs it, except the files that are allowed by name."""
         if not self._over:
             return []
         with self._shared.lock:
@@ -161,29 +216,35 @@ class DirectoryFork(Linked, FileFork):
         return self._programs
 
     def _find_programs(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        through = self._run_as or {}
+        for path, node, base in self._each(list(self._changes())):
+            if is_file(node) or is_file(base):
+                is_linked = is_link(node) or is_link(base)
+                found[path] = (
+                    run_by(path, is_link=is_linked)
+                    or run_in(path, self._has_ever, is_link=is_linked)
+                    or through.get(path, "")
+                )
+            if not found.get(path) and makes_repository(path, self._had, self._has):
+                found[path] = "git"
         # A file also counts if a link at the path of a startup file, such as `.git/hooks/pre-commit`, leads to it or to a
-        # folder that contains it.
-        changed = {path: node for path, node, _ in self._changes() if node.version and not node.is_folder}
-        found = {
-            path: run_by(path, is_link=is_link(node)) or self._run_by_repository(path, is_link(node))
-            for path, node in changed.items()
-        }
-        for link, target in self._ground.startup_links() if found else ():
-            for path in changed:
+        # folder that contains it. Such links are looked for at the root and in every folder around a change.
+        around = dict.fromkeys(("", *(folder for path in found for folder in ancestors(path))))
+        for link, target in self._ground.startup_links(around) if found else ():
+            for path in self._each(list(found)):
                 if not found[path] and (path == target or path.startswith(f"{target}/")):
                     found[path] = f"{run_by(link, is_link=True)}, as {link}"
         return {path: program for path, program in found.items() if program}
 
-    def _run_by_repository(self, path: str, is_link: bool) -> str:
-        """Return the program that runs a file in a bare git repository, or "" if there is none.
+    def _has(self, path: str) -> bool:
+        return self._look(*split(path)).version > 0
 
-        The repository's folder can have any name. It is recognized by its `HEAD`.
-        """
-        for folder in ("", *ancestors(path)):
-            program = run_by(f".git/{path[len(folder) + 1 if folder else 0 :]}", is_link=is_link)
-            if program and self._look(folder, "HEAD").version:
-                return program
-        return ""
+    def _had(self, path: str) -> bool:
+        return self._parent._look(*split(path)).version > 0
+
+    def _has_ever(self, path: str) -> bool:
+        return self._has(path) or self._had(path)
 
     # --- the end of a call ------------------------------------------------------------------------
 
@@ -202,10 +263,86 @@ class DirectoryFork(Linked, FileFork):
                     f"the fork of {self._owner!r} is not prepared, or it has an outer fork, so it can't be staged. "
                     "Call prepare() first, and stage only an outermost fork"
                 )
-            if self._over and self._commit is None:
-                ground = self._ground
-                self._commit = stage_commit(ground.jail, ground.area, self._over, key, synced=synced)
-            return None if self._commit is None else msgspec.to_builtins(self._commit.manifest)
+        ground = self._ground
+        self._run = f"{key.journal}/{key.run_id}" if key.journal and key.run_id else ""
+        if self._over and self._commit is None:
+            commit = self._commit = stage_commit(
+                ground.jail, ground.area, self._over, key, self.pace, synced=synced
+            )
+            if commit is not None:
+                commit.claim = self._claim(commit.claim.id, key.journal)
+        return None if self._commit is None else msgspec.to_builtins(self._commit.manifest)
+
+    def places(self, *, reads: bool = True) -> dict[str, int]:
+        places = super().places(reads=reads)
+        self._claimed_places = places
+        return places
+
+    def stale(self) -> tuple[str, ...]:
+        if not self._line:
+            self._checked_at = self._ground.area.table.position()
+        return super().stale()
+
+    def prepare(self) -> None:
+        if not self._line and self._checked_at is None:
+            self._checked_at = self._ground.area.table.position()
+        super().prepare()
+
+    def others_committed(self) -> bool:
+        """Return whether a call of any process has, or may have, committed to the folder since this fork was made."""
+        own = "" if self._commit is None else self._commit.claim.id
+        return self._ground.area.table.has_commits_since(self._began, own)
+
+    def enter(self, stop: Stop, *, keep: bool) -> None:
+        """Claim what this fork read and changes, so that no other process changes it before `apply`. Call `stage` first.
+
+        Waits for clashing commits of other processes until `stop` returns True. With `keep`, the claim is held until the fork is applied
+        or dropped. Otherwise the changes are checked when they are applied, and what was only read is checked now.
+        Raises the errors of `ClaimTable.enter`.
+        """
+        area = self._ground.area
+        area.enter_root()
+        if self._commit is not None:
+            if keep:
+                self._commit.enter(stop)
+            return
+        keep = keep and area.is_own()
+        if keep and self._token is None:  # a second try keeps the first one's
+            self._token = area.new_folder("claim")
+        id = "" if self._token is None else f"{self._token.parent.name}/{self._token.name}"
+        area.table.enter(self._claim(id), keep=keep, stop=stop)
+
+    def _claim(self, id: str, journal: str = "") -> FolderClaim:
+        places = self.places() if self._claimed_places is None else self._claimed_places
+        is_call = self._owner != DIRECT
+        return FolderClaim(
+            id, places, journal, self._checked_at, is_call=is_call, run=self._run, recheck=self._recheck
+        )
+
+    def _recheck(self) -> None:
+        """Raise `Conflict` if what this fork read, or based its changes on, is no longer the same file. Staging may have linked it."""
+        with self._shared.lock:
+            based = [
+                (folder, name, base)
+                for folder, over in (self._over or {}).items()
+                for name, (_, base) in over.items()
+            ]
+            changed = {
+                join(folder, name)
+                for folder, name, node in self._each([*based, *self._all_seen()])
+                if identity(self._parent._look(folder, name).version) != identity(node.version)
+            }
+            listed = (self._listed or {}).items()
+            changed |= {
+                f"{folder}/" for folder, listing in listed if self._parent._stamp(folder) != listing.stamp
+            }
+        if changed:
+            raise Conflict(sorted(changed))
+
+    async def recover(self, journal: Journal) -> None:
+        """Finish the commits to this folder that a journal recorded and a dead process did not apply."""
+        ground = self._ground
+        await recover(ground.jail, ground.area, ground.direct, journal)
 
     def apply(self, *, synced: bool = False) -> None:
         """Commit the changes to the parent, which is the folder itself or an outer fork.
@@ -218,39 +355,49 @@ class DirectoryFork(Linked, FileFork):
         if self._line:
             self._apply_inside()
             return
-        with self._shared.lock:
-            asked_for = self._commit is not None
-            if self._state == PREPARED and self._over:
-                try:
-                    self.stage(CallKey(f"{self._owner} ({self._ground.area.number()})"), synced=synced)
-                    if self._commit is not None:
-                        self._commit.apply(synced=synced)
-                except BaseException:
-                    if not asked_for:
-                        self.drop()
-                    raise  # a caller that staged the commit drops it itself, once it knows that the commit is not recorded
-                self._over = None  # the changes are part of the folder now
-            super().apply()
-            self._clear()
-            if not asked_for:
-                self.applied()
+        asked_for = self._commit is not None
+        if self._state == PREPARED and self._over:
+            try:
+                self.stage(CallKey(f"{self._owner} ({self._ground.area.number()})"), synced=synced)
+                if self._commit is not None:
+                    self._commit.apply(synced=synced, pace=self.pace)
+            except BaseException:
+                if not asked_for:
+                    self.drop()
+                raise  # a caller that staged the commit drops it itself, once it knows that the commit is not recorded
+            self._over = None  # the changes are part of the folder now
+        super().apply()
+        self._clear()
+        if not asked_for:
+            self.applied()
 
     def _apply_inside(self) -> None:
         with self._shared.lock:
             parent = self._line[-1]
-            over = self._into_sealed() or any(fork._state for fork in self._line)
+            was_over = self._is_outer_over()
             super().apply()
-            if self._stack is not None and isinstance(parent, DirectoryFork) and not over:
+            if self._run_as and isinstance(parent, DirectoryFork):
+                parent._run_as = {**(parent._run_as or {}), **self._run_as}
+            is_over = was_over or self._is_outer_over()
+            if self._stack is not None and isinstance(parent, DirectoryFork) and not is_over:
                 parent._open_stack().adopt(self._stack, parent._over or {})
                 self._stack = None
-            self._clear()
+        self._clear()
+
+    def _is_outer_over(self) -> bool:
+        return self._into_sealed() or any(fork._state for fork in self._line)
 
     def applied(self) -> None:
         """Mark the commit as finished, and keep what it displaced for `undo`."""
-        with self._shared.lock:
-            commit, self._commit = self._commit, None
-            if commit is not None:
-                self._put_away(commit)
+        commit, self._commit = self._commit, None
+        if commit is not None:
+            self._put_away(commit)
+        self._give_up_claim()
+
+    def _give_up_claim(self) -> None:
+        token, self._token = self._token, None
+        if token is not None:
+            self._ground.area.disk.forget(token)
 
     def _put_away(self, commit: Commit) -> None:
         """Keep the files that a finished commit displaced, for `undo`."""
@@ -261,18 +408,18 @@ class DirectoryFork(Linked, FileFork):
 
         Call `drop` afterwards to discard the commit.
         """
-        with self._shared.lock:
-            if self._commit is not None:
-                self._commit.revert()
+        if self._commit is not None:
+            self._commit.revert()
 
     def drop(self) -> None:
         """Close the fork and discard its changes."""
         with self._shared.lock:
             super().drop()
             commit, self._commit = self._commit, None
-            if commit is not None:
-                self._ground.area.discard(commit)
-            self._clear()
+        if commit is not None:
+            self._ground.area.discard(commit)
+        self._give_up_claim()
+        self._clear()
 
     def _clear(self) -> None:
         stack, self._stack = self._stack, None
@@ -296,8 +443,11 @@ class DirectoryFork(Linked, FileFork):
             lowers: list[Path] = [self._ground.jail.root]
             for fork in self._line:
                 if isinstance(fork, DirectoryFork):
-                    lowers[:0] = fork._open_stack().freeze(fork._over or {})
+                    outer = fork._open_stack()
+                    outer.write_ahead(fork._over or {}, self._turn)
+                    lowers[:0] = outer.freeze(fork._over or {})
             stack = self._open_stack()
+            stack.write_ahead(self._over or {}, self._turn)
             upper = stack.ready(self._over or {})
             lowers[:0] = stack.below
             work = stack.work()
@@ -320,20 +470,28 @@ class DirectoryFork(Linked, FileFork):
             if top is None:
                 raise ContextError(f"the fork of {self._owner!r} has no layers. Call layers() first")
             self._ground.jail.check_in_place()  # the command opened the folder by its path, where a different folder may be now
-            entries = list(top.changed())
-            for entry in entries:
+            entries: list[Entry] = []
+            for some in top.changed():
+                entries += some
+                self._turn()
+            for entry in self._each(entries):
                 if entry.kind == "other" and not is_pipe_or_socket(entry.status):
                     problem = "a command created a device here, which could lead out of the folder. Remove it"
                     raise FileError(entry.path, problem)
-            newer = {entry.path for entry in entries if self._is_newer(entry, mounted_at)}
+            newer = {entry.path for entry in self._each(entries) if self._is_newer(entry, mounted_at)}
             if newer:
                 raise Conflict(sorted(newer))
             taken: list[str] = []
-            for entry in entries:
+            for entry in self._each(entries):
                 self._enter(entry.path)
                 if self._take(entry, top.folder, stack):
                     taken.append(f"{entry.path}/" if entry.kind == "folder" else entry.path)
             return tuple(sorted(taken))
+
+    def _turn(self) -> None:
+        """Give up the lock for a moment. Raises `ContextExpired` if the fork, or an outer one, was dropped meanwhile."""
+        self.pace.turn(self._shared.lock)
+        self._enter()
 
     def _open_stack(self) -> LayerStack:
         if self._stack is None:

@@ -102,9 +102,12 @@ class Disk:
             os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)
         os.chmod(path, stat.S_IMODE(status.st_mode) & ~SET_ID)
 
-    def mark(self, fd: int, data: bytes) -> None:
-        """Write a few bytes to the beginning of an open file."""
-        os.pwrite(fd, data, 0)
+    def append(self, fd: int, data: bytes, offset: int) -> None:
+        """Write bytes at the end of an open file, whose size is `offset`."""
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(fd, left, offset)
+            left, offset = left[written:], offset + written
 
     def sync_file(self, path: Path) -> None:
         """Sync the content of a file or folder. A link, pipe, socket or device has none, and is left alone."""

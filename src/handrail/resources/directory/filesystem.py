@@ -10,14 +10,15 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
 
+from handrail.claims import Claim, Claims, Places
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import DefinitionError, UndoRefused
+from handrail.errors import Conflict, DefinitionError, UndoRefused
 from handrail.journals import Journal
 from handrail.operation import Operation
 from handrail.records import CallKey
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.content import UNSEEN, node_of
-from handrail.resources.directory.directory_fork import DirectoryFork
+from handrail.resources.directory.directory_fork import DIRECT, DirectoryFork
 from handrail.resources.directory.disk import DISK, Disk
 from handrail.resources.directory.history import call_digest
 from handrail.resources.directory.jail import Jail
@@ -27,11 +28,14 @@ from handrail.resources.directory.staging import case_insensitive, default_stagi
 from handrail.resources.layer import ABSENT, FileLimits, Listing, Node, refuse_claimed
 from handrail.resources.paths import join, split
 from handrail.spelling import checked_arguments
+from handrail.threads import is_on_loop
 
 DIRECTORY_LIMITS = FileLimits(max_total_size=16 * 1024 * 1024 * 1024)
 """Default limits of a directory: how much one call may change, and the maximum size of a file that can be read."""
 _NAMES_NEAR = 2000
 """Maximum number of names to search for a suggestion."""
+_PATIENCE = 60.0
+"""Seconds that a direct write waits for the calls that are committing to its path."""
 _GET_FLAGS, _CASEFOLD = 0x80086601, 0x40000000
 _PROBED = 20
 
@@ -122,7 +126,7 @@ class DirectoryFilesystem(Linked):
         disk reports an error.
         """
         ground = self._ground
-        with ground.lock:
+        with ground.direct:
             ground.jail.check_in_place()
             key = CallKey(call_id, run_id, place, journal)
             commit = ground.area.done(key)
@@ -132,7 +136,8 @@ class DirectoryFilesystem(Linked):
                 raise UndoRefused(call_id, (), f"no commit of this call is kept{where}: {why}")
             for path in commit.manifest.paths:
                 refuse_claimed(self._claimed or {}, path)
-            return ground.area.undo(commit)
+            with self._claiming(commit.manifest.places()):
+                return ground.area.undo(commit)
 
     def recover(self, journal: Journal, /) -> Operation[Recovered]:
         """Finish commits that a journal recorded but a dead process did not apply. Call it before using the folder.
@@ -143,7 +148,7 @@ class DirectoryFilesystem(Linked):
         `unapplied`.
         """
         ground = self._ground
-        return Operation(lambda: recover(ground.jail, ground.area, ground.lock, journal), "recover")
+        return Operation(lambda: recover(ground.jail, ground.area, ground.direct, journal), "recover")
 
     def close(self) -> None:
         """Close the folder. Its forks can't be used afterwards."""
@@ -193,16 +198,35 @@ class DirectoryFilesystem(Linked):
 
     # --- writes, each a separate commit --------------------------------------------------------------
 
+    @property
+    def claims(self) -> Claims:
+        """The calls of this process that are committing to the folder."""
+        return self._ground.claims
+
     @contextlib.contextmanager
     def _alone(self) -> Generator[DirectoryFork]:
-        with self._ground.lock:
-            fork = self.fork("direct")
+        with self._ground.direct:
+            fork = self.fork(DIRECT)
             try:
                 yield fork
-                fork.prepare()
-                fork.apply()
+                with self._claiming(fork.places()):
+                    fork.prepare()
+                    fork.apply()
             finally:
                 fork.drop()
+
+    @contextlib.contextmanager
+    def _claiming(self, places: Places) -> Generator[None]:
+        """Claim places for a change that no call makes. On an event loop, which must not wait, a clash raises `Conflict`."""
+        claims, claim = self._ground.claims, Claim(places)
+        if not claims.try_enter(claim):
+            seconds = 0.0 if is_on_loop() else _PATIENCE
+            if not claims.enter_blocking(claim, seconds):
+                raise Conflict([claims.blocked(places) or "."])
+        try:
+            yield
+        finally:
+            claims.leave(claim)
 
     def write(self, path: str, content: str | bytes, /) -> None:
         with self._alone() as fork:

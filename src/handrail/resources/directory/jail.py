@@ -22,6 +22,7 @@ from typing import Any
 from handrail.errors import Conflict, FileError, FileLimitReached
 from handrail.resources.directory.content import NOT_REGULAR, version_of
 from handrail.resources.facts import Attributes, Facts, read_attributes
+from handrail.resources.installation import installed_in
 from handrail.resources.long_paths import PART, parts_of
 from handrail.resources.paths import RESERVED, is_reserved, join, on_disk, reserved_in, spelled
 
@@ -180,11 +181,23 @@ class Jail:
     `look`, `folder`, `scan` and `read` treat reserved names at any depth as if they did not exist.
     """
 
-    __slots__ = ("fd", "root")
+    __slots__ = ("fd", "installed", "root")
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.installed = tuple(map(spelled, installed_in(os.path.realpath(root))))
+        """The paths below the root that belong to the installation that runs Handrail, which no call can change."""
         self.fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def is_installed(self, path: str, *, around: bool = False) -> bool:
+        """Return whether a path belongs to the installation that runs Handrail or, with `around`, contains a part of it."""
+        return any(
+            not each
+            or path == each
+            or path.startswith(f"{each}/")
+            or (around and each.startswith(f"{path}/"))
+            for each in self.installed
+        )
 
     def check_in_place(self) -> os.stat_result:
         """Return the status of the open folder. Raises `FileError` if its path now leads to a different folder or to none.

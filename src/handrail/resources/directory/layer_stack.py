@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from handrail.errors import FileError
+from handrail.pace import SLICE
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.content import Held, Link, OnDisk, Special, facts_of, version_of
 from handrail.resources.directory.disk import Disk
@@ -37,7 +38,7 @@ MOST = 16
 """Maximum layers of one fork. If there are more, all are merged, because the kernel limits the layers of a mount."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One path in an upper layer."""
 
     path: str
@@ -153,25 +154,31 @@ class Upper:
                 os.setxattr(folder, OPAQUE, b"x")
             self.is_marked = True
 
-    def changed(self) -> Iterator[Entry]:
-        """Yield an entry for each path that commands have changed since `changed` last ran. A folder comes before its content.
+    def changed(self) -> Iterator[list[Entry]]:
+        """Yield an entry for each path that commands have changed since `changed` last ran, in lists. A folder comes before its content.
 
         Raises `FileError` if a path is too long, or if a folder can't be read.
         """
         gone = set(self._written)
         pending = [""]
+        looked_at, found = 0, list[Entry]()
         while pending:
             folder = pending.pop()
+            if looked_at > SLICE:
+                yield found
+                looked_at, found = 0, []
             for entry in self._entries(folder):
+                looked_at += 1
                 gone.discard(entry.path)
                 if entry.kind == "folder":
                     pending.append(entry.path)
                 if self._written.get(entry.path) != _mark(entry):
                     self._written[entry.path] = _mark(entry)
-                    yield entry
+                    found.append(entry)
         for path in sorted(gone):  # these paths were removed and have no whiteouts of their own
             del self._written[path]
-            yield Entry(path, "gone")
+            found.append(Entry(path, "gone"))
+        yield found
 
     def _entries(self, folder: str) -> list[Entry]:
         """Return the entries of a folder, sorted. Reserved names are left out, so what a command writes there is discarded.
@@ -240,6 +247,21 @@ class LayerStack:
         self._folders: list[Path] = []
         self.top: Upper | None = None
 
+    def write_ahead(self, over: Over, turn: Callable[[], object]) -> None:
+        """Write most pending changes to the topmost layer, in slices. Between two of them, `turn` lets others have the lock."""
+        pending = self._pending(over)
+        if len(pending) <= SLICE:
+            return
+        for done, (path, node, base) in enumerate(pending, 1):
+            if not done % SLICE:
+                turn()
+            folder, name = split(path)
+            is_pending = self._flushed.get(path) != node.version
+            if (
+                is_pending and over.get(folder, {}).get(name, (None,))[0] is node
+            ):  # not written by another thread meanwhile
+                self._write(over, self.top or self._new_top(), path, node, base, linked=False)
+
     def ready(self, over: Over) -> Upper:
         """Write all pending changes to the topmost layer, and return the layer that a command can write to."""
         top = self.top or self._new_top()
@@ -288,7 +310,7 @@ class LayerStack:
     def forget(self) -> None:
         """Remove all layers and work folders of this stack from disk."""
         for folder in self._folders:
-            self._area.disk.forget(folder)
+            self._area.forget(folder)
         self._folders.clear()
 
     def _own(self, kind: str) -> Path:
@@ -313,9 +335,12 @@ class LayerStack:
 
     def _flush(self, over: Over, top: Upper, *, linked: bool) -> None:
         for path, node, base in self._pending(over):
-            self._flushed[path] = node.version
-            if _stands(over, path):
-                top.put(path, node, base, self._link if linked else self._copy, self._jail.facts)
+            self._write(over, top, path, node, base, linked=linked)
+
+    def _write(self, over: Over, top: Upper, path: str, node: Node, base: Node, *, linked: bool) -> None:
+        self._flushed[path] = node.version
+        if _stands(over, path):
+            top.put(path, node, base, self._link if linked else self._copy, self._jail.facts)
 
     def _flatten(self, over: Over) -> None:
         """Merge all layers into one. The merged layer is never written, so it may share files with the old ones."""

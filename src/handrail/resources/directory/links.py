@@ -18,10 +18,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from threading import RLock
 from typing import Any, cast
 
 import msgspec
 
+from handrail.claims import claims_on_folder
 from handrail.errors import Conflict, FileError, PathRefused
 from handrail.patterns import is_plain
 from handrail.protocols import FileInfo, Match
@@ -32,7 +34,7 @@ from handrail.resources.facts import Attributes
 from handrail.resources.layer import TOP, Layer, Node, Shared
 from handrail.resources.paths import join, on_disk, parse_file_path, parse_path, reserved_in, spelled, split
 from handrail.resources.search import encode, line_pattern, sorted_matches
-from handrail.resources.startup_files import HOOKS, PLACES
+from handrail.resources.startup_files import HOOKS, PLACES, run_by
 
 _SMALL_FOLDER = 4096
 """The size of a folder, in bytes, up to which listing it costs less than looking up all startup files."""
@@ -45,7 +47,7 @@ _TRIES = 4
 class Ground(Shared):
     """State shared by a directory and all its forks."""
 
-    __slots__ = ("area", "hidden", "jail", "startup_files")
+    __slots__ = ("area", "direct", "hidden", "jail", "startup_files")
 
     def __init__(
         self, *args: Any, jail: Jail, area: Area, hidden: str, startup_files: Collection[str] = ()
@@ -55,6 +57,10 @@ class Ground(Shared):
         """Patterns of the startup files that calls may change without a separate approval."""
         self.jail = jail
         self.area = area
+        status = os.fstat(jail.fd)
+        self.claims = claims_on_folder(status.st_dev, status.st_ino)
+        self.direct = RLock()
+        """Held during a change that no call makes: a direct write, an undo or a recovery. Reads don't wait for it."""
         self.hidden = hidden
         """The name of the staging folder if it is in the root, or "" if it is elsewhere."""
 
@@ -74,41 +80,58 @@ class Ground(Shared):
         if hidden and (path == hidden or path.startswith(f"{hidden}/")):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
-    def startup_links(self) -> Iterator[tuple[str, str]]:
-        """Yield each startup path that is a link or is in a linked folder, with a path under the root that it leads to.
+    def startup_links(self, folders: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Yield each startup path of these folders that is a link or is in a linked folder, with a path under the root that it leads to.
 
-        The startup paths are those in `PLACES` and those in the folders of `HOOKS`. If a link leads to another link,
-        the path is yielded with each target. The same pair may be yielded twice.
+        The startup paths are those in `PLACES`, those in the folders of `HOOKS`, and names that match a pattern such as `*.pth`, in each of the folders. If a link leads to another
+        link, the path is yielded with each target. The same pair may be yielded twice.
         """
-        there = self._startup_names()
-        if not there:
-            return
-        self.jail.check_in_place()  # the links are followed by path, not from the open folder
-        root = os.path.realpath(self.jail.root)
-        places = [place for name in there for place in PLACES[name]]
-        for folder in HOOKS:
-            if folder in places:
-                with contextlib.suppress(OSError):
-                    places += [f"{folder}/{spelled(name)}" for name in os.listdir(os.path.join(root, folder))]
-        for place in places:
-            at = os.path.join(root, on_disk(place))
-            if os.path.islink(at) or ("/" in place and os.path.islink(os.path.dirname(at))):
-                for target in _trail(at):
-                    if target.startswith(f"{root}/"):
-                        yield place, spelled(target[len(root) + 1 :])
+        root = ""
+        for folder in folders:
+            there = self._startup_names(folder)
+            if there and not root:
+                self.jail.check_in_place()  # the links are followed by path, not from the open folder
+                root = os.path.realpath(self.jail.root)
+            places = [place for name in there for place in PLACES.get(name, (name,))]
+            for hooks in HOOKS:
+                if hooks in places:
+                    with contextlib.suppress(OSError):
+                        listed = os.listdir(os.path.join(root, on_disk(join(folder, hooks))))
+                        places += [f"{hooks}/{spelled(name)}" for name in listed]
+            for place in places:
+                at = os.path.join(root, on_disk(join(folder, place)))
+                if os.path.islink(at) or ("/" in place and os.path.islink(os.path.dirname(at))):
+                    for target in _trail(at):
+                        if target.startswith(f"{root}/"):
+                            yield join(folder, place), spelled(target[len(root) + 1 :])
 
-    def _startup_names(self) -> Collection[str]:
-        """Return the names in the root with which a path in `PLACES` begins.
+    def _startup_names(self, folder: str) -> Collection[str]:
+        """Return the names in a folder with which a path in `PLACES` begins, and those of links that are startup files by a pattern.
 
-        A small root is listed. In a large one, each known name is looked up.
+        A small folder is listed. In a large one, each name in `PLACES` is looked up.
         """
-        fd = self.jail.fd
-        if os.fstat(fd).st_size <= _SMALL_FOLDER:
-            return PLACES.keys() & os.listdir(f"/proc/self/fd/{fd}")
-        return [name for name in PLACES if os.path.lexists(f"/proc/self/fd/{fd}/{name}")]
+        at = os.path.join(f"/proc/self/fd/{self.jail.fd}", on_disk(folder))
+        try:
+            if os.stat(at).st_size > _SMALL_FOLDER:
+                return [name for name in PLACES if os.path.lexists(os.path.join(at, name))]
+            with os.scandir(at) as entries:
+                return [
+                    spelled(each.name)
+                    for each in entries
+                    if each.name in PLACES or (each.is_symlink() and run_by(spelled(each.name), is_link=True))
+                ]
+        except OSError:  # the call has made the folder, or somebody has just removed it
+            return ()
+
+    def refuse_installed(self, path: str, *, around: bool = False) -> None:
+        """Raise `PathRefused` if a path belongs to the installation that runs Handrail or, with `around`, contains a part of it."""
+        if self.jail.is_installed(path, around=around):
+            problem = "it belongs to the installation that runs Handrail, which no call can change. Choose another path, or run Handrail from another installation"
+            raise PathRefused(path, problem)
 
     def refuse_around(self, path: str) -> None:
-        """Raise `FileError` if a folder to be moved or deleted contains a reserved name, at any depth."""
+        """Raise `FileError` if a path to be moved or deleted contains a reserved name or a part of the installation, at any depth."""
+        self.refuse_installed(parse_path(path).path, around=True)
         reserved = self.jail.find_reserved(parse_path(path).path)
         if reserved:
             problem = f"it contains {reserved!r}, where Handrail keeps its own files, so it can't be moved or deleted. Choose the files in it instead"

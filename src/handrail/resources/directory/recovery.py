@@ -314,3 +314,9 @@ def unapplied_in(unit: CommitUnit) -> list[Unapplied]:
         if state != APPLIED:
             found.append(Unapplied(unit.run_id, unit.call_id, manifest.root, state))
     return found
+
+
+def pending_in(unit: CommitUnit) -> list[Manifest]:
+    """Return the manifests of a recorded commit whose folder and staged files are where they were."""
+    manifests = [msgspec.convert(each, Manifest) for each in unit.files]
+    return [manifest for manifest in manifests if state_of(manifest) == PENDING]

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from handrail.errors import Conflict, FileError
+from handrail.pace import Pace
 from handrail.records import CallKey
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.commit import Commit, Manifest, Step, digest, shown_version
@@ -33,7 +34,7 @@ from handrail.resources.mount import strip_marks
 from handrail.resources.paths import ancestors, join, on_disk, split
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(msgspec.Struct, frozen=True, gc=False):
     """One changed path of a fork: the new node and the node it replaces."""
 
     path: str
@@ -78,24 +79,26 @@ def tree_digest(over: Over, path: str) -> str:
     )
 
 
-def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bool) -> Commit | None:
+def stage_commit(
+    jail: Jail, area: Area, over: Over, key: CallKey, pace: Pace, *, synced: bool
+) -> Commit | None:
     """Stage these changes and the manifest of their commit. Returns the commit, or None if there are no changes.
 
     Raises `Conflict` if a file has changed meanwhile, and `FileError` if the folder was moved or replaced, if a path can't be
-    committed, or if the disk reports an error.
+    committed, or if the disk reports an error. Raises `GaveUp`, with nothing left behind, if `pace` says that the work must stop.
     """
     changes = list(in_order(over))
     if not changes:
         return None
     root = jail.check_in_place()
     try:
-        return _stage(jail, area, root, over, changes, key, synced=synced)
+        return _stage(jail, area, root, over, changes, key, pace, synced=synced)
     except FileNotFoundError:
         # Somebody has deleted the staging folder, so the second attempt creates it again. If that attempt fails in the same way, something
         # else is wrong.
         area.abandon()
     try:
-        return _stage(jail, area, root, over, changes, key, synced=synced)
+        return _stage(jail, area, root, over, changes, key, pace, synced=synced)
     except FileNotFoundError as error:
         raise refusal(".", error) from None
 
@@ -107,11 +110,12 @@ def _stage(
     over: Over,
     changes: list[Change],
     key: CallKey,
+    pace: Pace,
     *,
     synced: bool,
 ) -> Commit:
     try:
-        stager = _Stager(jail, area, area.commit_folder(key.journal, synced=synced), root)
+        stager = _Stager(jail, area, area.commit_folder(key.journal, synced=synced), root, pace)
     except (FileError, FileNotFoundError):
         raise
     except OSError as error:
@@ -131,11 +135,12 @@ def _stage(
         )
         size = area.write_manifest(stager.folder, manifest)
         if synced:
-            area.sync(stager.folder, [step.slot for step in steps if step.do == "put"])
+            slots = [step.slot for step in steps if step.do == "put"]
+            area.sync(stager.folder, pace.each(slots, "syncing files"))
     except BaseException as error:
         if isinstance(error, FileNotFoundError) and not stager.folder.exists():
             raise
-        area.disk.forget(stager.folder)
+        area.forget(stager.folder)
         if isinstance(error, OSError) and not isinstance(error, FileError):
             raise refusal(stager.at, error) from None
         raise
@@ -145,7 +150,8 @@ def _stage(
 class _Stager:
     """Fills the slots of one commit with its new content."""
 
-    def __init__(self, jail: Jail, area: Area, folder: Path, root: os.stat_result) -> None:
+    def __init__(self, jail: Jail, area: Area, folder: Path, root: os.stat_result, pace: Pace) -> None:
+        self._pace = pace
         self._jail = jail
         self._area = area
         self._root = root
@@ -159,7 +165,7 @@ class _Stager:
 
     def steps(self, changes: list[Change], over: Over) -> tuple[Step, ...]:
         steps: list[Step] = []
-        for change in changes:
+        for change in self._pace.each(changes, "staging files"):
             self.at = change.path
             if change.node.version:
                 steps += self._folders_for(change.path)

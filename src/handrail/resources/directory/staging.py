@@ -96,6 +96,27 @@ def status_of(folder: int) -> FolderStatus:
     return FolderStatus(found.st_dev, found.st_ino, born, found.st_uid, mount)
 
 
+_NETWORK = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gfs2", "ocfs2", "beegfs"]
+)
+_NETWORK_FUSE = frozenset(["sshfs", "glusterfs", "s3fs", "goofys", "rclone", "ceph-fuse", "cvmfs2"])
+
+
+def network_type(folder: int) -> str:
+    """Return the type of the filesystem of an open folder if other machines can change it too; otherwise ""."""
+    mount = str(status_of(folder).mount)
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts,
+    ):
+        for line in mounts:
+            fields = line.split()
+            if fields[0] == mount:
+                kind = fields[fields.index("-") + 1]
+                return kind if kind in _NETWORK or kind.removeprefix("fuse.") in _NETWORK_FUSE else ""
+    return ""
+
+
 # --- location ------------------------------------------------------------------------------------------
 
 

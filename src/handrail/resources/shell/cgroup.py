@@ -40,6 +40,10 @@ class Cgroup:
         else:
             self._folders[controller] = folder
 
+    @property
+    def limits_memory(self) -> bool:
+        return not self._folders.keys().isdisjoint(("", "memory"))
+
     def close(self) -> bool:
         """Remove the cgroups, which must be empty. Returns whether the kernel killed a process in them for lack of memory."""
         killed = False

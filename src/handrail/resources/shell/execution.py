@@ -15,6 +15,7 @@ from typing import Literal
 
 from handrail.clock import Clock
 from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
+from handrail.resources.installation import Place, installed_in
 from handrail.resources.mount import Layers, mask_reserved, remove_tree
 from handrail.resources.paths import MAX_PATH, on_disk, spelled
 from handrail.resources.shell.command_process import Outcome, Stop, execute, turn
@@ -26,7 +27,6 @@ from handrail.resources.shell.request import (
     Request,
     clean_environment,
     hidden_paths,
-    interpreter_folders,
 )
 from handrail.resources.shell.rules import shown
 from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellError, ShellUnavailable
@@ -45,8 +45,9 @@ class CommandLimits:
     """Limits for a command together with everything it starts. A command that exceeds a limit is ended.
 
     The defaults are meant for builds. In a sandbox, total usage is checked ten times a second, and the disk less often if
-    there are many files. If Handrail may create cgroups, the kernel limits memory and processes too, at somewhat higher
-    values. Without a sandbox, these limits do not apply.
+    there are many files and no more of the disk is in use. If Handrail may create cgroups, the kernel limits memory and
+    processes too, at somewhat higher values. If not, a warning is logged that says what is not limited. Without a sandbox, these
+    limits do not apply.
     """
 
     memory: int | None = None
@@ -84,9 +85,8 @@ class CommandResult:
     """The result of a command. Everything the command started has ended, and its writes to the folder are in the upper layer."""
 
     argv: tuple[str, ...]
-    exit_code: int | None = 0
-    """The exit code, or None if a signal ended the command."""
-    signal: int | None = None
+    exit_code: int = 0
+    """The exit code. If a signal ended the command, or part of it at a limit, it is the signal's number, negated, as in `subprocess`."""
     timed_out: bool = False
     limit: str = ""
     """The limit that the command exceeded, such as `512 MiB of memory`, or "" if it exceeded none."""
@@ -103,7 +103,12 @@ class CommandResult:
 
     @property
     def ok(self) -> bool:
-        return self.exit_code == 0 and not self.limit
+        return self.exit_code == 0
+
+    @property
+    def signal(self) -> int | None:
+        """The number of the signal that ended the command; None if it ended by itself."""
+        return -self.exit_code if self.exit_code < 0 else None
 
     @property
     def truncated(self) -> bool:
@@ -147,7 +152,8 @@ class Settings:
     network: bool
     output_limit: int
     environment: Mapping[str, str]
-    exposed: tuple[str, ...]
+    interpreter: tuple[Place, ...]
+    exposed: tuple[Place, ...]
     hidden: tuple[str, ...]
     limits: CommandLimits
     clock: Clock
@@ -166,7 +172,7 @@ class Execution:
     stop: Stop = field(default_factory=Stop)
 
     def run(self) -> CommandResult:
-        _check_layers(self.layers)
+        _check_layers(self.layers, self.settings.exposed)
         with self.stop, turn(os.path.realpath(self.layers.upper), self.stop):
             support = probe(self.layers.work)
             backend, notes = _choose_backend(self.settings, support)
@@ -220,7 +226,8 @@ class Execution:
             network=settings.network,
             limits=settings.limits.for_folder(layers.upper),
             hidden=hidden_paths(settings.hidden),
-            exposed=[*interpreter_folders(), *settings.exposed],
+            exposed=[*settings.interpreter, *settings.exposed],
+            kept=[*installed_in(root)],
         )
 
     def _execute(self, request: Request) -> Outcome:
@@ -231,7 +238,16 @@ class Execution:
         began = self.settings.clock.monotonic()
         target = shelter / "copy"
         view = "plain" if request.isolation == "none" else "bind"
-        copy = Copy(self.layers.lowers, self.layers.upper, target, self.stop.check, closed=view == "plain")
+        # Without a sandbox, nothing makes these paths read-only. Python writes bytecode to them, so this is no reason to fail.
+        kept = request.kept if view == "plain" else []
+        copy = Copy(
+            self.layers.lowers,
+            self.layers.upper,
+            target,
+            self.stop.check,
+            kept=kept,
+            closed=view == "plain",
+        )
         copy.make()
         took = self.settings.clock.monotonic() - began
         outcome = self._execute(request._replace(view=view, lowers=[str(target)]))
@@ -252,6 +268,8 @@ class Execution:
         ]
         if copy.unread:
             notes.append(f"{copy.unread} files could not be read and are not in the copy.")
+        if kept:
+            notes.append(f"Changes to the installation that runs Handrail are discarded: {', '.join(kept)}.")
         if copy.omitted:
             notes.append(f"{copy.omitted} links lead out of the folder and are not in the copy.")
         return outcome, tuple(notes)
@@ -268,12 +286,11 @@ class Execution:
                 "the process that controls it died or was not started, so it did not run to its end. Try again",
             )
         text, omitted = outcome.output.read()
-        code = os.waitstatus_to_exitcode(reply.status)
+        code, limit = os.waitstatus_to_exitcode(reply.status), self._limit_met(reply)
         return CommandResult(
             argv=self.argv,
-            exit_code=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
-            limit=self._limit_met(reply),
+            exit_code=-signals.SIGKILL if limit and not code else code,
+            limit=limit,
             timed_out=outcome.timed_out
             and code == -9
             and not reply.limit,  # the command may have ended on its own at the deadline
@@ -339,7 +356,9 @@ class Execution:
 
     @property
     def _seen(self) -> tuple[str, ...]:
-        return (os.path.realpath(self.layers.root), *interpreter_folders(), *self.settings.exposed)
+        root = os.path.realpath(self.layers.root)
+        places = (*self.settings.interpreter, *self.settings.exposed)
+        return (root, *(place.path for place in places if not place.leads_through(root)))
 
 
 def _choose_backend(settings: Settings, support: Support) -> tuple[Backend, tuple[str, ...]]:
@@ -369,10 +388,18 @@ def _choose_backend(settings: Settings, support: Support) -> tuple[Backend, tupl
     return "copy", tuple(notes)
 
 
-def _check_layers(layers: Layers) -> None:
+def _check_layers(layers: Layers, exposed: tuple[Place, ...]) -> None:
     root = os.path.realpath(layers.root)
     if root in _TAKEN or ((root + "/").startswith(_NOT_FILES) and not root.startswith("/dev/shm/")):
         raise CommandRefused("", f"commands can't run on {root!r}. Use a project's folder")
+    for place in exposed:
+        if place.leads_through(root):
+            problem = (
+                "leads through a link in the command's folder, which an earlier command may have put there"
+            )
+            raise CommandRefused(
+                "", f"the exposed path {place.path!r} {problem}. Expose {place.real!r} instead"
+            )
     for folder in (*layers.lowers, layers.upper, layers.work):
         if not folder.is_dir():
             raise FileMissing(

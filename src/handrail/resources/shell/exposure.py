@@ -8,20 +8,21 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from handrail.errors import DefinitionError
-from handrail.resources.shell.view import SYSTEM, is_below
+from handrail.resources.installation import Place, is_below, resolve
+from handrail.resources.shell.view import SYSTEM
 
 _NEVER = ("/", "/dev", "/proc", "/sys", "/tmp", "/var/tmp", "/run")
 _PROGRAM_FOLDERS = ("bin", "sbin", "shims")
 _COMPANIONS = {".cargo": ".rustup"}
 
 
-def checked_exposed(given: Iterable[str | Path]) -> tuple[str, ...]:
-    """Return the paths to expose, normalized and with `~` expanded. Raises `DefinitionError` if one can't be exposed."""
+def checked_exposed(given: Iterable[str | Path]) -> tuple[Place, ...]:
+    """Return the paths to expose, normalized, with `~` expanded, and resolved. Raises `DefinitionError` if one can't be exposed."""
     if isinstance(given, str):
         raise DefinitionError(
             f"a shell's expose is the string {str(given)!r}. Pass a list: expose=[{str(given)!r}]."
         )
-    found: list[str] = []
+    found: list[Place] = []
     for each in given:
         path = os.path.normpath(os.path.expanduser(str(each)))
         if not os.path.isabs(path):
@@ -36,7 +37,7 @@ def checked_exposed(given: Iterable[str | Path]) -> tuple[str, ...]:
             raise DefinitionError(
                 f"a shell exposes {str(each)!r}, which does not exist. Remove it, or create it."
             )
-        found.append(path)
+        found.append(resolve(path))
     return tuple(found)
 
 

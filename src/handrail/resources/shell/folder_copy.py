@@ -19,10 +19,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from handrail.resources.facts import Attributes, read_attributes, write_attributes
+from handrail.resources.installation import is_below
 from handrail.resources.long_paths import PART, reach
 from handrail.resources.mount import OPAQUE, is_opaque, is_whiteout, remove_tree, strip_marks
 from handrail.resources.paths import MAX_PATH, is_reserved
-from handrail.resources.shell.view import is_below
 
 _FICLONE = 0x40049409
 _TICKS = 200
@@ -48,12 +48,15 @@ class Copy:
         target: Path,
         check: Callable[[], None],
         *,
+        kept: Sequence[str] = (),
         closed: bool = False,
     ) -> None:
         self._lowers = [os.fspath(lower) for lower in lowers]
         self._upper = os.fspath(upper)
         self._target = os.fspath(target)
         self._check = check
+        self._kept = kept
+        """Paths that stay as they are, whatever a command makes of them in the copy."""
         self._before: dict[str, Fingerprint] = {}
         self._names: dict[str, set[str]] = {}
         self._attributes: dict[str, Attributes] = {}
@@ -226,9 +229,11 @@ class Copy:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         prefix = f"{path}/" if path else ""
         with reach(f"{self._target}/{path}" if path else self._target) as folder:
-            now = {name for name in os.listdir(folder) if not is_reserved(name)}
+            present = {name for name in os.listdir(folder) if not is_reserved(name)}
+        kept = {name for name in self._names.get(path, set()) | present if self._is_kept(prefix + name)}
+        now = present - kept
         below = members(lowers)
-        for name in sorted(self._names.get(path, set()) - now):
+        for name in sorted(self._names.get(path, set()) - now - kept):
             self._clear(prefix + name)
             if name in below:
                 self._reach(path)
@@ -238,6 +243,9 @@ class Copy:
             lower = self._settle_member(prefix + name, below.get(name, []))
             if lower is not None:
                 yield prefix + name, lower
+
+    def _is_kept(self, path: str) -> bool:
+        return any(is_below(f"/{path}", f"/{each}") for each in self._kept)
 
     def _settle_member(self, path: str, below: Sequence[str]) -> Sequence[str] | None:
         """Update one path of the upper layer. Returns the lower layers of a folder, or None for anything else."""

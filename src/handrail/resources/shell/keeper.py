@@ -131,7 +131,9 @@ class Keeper:
             self.poll.register(control, _HUNG_UP)
         try:
             if isolation != "none":
-                self.cgroups[process] = Cgroup(process, int(memory), int(processes))
+                cgroup = self.cgroups[process] = Cgroup(process, int(memory), int(processes))
+                if cgroup.limits_memory:
+                    _say(control, Reply(limited="kernel"))
             if isolation == "user":
                 map_ids(process)
             os.write(go, b"1")

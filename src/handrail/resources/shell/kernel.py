@@ -169,8 +169,8 @@ def adopt_orphans() -> None:
     _control(_PR_SET_CHILD_SUBREAPER, 1, "become a subreaper")
 
 
-def drop_privileges(keep: int) -> None:
-    """Permanently drop all capabilities except those in the bit mask. `exec` does not restore them."""
+def drop_privileges(keep: int, *, until_exec: int = 0) -> None:
+    """Permanently drop all capabilities except those in the bit masks. `exec` restores none, and drops those in `until_exec`."""
     _control(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "clear ambient capabilities")
     with open("/proc/sys/kernel/cap_last_cap", "rb", buffering=0) as file:
         last = int(file.read(16))
@@ -178,7 +178,8 @@ def drop_privileges(keep: int) -> None:
         if not keep >> capability & 1:
             _control(_PR_CAPBSET_DROP, capability, "drop a capability")
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
-    low, high = keep & 0xFFFFFFFF, keep >> 32
+    mine = keep | until_exec
+    low, high = mine & 0xFFFFFFFF, mine >> 32
     # The kernel takes (effective, permitted, inheritable) twice: for the low 32 bits and for the high 32 bits.
     data = struct.pack("6I", low, low, 0, high, high, 0)
     _checked(_libc.capset(header, data), "capset")

@@ -1,7 +1,6 @@
 """The keeper's requests and replies, as JSON, and the environment and paths that a command gets.
 
-A command gets a clean environment and can use the interpreter that runs Handrail. Common locations of secrets are
-hidden from it.
+A command gets a clean environment. Common locations of secrets are hidden from it.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ import contextlib
 import json
 import os
 import pwd
-import sys
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
+
+from handrail.resources.installation import Place
 
 Isolation = Literal["user", "root", "none"]
 """How a command is isolated: by namespaces in a user namespace, by namespaces alone, or not at all."""
@@ -52,7 +52,7 @@ class Limits(NamedTuple):
 class Request(NamedTuple):
     """A request to run one command.
 
-    Paths are absolute, except `cwd`, which is relative to `root`. Links are resolved, except in `cwd` and `exposed`.
+    Paths are absolute, except `cwd` and those in `kept`, which are relative to `root`. Links are resolved, except in `cwd`.
     """
 
     isolation: Isolation
@@ -69,8 +69,10 @@ class Request(NamedTuple):
     network: bool
     limits: Limits
     hidden: list[str]
-    exposed: list[str]
-    """Files and folders on the host to show read-only, each at its own path."""
+    exposed: list[Place]
+    """Files and folders on the host to show read-only, each at its own path and at the path that it led to."""
+    kept: list[str]
+    """Paths in the command's folder, relative to it, that the command can't change."""
 
     def encode(self) -> bytes:
         return json.dumps(self._asdict()).encode()
@@ -79,6 +81,7 @@ class Request(NamedTuple):
     def decode(data: bytes) -> Request:
         fields: dict[str, Any] = json.loads(data)
         fields["limits"] = Limits(*fields["limits"])
+        fields["exposed"] = [Place(path, real, tuple(links)) for path, real, links in fields["exposed"]]
         return Request(**fields)
 
 
@@ -96,6 +99,8 @@ class Reply(NamedTuple):
     """The exceeded limit: memory, cpu, disk, files or processes. Also memory if the kernel killed a process for lack of it."""
     used: str = ""
     """The value of that limit, such as `512 MiB of memory`, or "" if the kernel enforced the limit."""
+    limited: str = ""
+    """`kernel` if the kernel limits the command's memory, in cgroups."""
     near: str = ""
     """The limit on processes, such as `1024 processes and threads`, if the command may have failed to start some because of it."""
     failed: str = ""
@@ -191,22 +196,4 @@ def hidden_paths(more: Iterable[str]) -> list[str]:
     usual = [f"{home.rstrip('/')}/{name}" for home in sorted(homes) for name in _HOME_SECRETS]
     return sorted(
         {os.path.realpath(path) for path in (*usual, *_SYSTEM_SECRETS, *more) if os.path.lexists(path)}
-    )
-
-
-_LIBRARIES = ("site-packages", "dist-packages")
-
-
-def interpreter_folders() -> list[str]:
-    """Return the folders of the running Python and its libraries, so that commands can use it.
-
-    A folder directly below `/`, or one that contains the home folder, is omitted.
-    """
-    home = os.path.realpath(os.path.expanduser("~"))
-    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    libraries = {path for path in sys.path if os.path.basename(path) in _LIBRARIES}
-    return sorted(
-        prefix
-        for prefix in {*prefixes, *libraries}
-        if prefix.count("/") > 1 and not (home + "/").startswith(os.path.realpath(prefix) + "/")
     )

@@ -21,6 +21,9 @@ from handrail.resources.shell.view import View, mount_overlay, open_layers
 # other users' files and to switch to other users. None of them changes a mount, a device or the kernel.
 KEPT_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10
 
+# The first process needs it to measure processes that have made themselves unreadable. The command does not get it.
+_SYS_PTRACE = 1 << 19
+
 
 class StepFailed(Exception):
     """Raised if a step of setting up the sandbox fails."""
@@ -144,7 +147,7 @@ def drop_privileges(request: Request) -> None:
     Raises `StepFailed` if that fails, or if abstract sockets of the host's network can't be blocked.
     """
     with step("privileges"):
-        kernel.drop_privileges(KEPT_CAPABILITIES if os.geteuid() == 0 else 0)
+        kernel.drop_privileges(KEPT_CAPABILITIES if os.geteuid() == 0 else 0, until_exec=_SYS_PTRACE)
         kernel.forbid_tracing()
         kernel.die_with_parent()
         # Abstract sockets belong to a network namespace. If that is the host's, Landlock or the seccomp filter must block them.

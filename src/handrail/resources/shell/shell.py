@@ -11,6 +11,8 @@ from typing import Literal
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
 from handrail.protocols import Filesystem
+from handrail.resources.file_view import fork_behind
+from handrail.resources.installation import interpreter_places
 from handrail.resources.mount import Layered, Layers
 from handrail.resources.paths import parse_path
 from handrail.resources.shell.execution import (
@@ -37,7 +39,8 @@ class Shell:
 
     A command's writes to the folder go to the upper layer of `layers`, in overlay format. In the sandbox, the command sees
     the folder at its real path, so absolute paths work. It also sees the system's programs, libraries and settings, the interpreter
-    that runs Handrail, the paths in `expose` (read-only), and an empty home and `/tmp`, which are discarded afterwards. It
+    that runs Handrail and the paths in `expose` (both read-only and resolved when the shell is created), and an empty home
+    and `/tmp`, which are discarded afterwards. It
     sees nothing else of the host: no other processes, no environment variables except harmless ones such as `PATH` and
     those in `environment`, no network unless `network` is set, and nothing at the paths in `hidden`. It is ended if it
     exceeds `limits`. When `run` returns or raises, everything the command started has ended, unless a process is stuck in the
@@ -86,6 +89,7 @@ class Shell:
             network,
             output_limit,
             given,
+            interpreter_places(),
             checked_exposed(expose),
             places,
             limits,
@@ -134,23 +138,24 @@ class Shell:
         timeout: float | None = None,
         keep: bool = True,
     ) -> CommandResult:
-        """Run a command on a fork of a real folder. The command's changes become part of the fork.
+        """Run a command on a call's files, which are a fork of a real folder. The command's changes become part of the fork.
 
-        `context.filesystem` is such a fork if the run's filesystem is a `DirectoryFilesystem`. Raises the errors of `run`, and
-        `ShellUnavailable` if `files` is not such a fork. Raises `Conflict` if someone else changed the same files while the
+        `context.filesystem` are such files if the run's filesystem is a `DirectoryFilesystem`. Raises the errors of `run`, and
+        `ShellUnavailable` if `files` are not. Raises `Conflict` if someone else changed the same files while the
         command ran, and `EffectRefused` if the fork is read-only and the command changed something. With `keep=False`, the
         command's changes do not become part of the fork, and the fork must be dropped.
         """
-        if not isinstance(files, Layered):
+        fork = fork_behind(files)
+        if not isinstance(fork, Layered):
             raise ShellUnavailable(
                 "commands need a call's fork of a real folder to work on",
                 "Pass filesystem=DirectoryFilesystem(folder) to the run, and context.filesystem to `run_on`.",
             )
         self.rules.check(argv)  # checked here too, before the fork's changes are written to disk
-        layers = files.layers()
+        layers = await run_in_thread(fork.layers)  # it writes the fork's changes to disk
         result = await self.run(argv, layers, cwd=cwd, stdin=stdin, timeout=timeout)
         if keep:
-            await run_in_thread(lambda: files.absorb(layers.mounted_at))
+            await run_in_thread(lambda: fork.absorb(layers.mounted_at))
         return result
 
     @property
@@ -161,7 +166,7 @@ class Shell:
     @property
     def exposed(self) -> tuple[str, ...]:
         """The paths in `expose`, made absolute. Commands see them read-only."""
-        return self._settings.exposed
+        return tuple(place.path for place in self._settings.exposed)
 
     @property
     def reach(self) -> str:
@@ -173,7 +178,7 @@ class Shell:
         if settings.network:
             found.append("the network")
         if settings.exposed:
-            found.append(f"the exposed paths of this machine ({', '.join(settings.exposed)})")
+            found.append(f"the exposed paths of this machine ({', '.join(self.exposed)})")
         if not settings.contained:
             found.append("everything on this machine, if no sandbox can be created here")
         return f"It has not run yet, because it can reach {' and '.join(found)}" if found else ""

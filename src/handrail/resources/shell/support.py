@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -16,6 +17,14 @@ from handrail.resources.shell.command_process import Stop, execute
 from handrail.resources.shell.folder_copy import changes
 from handrail.resources.shell.request import Isolation, Limits, Request, View
 
+log = logging.getLogger("handrail.shell")
+
+UNLIMITED = "buffers of pipes and sockets, files on their way through a socket, and what a command uses between two checks"
+"""What the limits of a command do not cover unless the kernel enforces them."""
+_WHY_UNLIMITED = (
+    "this process can't create cgroups. Give it a writable cgroup with the memory controller, such as systemd's Delegate=yes, "
+    "or run commands that you don't trust in a virtual machine."
+)
 _SECONDS = 30.0
 
 _STEPS = {
@@ -36,6 +45,8 @@ class Support:
     """Whether an overlay mount can capture writes. If not, commands work on a copy."""
     missing: tuple[str, ...] = ()
     """Descriptions of the features that do not work on this machine, including those that have a fallback."""
+    kernel_limits: bool = False
+    """Whether the kernel limits the memory of commands. If not, `UNLIMITED` is not limited at all."""
 
     @property
     def contained(self) -> bool:
@@ -57,7 +68,9 @@ def probe(folder: Path) -> Support:
     key = os.stat(folder).st_dev, os.geteuid()
     with _lock:
         if key not in _known:
-            _known[key] = _probe(folder)
+            found = _known[key] = _probe(folder)
+            if found.contained and not found.kernel_limits:
+                log.warning("the limits of commands do not cover %s: %s", UNLIMITED, _WHY_UNLIMITED)
         return _known[key]
 
 
@@ -71,17 +84,19 @@ def _probe(folder: Path) -> Support:
     missing: list[str] = []
     kinds: tuple[Isolation, ...] = ("user", "root") if os.geteuid() == 0 else ("user",)
     for isolation in kinds:
-        problem = _try(folder, isolation, "overlay")
-        if problem is None:
-            return Support(isolation, True, tuple(missing))
+        problem, limited = _try(folder, isolation, "overlay")
+        if not problem:
+            return Support(isolation, True, tuple(missing), limited)
         missing.append(problem)
-        if problem.startswith(_STEPS["overlay"]) and _try(folder, isolation, "bind") is None:
-            return Support(isolation, False, tuple(missing))
+        if problem.startswith(_STEPS["overlay"]):
+            problem, limited = _try(folder, isolation, "bind")
+            if not problem:
+                return Support(isolation, False, tuple(missing), limited)
     return Support("none", False, tuple(missing))
 
 
-def _try(folder: Path, isolation: Isolation, view: View) -> str | None:
-    """Try one kind of sandbox. Returns a description of the missing feature, or None if the sandbox works."""
+def _try(folder: Path, isolation: Isolation, view: View) -> tuple[str, bool]:
+    """Try one kind of sandbox. Returns the missing feature, or "" if the sandbox works, and whether the kernel limits memory."""
     place = Path(tempfile.mkdtemp(prefix="probe-", dir=folder)).resolve()
     try:
         for name in ("root/folder", "upper", "work"):
@@ -102,21 +117,22 @@ def _try(folder: Path, isolation: Isolation, view: View) -> str | None:
             limits=Limits(1 << 28, 60.0, 1 << 20, 1000, 1024),
             hidden=[],
             exposed=[],
+            kept=[],
         )
         stop = Stop()
         with stop:
             reply = execute(request, b"", _SECONDS, 1000, stop, SYSTEM_CLOCK).reply
         if reply.failed:
-            return f"{_STEPS.get(reply.failed, reply.failed)}: {reply.detail}"
+            return f"{_STEPS.get(reply.failed, reply.failed)}: {reply.detail}", False
         if reply.status != 0:
-            return f"{_STEPS['namespaces']}: the probe ended with status {reply.status}"
+            return f"{_STEPS['namespaces']}: the probe ended with status {reply.status}", False
         if view == "overlay" and list(changes(place / "upper")) != [
             ("deleted", "file"),
             ("replaced", "folder"),
         ]:
-            return f"{_STEPS['overlay']}: it does not mark deletions correctly"
-        return None
+            return f"{_STEPS['overlay']}: it does not mark deletions correctly", False
+        return "", reply.limited == "kernel"
     except HandrailError as error:
-        return str(error)
+        return str(error), False
     finally:
         remove_tree(place)

@@ -12,8 +12,9 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
+from handrail.resources.installation import is_below, resolve
 from handrail.resources.shell import kernel
 from handrail.resources.shell.request import Request
 
@@ -44,10 +45,8 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 _O_PATH = os.O_PATH | os.O_CLOEXEC
 _BASES = ("/tmp", "/run", "/mnt", "/var/tmp")
 _COPIED = 1 << 20
-
-
-def is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
+_NOT_THERE = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ELOOP)
+"""Errors that mean that a path does not exist, may not be opened, or crosses a link that is not followed."""
 
 
 class View:
@@ -63,29 +62,41 @@ class View:
             self._take(path)
         for name in SETTINGS:
             self._take(f"/etc/{name}")
-        for path in sorted({place for each in request.exposed for place in (each, os.path.realpath(each))}):
+        # What a link in the folder leads to is never shown, because a command may have put the link there.
+        exposed = {
+            path: each.real
+            for each in request.exposed
+            if not each.leads_through(request.root)
+            for path in (each.path, each.real)
+        }
+        for path, real in sorted(exposed.items()):
             if not any(is_below(path, shown) for shown in (*self._open, request.root)):
-                self._take(path)
+                with _if_readable():
+                    self._open[path] = _open_plainly(real)
         self._devices = {
             name: os.open(f"/dev/{name}", _O_PATH) for name in DEVICES if os.path.exists(f"/dev/{name}")
         }
 
     def _take(self, path: str) -> None:
+        """Open one of the system's paths, if it exists. A link that leads through the command's folder is left out."""
         try:
-            facts = os.lstat(path)
-            if not stat.S_ISLNK(facts.st_mode):
+            if not stat.S_ISLNK(os.lstat(path).st_mode):
                 self._open[path] = os.open(path, _O_PATH | os.O_NOFOLLOW)
-            elif any(is_below(os.path.realpath(path), folder) for folder in SYSTEM):
+                return
+            place = resolve(path)
+            if place.leads_through(self._request.root):
+                return
+            if any(is_below(place.real, folder) for folder in SYSTEM):
                 self._links[path] = os.readlink(path)
             elif not path.startswith("/etc/"):
-                self._open[path] = os.open(path, _O_PATH)
+                self._open[path] = _open_plainly(place.real)
             elif stat.S_ISREG(
-                os.stat(path).st_mode
+                os.stat(place.real).st_mode
             ):  # the file that the link leads to may not be shown, so it is copied
-                with open(path, "rb") as file:
+                with open(place.real, "rb") as file:
                     self._copies[path] = file.read(_COPIED)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ELOOP):
+            if error.errno not in _NOT_THERE:
                 raise
 
     def enter(self, folder: int) -> str:
@@ -101,14 +112,17 @@ class View:
             kernel.mount("tmpfs", base + path, "tmpfs", _SAFE, f"{options},{self._most()}")
         self._make_small(base)
         writable = [*PRIVATE, *self._make_devices(base + "/dev")]
+        if "" not in request.kept:
+            writable.append(request.root)
         os.mkdir(base + "/proc")
         kernel.mount("proc", base + "/proc", "proc", _SAFE | kernel.MS_RDONLY | kernel.MS_NOEXEC)
         for path, descriptor in sorted(self._open.items()):  # outermost first
             _show(descriptor, base + path)
         os.makedirs(base + HOME, exist_ok=True)
         _show(folder, base + request.root)
+        kept = self._keep(base)
         kernel.change_mount(base, add=kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV, below=True)
-        for path in (*writable, request.root):
+        for path in writable:
             kernel.change_mount(base + path, remove=kernel.ATTR_RDONLY)
         for name in (*self._devices, *(["pts"] if "/dev/pts" in writable else [])):
             kernel.change_mount(f"{base}/dev/{name}", remove=kernel.ATTR_NODEV)
@@ -117,7 +131,25 @@ class View:
         os.chdir("/")
         _hide(request)
         self._close()
-        return self._check({*writable, request.root})
+        return self._check(set(writable), kept)
+
+    def _keep(self, base: str) -> set[str]:
+        """Mount each path that the command can't change over itself, and return these mounts, which become read-only with all others.
+
+        A link can't be kept this way, nor can a path that crosses one. Changes to it are refused when the command has ended.
+        """
+        found: set[str] = set()
+        root = self._request.root
+        for path in filter(None, self._request.kept):
+            with _if_readable():
+                descriptor = _open_plainly(path, base + root)
+                try:
+                    place = f"/proc/self/fd/{descriptor}"
+                    kernel.mount(place, place, "", kernel.MS_BIND | kernel.MS_REC)
+                finally:
+                    os.close(descriptor)
+                found.add(f"{root}/{path}")
+        return found
 
     def _make_small(self, base: str) -> None:
         for path, target in {**self._links, "/var/run": "/run", "/etc/mtab": "/proc/self/mounts"}.items():
@@ -158,21 +190,24 @@ class View:
         for descriptor in (*self._open.values(), *self._devices.values()):
             os.close(descriptor)
 
-    def _check(self, writable: set[str]) -> str:
+    def _check(self, writable: set[str], kept: set[str]) -> str:
         """Check the list of mounts, and return the type of the filesystem that is mounted at the command's folder.
 
         Raises `OSError` if a command could see or write a mount that it must not, or if its folder is not mounted as requested.
         """
-        request, kind = self._request, ""
+        request, kind, missing = self._request, "", set(kept)
         shown = {"/", "/proc", "/dev", *writable, *(f"/dev/{name}" for name in self._devices)}
         for place, flags, filesystem in _mounts():
             if place == request.root:
                 kind = filesystem
+            missing.discard(place)
             known = place in shown or any(is_below(place, path) for path in (*self._open, request.root))
             if not known and place not in request.hidden:
                 raise OSError(errno.EPERM, "a mount was left that a command must not see", place)
             if b"ro" not in flags and place not in writable:
                 raise OSError(errno.EPERM, "a mount was left writable", place)
+        if missing:
+            raise OSError(errno.EPERM, "a path was not made read-only", min(missing))
         if not kind or (request.view == "overlay" and kind != "overlay"):
             raise OSError(
                 errno.EPERM, f"expected a mount ({request.view}), found {kind or 'nothing'}", request.root
@@ -193,6 +228,31 @@ def open_layers(request: Request) -> list[int]:
     layers = [*request.lowers, request.upper, request.work]
     paths = layers if request.view == "overlay" else request.lowers[:1]
     return [os.open(path, _O_PATH | os.O_DIRECTORY) for path in paths]
+
+
+@contextlib.contextmanager
+def _if_readable() -> Generator[None]:
+    """Ignore the error if a path does not exist, crosses a link or may not be opened."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
+
+
+def _open_plainly(path: str, above: str = "/") -> int:
+    """Open a path below a folder without following links. Raises `OSError` if it is or crosses a link."""
+    here = os.open(above, _O_PATH)
+    for name in filter(None, path.split("/")):
+        outer = here
+        try:
+            here = os.open(name, _O_PATH | os.O_NOFOLLOW, dir_fd=outer)
+        finally:
+            os.close(outer)
+    if stat.S_ISLNK(os.fstat(here).st_mode):
+        os.close(here)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    return here
 
 
 def _show(descriptor: int, target: str) -> None:

@@ -59,6 +59,8 @@ class WorkspaceCache:
         self.is_ignored = is_ignored
         self.version = 0
         self.entries: dict[str, Entry] = {}
+        self._expected: dict[str, WorkspaceFile | None] = {}
+        """The states that a recorded commit is bringing about. Until it is noted, a path may be in its old state or in this one."""
 
     @classmethod
     def claim(cls, place: Path, is_ignored: Callable[[str], bool]) -> WorkspaceCache:
@@ -115,9 +117,14 @@ class WorkspaceCache:
                 self.entries.pop(change.path, None)
             else:
                 self.entries[change.path] = entry
+            self._expected.pop(change.path, None)
         self.version = version
         with open(self.folder / "index", "ab") as file:
             file.write(_encode(frame))
+
+    def expect(self, changes: Iterable[WorkspaceChange]) -> None:
+        """Let paths be in the state in which a recorded commit is about to put them. `note` ends this."""
+        self._expected.update((change.path, change.new) for change in changes)
 
     def _version_at(self, path: str) -> str:
         try:
@@ -136,6 +143,9 @@ class WorkspaceCache:
 
         A file or link is read and compared only if its status has changed.
         """
+        expected = self._expected.get(path, ...)
+        if expected is not ... and self._is_in(expected, path, status):
+            return True
         entry = self.entries.get(path)
         if status is None or entry is None:
             return status is None and entry is None
@@ -147,6 +157,13 @@ class WorkspaceCache:
             return False
         entry.version = shown_status(status)
         return True
+
+    def _is_in(self, state: WorkspaceFile | None, path: str, status: os.stat_result | None) -> bool:
+        if status is None or state is None:
+            return status is None and state is None
+        if kind_of(status) != state.kind:
+            return False
+        return state.kind == "folder" or self._state_of(path, status) == state
 
     def _state_of(self, path: str, status: os.stat_result) -> WorkspaceFile | None:
         try:

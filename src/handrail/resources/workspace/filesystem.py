@@ -15,6 +15,7 @@ from collections.abc import Collection, Generator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from handrail.claims import Stop
 from handrail.errors import Conflict, FileError, FileLimitReached, UndoRefused
 from handrail.records import (
     WORKSPACE,
@@ -140,11 +141,17 @@ class WorkspaceFork(DirectoryFork):
 
         Raises `FileLimitReached` if a file is too large to be recorded. `synced` has no effect, because the copy is disposable.
         """
-        with self._shared.lock:
-            if self._commit is None:
-                super().stage(CallKey(key.call_id, key.run_id, key.place))
-                self._delta = self._changed_states()
-            return None
+        if self._commit is None:
+            super().stage(CallKey(key.call_id, key.run_id, key.place))
+            self._delta = self._changed_states()
+        return None
+
+    def enter(self, stop: Stop, *, keep: bool) -> None:
+        """Do nothing, because no other process uses this host's copy."""
+
+    def others_committed(self) -> bool:
+        """Return False, because no other process uses this host's copy."""
+        return False
 
     def delta(self) -> WorkspaceDelta | None:
         """Return the staged changes that the journal must record, or None if there are none."""
@@ -175,7 +182,7 @@ class WorkspaceFork(DirectoryFork):
             return None
         entries, is_ignored = files.cache.entries, files.cache.is_ignored
         new: dict[str, WorkspaceFile | None] = {}
-        for step in commit.manifest.steps:
+        for step in self.pace.each(commit.manifest.steps, "hashing files"):
             path, old = step.path, entries.get(step.path)
             if step.tree:
                 new.update(dict.fromkeys((each for each in entries if each.startswith(f"{path}/")), None))
@@ -215,20 +222,21 @@ class WorkspaceFork(DirectoryFork):
         if self._line:
             super().apply()
             return
-        with self._shared.lock:
-            files, delta = self._workspace, self._delta
+        files, delta = self._workspace, self._delta
+        if delta is not None:
+            files.cache.expect(delta.changes)
+        try:
+            super().apply()
+        except (Conflict, OSError) as error:
+            log.warning("a recorded commit is written over this host's copy of a workspace: %s", error)
             try:
-                super().apply()
-            except (Conflict, OSError) as error:
-                log.warning("a recorded commit is written over this host's copy of a workspace: %s", error)
-                try:
-                    if delta is not None:
-                        files.cache.force(delta.changes, self.content)
-                except OSError as failure:
-                    files.broke(f"a recorded change could not be written to this host's copy: {failure}")
-                self.drop()
-            if delta is not None:
-                files.made(delta)
+                if delta is not None:
+                    files.cache.force(delta.changes, self.content)
+            except OSError as failure:
+                files.broke(f"a recorded change could not be written to this host's copy: {failure}")
+            self.drop()
+        if delta is not None:
+            files.made(delta)
 
     def _put_away(self, commit: Commit) -> None:
         """Remove what a finished commit displaced. It is not needed for `undo`, because the journal has it."""

@@ -22,7 +22,7 @@ from ag_ui.core import (
 )
 
 from handrail.clock import Clock
-from handrail.events import ModelResponded, Progress, ToolInvoked, ToolRolledBack, ToolStarted
+from handrail.events import ModelResponded, Progress, ToolInvoked, ToolResumed, ToolRolledBack, ToolStarted
 from handrail.messages import AssistantMessage, Usage
 from handrail.place import Place, outer_call_ids
 from handrail.question import Question
@@ -94,7 +94,8 @@ class CallStates:
 
     # Status.
 
-    def start(self, event: ToolStarted, run: OpenRun) -> list[Event]:
+    def start(self, event: ToolStarted | ToolResumed, run: OpenRun) -> list[Event]:
+        """Show a call as running. A call that continues in a new leg may have been unknown to this process."""
         around = None if event.call_id in self._places else self._around(event.call_id)
         before = self._live.get(event.call_id)
         facts: dict[str, Any] = {

@@ -44,6 +44,7 @@ from handrail.events import (
     TextDelta,
     ThoughtDelta,
     ToolInvoked,
+    ToolResumed,
     ToolRolledBack,
     ToolStarted,
 )
@@ -113,6 +114,7 @@ class Translator:
             PromptRendered: self._rendered,
             MessageAdded: self._added,
             ToolStarted: self._calls.start,
+            ToolResumed: self._calls.start,
             ToolInvoked: self._over,
             ToolRolledBack: self._calls.roll_back,
             Progress: self._calls.progress,

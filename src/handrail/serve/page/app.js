@@ -60,6 +60,9 @@ function Frame({ about, signedOut, signOut }) {
     document.title = `${waiting ? `(${waiting}) ` : ""}${title}`;
   }, [waiting, title]);
   useEffect(() => setMenu(false), [route.id, narrow]);
+  // All tabs share the session, so a tab that shows one person's threads must not send requests as another.
+  const compare = () => server.about().then((now) => now.principal === about.principal || location.reload(), (error) => error.status === 401 && signedOut());
+  useEffect(() => server.onSession(compare), []);
   useEffect(() => {
     // Alt+Q goes to the next open question, wherever the focus is.
     const pressed = (event) => {

@@ -6,14 +6,14 @@ import { Rows } from "./rows.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
 
 export function Approval({ question, give, busy, keys }) {
-  const { tool, reason, scopes, diff } = question.payload ?? {};
+  const { tool, reason, scopes, exact, diff } = question.payload ?? {};
   const [reasoning, setReasoning] = useState(false);
   const allow = (more) => give({ outcome: "answered", value: { approved: true, ...more } });
   const deny = (why) => give({ outcome: "answered", value: { approved: false, ...(why ? { reason: why } : {}) } });
 
   const choices = [{ key: "a", words: "Allow once", style: "primary", act: () => allow({ remember: "once" }) }];
   if (scopes) {
-    choices.push({ key: "e", words: "Allow this exact call for the session", act: () => allow({ remember: "exact" }) });
+    if (exact !== false) choices.push({ key: "e", words: "Allow this exact call for the session", act: () => allow({ remember: "exact" }) });
     scopes.slice(0, 9).forEach((scope, place) =>
       choices.push({ key: String(place + 1), words: html`Allow <q>${scope}</q> for the session`, act: () => allow({ remember: "scope", scope }) }),
     );

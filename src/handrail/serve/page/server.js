@@ -12,6 +12,8 @@ export class ServerError extends Error {
 
 // The key of this page's session. All ports of a host share cookies, but storage belongs to this origin alone.
 const KEY = "handrail.key";
+// The secret of the sign-in that this tab has begun with a provider. No other origin can write it, so nobody can plant a sign-in.
+const SECRET = "handrail.secret";
 
 async function called(path, options) {
   let response;
@@ -54,11 +56,25 @@ const thread = (id) => `threads/${encodeURIComponent(id)}`;
 export const about = () => json("about");
 /** Begins a session with `{link}`, `{token}`, or `{name, password}`. */
 export const login = async (given) => {
-  const { key } = await json("login", sent("POST", given));
+  const secret = given.link && sessionStorage.getItem(SECRET);
+  const { key } = await json("login", sent("POST", secret ? { ...given, secret } : given));
+  sessionStorage.removeItem(SECRET);
   localStorage.setItem(KEY, key);
 };
-/** The address where people sign in with a provider, or null if there is none or the server can't be asked. */
-export const signInAddress = () => json("health").then((told) => told.sign_in ?? null, () => null);
+/** The path where people sign in with a provider, or null if there is none or the server can't be asked. */
+export const signInPath = () => json("health").then((told) => told.sign_in ?? null, () => null);
+/** Begins a sign-in with the provider, which sends the browser back here with a link. */
+export const leaveToSignIn = async (path) => {
+  const { address, secret } = await json(path, sent("POST"));
+  sessionStorage.setItem(SECRET, secret);
+  location.assign(address);
+};
+/** Calls `changed` when another tab signs in or out, and returns a function that stops it. */
+export const onSession = (changed) => {
+  const heard = (event) => event.key === KEY && changed();
+  addEventListener("storage", heard);
+  return () => removeEventListener("storage", heard);
+};
 export const logout = async () => {
   await json("logout", sent("POST"));
   localStorage.removeItem(KEY);

@@ -1,6 +1,6 @@
 // What the page shows when it has no content: loading, an error, or the sign-in form.
 
-import { signInAddress } from "./server.js";
+import { leaveToSignIn, signInPath } from "./server.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
 
 export function Loading({ words, whole = false }) {
@@ -23,7 +23,8 @@ export function SignIn({ enter, refused, problem }) {
   const [secret, setSecret] = useState("");
   const [busy, setBusy] = useState(false);
   const [provider, setProvider] = useState(null);
-  useEffect(() => void signInAddress().then(setProvider), []);
+  const [away, setAway] = useState("");
+  useEffect(() => void signInPath().then(setProvider), []);
   const field = useRef(null);
   useEffect(() => {
     setBusy(false);
@@ -36,11 +37,13 @@ export function SignIn({ enter, refused, problem }) {
     const given = name.trim() ? { name: name.trim(), password: secret } : { token: secret.trim() };
     enter(given).finally(() => setBusy(false));
   };
+  const leave = () => leaveToSignIn(provider).catch((error) => setAway(error.message));
   return html`<div class="state whole">
     <form class="signin" onSubmit=${submit}>
       <h1>Sign in</h1>
       <p>Open the newest link that <code>handrail serve</code> printed. If the server has users, sign in with your name and password. If it was started with a token, sign in with the token.</p>
-      ${provider && html`<p><a class="button primary" href=${provider}>Sign in with your organisation</a></p>`}
+      ${provider && html`<button type="button" class="primary" onClick=${leave}>Sign in with your organisation</button>`}
+      ${away && html`<p class="problem" role="alert">${away}</p>`}
       <label for="name">Name</label>
       <input id="name" autocomplete="username" spellcheck=${false} value=${name} onInput=${(event) => setName(event.target.value)} />
       <label for="token">Password or token</label>

@@ -304,6 +304,18 @@ def the_state_is_the_same(trial: Trial) -> Iterator[str]:
         yield f"at the end the state is {_short(ended['state'])}, not {_short(expected['state'])}"
 
 
+def logs_are_whole(trial: Trial) -> Iterator[str]:
+    """Check that each log has as many items as without a crash, or fewer if a call that must not run again was interrupted."""
+    ended, expected = trial.seen.ended, trial.uncrashed.ended
+    if ended is None or expected is None:
+        return
+    cut = any(is_unrepeatable(call) for call in trial.seen.cut) or bool(trial.doubtful())
+    for kind in {**ended["logs"], **expected["logs"]}:
+        items, others = len(ended["logs"].get(kind, ())), len(expected["logs"].get(kind, ()))
+        if items > others or (items < others and not cut):
+            yield f"the log {kind} has {items} items, not {others}"
+
+
 def ids_are_the_same(trial: Trial) -> Iterator[str]:
     """Check that calls and nested runs have the same ids as without a crash, and that no call ends twice."""
     known = set(_ids(trial.uncrashed))
@@ -429,6 +441,7 @@ LAWS = (
     answers_are_taken_once,
     files_are_never_torn,
     the_state_is_the_same,
+    logs_are_whole,
     ids_are_the_same,
     nothing_secret_is_shown,
     usage_is_counted_once,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from handrail.dispatch.frame import Frame
 from handrail.dispatch.gate import Gate
 from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
-from handrail.events import ToolInvoked
+from handrail.events import Fact, ToolInvoked
 from handrail.journal.any_journal import AnyJournal
 from handrail.journal.connection import Connection
 from handrail.limits import Budget, BudgetTracker
@@ -147,7 +147,8 @@ async def _until_over(attempts: Attempts, journal: AnyJournal, play: Play, perso
             )
         else:
             if row.status == "parked":
-                await _answer(attempts.world, journal, play, await journal.questions.open(RUN))
+                questions = await journal.questions.open(RUN)
+                await _answer(attempts.world, journal, play, RunParked(RUN, questions, row.due_at))
             going = adapter.resume(RUN, prompt, session=_session(play), environment=person)
         try:
             return await going
@@ -156,7 +157,7 @@ async def _until_over(attempts: Attempts, journal: AnyJournal, play: Play, perso
                 crash()
             if play.person is None:
                 raise
-            await _answer(attempts.world, journal, play, parked.questions)
+            await _answer(attempts.world, journal, play, parked)
     raise AssertionError(f"the run was parked {_PARKS} times and is not over")
 
 
@@ -212,13 +213,17 @@ def _session(play: Play) -> Session | None:
     return None if play.session is None else play.session()
 
 
-async def _answer(world: World, journal: AnyJournal, play: Play, questions: Sequence[Question]) -> None:
+async def _answer(world: World, journal: AnyJournal, play: Play, parked: RunParked) -> None:
     """Answer the questions, or only the first if the play says so. Each answer is then repeated and contradicted.
 
-    A repeated answer must have no effect, and a contradiction must be refused. Without a person, does nothing.
+    A repeated answer must have no effect, and a contradiction must be refused. If nobody answers any of them, waits until the
+    first one expires. Without a person, does nothing.
     """
     if play.person is None:
         return
+    questions = [each for each in parked.questions if each.name not in play.unanswered]
+    if parked.questions and not questions and parked.due_at is not None:
+        await asyncio.sleep(max(parked.due_at - journal.clock.now().timestamp(), 0.0))
     for question in questions[:1] if play.one_at_a_time else questions:
         answer = await play.person.ask(question)
         assert answer is not None, "the person of a play answers"
@@ -234,7 +239,7 @@ def _contradict(world: World, journal: AnyJournal, answers: Mapping[str, Answer]
 
 
 def _say_the_contrary(world: World, journal: AnyJournal, answer: Answer) -> None:
-    outcome = "declined" if answer.outcome == "answered" else "answered"
+    outcome = "answered" if answer.outcome == "declined" else "declined"
     try:
         journal.questions.answer(
             msgspec.structs.replace(answer, outcome=outcome, value=None, reason="I changed my mind")
@@ -381,10 +386,15 @@ def recorded_answers(storage: Storage, folder: Path) -> dict[str, Answer]:
 
 
 def _seen_in(session: Session) -> dict[str, Any]:
-    """Return a session's calls and state at the end of its run."""
+    """Return a session's calls, state and logs at the end of its run. Handrail's own facts are left out of the logs."""
     calls = [[call.call_id, call.run_context.run_id] for call in session[ToolInvoked].all()]
     state = {
         kind.__name__: [encode_item(item, session.id).decode() for item in contents.all()]
         for kind, contents in session.state.items()
     }
-    return {"calls": calls, "state": state}
+    logs = {
+        kind.__name__: [encode_item(item, session.id).decode() for item in contents.all()]
+        for kind, contents in session.logs().items()
+        if not issubclass(kind, Fact)
+    }
+    return {"calls": calls, "state": state, "logs": logs}

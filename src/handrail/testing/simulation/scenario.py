@@ -112,6 +112,8 @@ class Play(NamedTuple):
     """The environment that answers the run's questions; None if nobody does."""
     one_at_a_time: bool = False
     """Whether only the first of several open questions is answered before the run continues."""
+    unanswered: Sequence[str] = ()
+    """The names of the questions that nobody answers, so that they expire. A connected person must not answer them either."""
     session: Callable[[], Session] | None = None
     """A function that creates an empty session with a fixed id. It is needed only if the session has its own slice rules."""
 

@@ -13,7 +13,7 @@
  */
 
 const HUNK = /^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)$/;
-const NOTE = /^(new|deleted) (file|folder|link)( mode \d+)?$|^(file|folder|link) becomes |^(old|new) mode \d+$|^(Large|Binary|Long) files .* differ|^.* differ, and their content can't be shown$|^runs later: |^no change$/;
+const NOTE = /^(new|deleted) (file|folder|link)( mode \d+)?$|^(file|folder|link) becomes |^(old|new) mode \d+$|^(Large|Binary|Long) files .* differ|^.* differ, and their content can't be shown$|^content: |^runs later: |^no change$/;
 
 /** @returns {Diff} */
 export function parseDiff(text) {

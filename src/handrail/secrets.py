@@ -1,6 +1,7 @@
-"""`Secrets`: the secret values in the settings of an MCP server, which are hidden in what the server sends.
+"""`Secrets`: the secret values in the settings of an MCP server or a model, which are hidden in what the server sends.
 
-A server receives its secrets in environment variables and headers, and may repeat them in an error, a result or a log line.
+A server receives its secrets in environment variables, headers and its address, and may repeat them in an error, a result or
+a log line. Libraries may log them too, so `hide_all` hides the secrets of all servers.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
+from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
 
@@ -22,7 +25,15 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 _PUBLIC_HEADERS = frozenset(
-    ["accept", "accept-language", "content-type", "user-agent", "mcp-protocol-version"]
+    [
+        "accept",
+        "accept-language",
+        "content-type",
+        "user-agent",
+        "mcp-protocol-version",
+        "http-referer",
+        "x-title",
+    ]
 )
 
 
@@ -38,8 +49,12 @@ class Secrets:
         found: set[str] = set()
         for value in values:
             # The words of `Bearer TOKEN` are hidden too, since a server may repeat the token alone.
-            found.update(part for part in (value, *value.split()) if len(part) >= _MIN_LENGTH)
+            parts = [part for part in (value, *value.split()) if len(part) >= _MIN_LENGTH]
+            # In an address, some characters are percent-encoded.
+            found.update(form for part in parts for form in (part, quote(part), quote(part, safe="")))
         self.values = tuple(sorted(found, key=lambda value: (-len(value), value)))
+        if self.values:
+            _all[id(self)] = self
 
     @classmethod
     def of(cls, env: Mapping[str, str], headers: Mapping[str, str], more: Iterable[str] = ()) -> Secrets:
@@ -88,3 +103,15 @@ class Secrets:
         if isinstance(value, list):
             return [self.hide_in(each) for each in cast("list[Any]", value)]
         return value
+
+
+_all: WeakValueDictionary[int, Secrets] = WeakValueDictionary()
+
+
+def hide_all(text: str) -> str:
+    """Return a text with `[secret]` in place of the secrets of all servers that this process has settings of."""
+    for reference in _all.valuerefs():  # a copy, since other threads may add secrets
+        secrets = reference()
+        if secrets is not None:
+            text = secrets.hide(text)
+    return text
