@@ -261,7 +261,7 @@ def test_params_fill_the_prompt() -> None:
     [
         (lambda a: a.evaluate("prompt", "hi"), "evaluate takes a Prompt, not a str"),
         (lambda a: a.evaluate(GUIDE, "hi", message="hi"), "two messages were passed"),
-        (lambda a: a.evaluate(GUIDE, "hi", session="s"), "session is a str"),
+        (lambda a: a.evaluate(GUIDE, "hi", session=5), "session is an int. Pass a Session"),
         (lambda a: a.evaluate(GUIDE, "hi", deadline=5).wait(), "deadline is an int. Pass a Deadline"),
         (lambda a: a.evaluate(GUIDE, "hi", budget=5).wait(), "budget is an int. Pass a Budget"),
         (lambda a: Adapter("gpt-5"), "Write provider:name"),

@@ -202,6 +202,7 @@ INHERITED = (
     "new_id",
 )
 OWN = (
+    "continues",
     "bus",
     "resources",
     "workers",
