@@ -684,7 +684,7 @@ TOLD: dict[str, Told] = {
         ("declared", {}),
         "invalid",
         "no tool 'declared' that can be called",
-        "",
+        "Available tools: none",
     ),
     "not JSON": (
         [write],

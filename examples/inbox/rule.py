@@ -21,12 +21,15 @@ class SmallBills:
 
     async def decide(self, request: ApprovalRequest, /) -> Approval:
         amount = str(request.arguments.get("sum", "")).removesuffix(" euros")
-        small = request.tool == "book_bill" and amount.isdecimal() and int(amount) <= MOST
-        reason = (
-            f"a bill of at most {MOST} euros"
-            if small
-            else f"more than {MOST} euros, so somebody has to look at it"
-        )
+        small = False
+        if request.tool != "book_bill":
+            reason = f"{request.tool} is not about a bill, so somebody has to look at it"
+        elif not amount.isdecimal():
+            reason = "the sum is not a whole number of euros, so somebody has to look at it"
+        elif small := int(amount) <= MOST:
+            reason = f"a bill of at most {MOST} euros"
+        else:
+            reason = f"more than {MOST} euros, so somebody has to look at it"
         approval = Approval(small, reason, "the example's rule", "approved" if small else "denied")
         self._tell(request, approval)
         return approval

@@ -38,7 +38,8 @@ requests to models in `models`, and of serving in `serve.refusals`.
     │   └── DepthExceededError (RecursionError)    .path, .limit, .depth
     ├── StateError                               a session, a journal or a resource refused an operation
     │   ├── SessionError (ValueError)              .session
-    │   │   └── SessionOutdated (RuntimeError)       another run has worked on the recorded session since it was loaded
+    │   │   ├── SessionOutdated (RuntimeError)       another run has worked on the recorded session since it was loaded
+    │   │   └── SessionUnknown (LookupError)         .principal: it has no recorded session with this id
     │   ├── SessionBusy (RuntimeError)             .session, .run_id, .owner: another run is working on the session
     │   ├── ReducerError (RuntimeError)            .event: a reducer failed; the dispatch was undone
     │   ├── EventRefused (TypeError)               .event: it can't be dispatched or published as an event
@@ -397,6 +398,19 @@ class SessionOutdated(SessionError, RuntimeError):
         )
 
 
+class SessionUnknown(SessionError, LookupError):
+    """The journal has no run of the principal in a session with this id."""
+
+    def __init__(self, session: str, principal: str) -> None:
+        whose = repr(principal) if principal else "nobody in particular"
+        super().__init__(
+            session,
+            f"the journal has no session of {whose} with this id",
+            "`handrail runs list --json` shows the session of each run.",
+        )
+        self.principal = principal
+
+
 class SessionBusy(StateError, RuntimeError):
     """Another run is working on a recorded session. Only one at a time can."""
 
@@ -699,7 +713,7 @@ class RunError(HandrailError, RuntimeError):
 
 
 class RunUnknown(RunError, LookupError):
-    """The journal has no run with this id, or the principal has no run in this session."""
+    """The journal has no run with this id."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id, "the journal has no such run", "`handrail runs list` shows the runs it has.")

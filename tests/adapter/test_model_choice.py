@@ -190,6 +190,25 @@ async def test_the_refusal_of_the_last_model_stands() -> None:
     assert (response.stop_reason, len(lines)) == ("refused", 3)
 
 
+async def test_a_refusal_falls_over_from_the_model_that_a_run_stays_with() -> None:
+    """Each link between two models has the rule of its own choice, and the outermost one decides what follows the last model."""
+
+    def models() -> list[ScriptedModel]:
+        return [
+            one("a:1", down(), down(), said("A again.")),
+            one("b:1", ToolCall("look"), said("", stop="refused")),
+        ]
+
+    prompt = Prompt("p", "Look.", tools=[look])
+    response, lines, _ = await told(first_that_works(*models(), on_refusal=True), prompt=prompt)
+    assert (response.text, lines[-2:]) == ("A again.", ["1 b:1 failed, ask a:1", "2 a:1 done 3"])
+    response, _, _ = await told(first_that_works(*models()), prompt=prompt)
+    assert response.stop_reason == "refused"
+    inner = first_that_works(*models(), on_refusal=True)
+    response, _, _ = await told(first_that_works(inner), prompt=prompt)
+    assert response.stop_reason == "refused"
+
+
 async def test_choices_nest() -> None:
     """A choice may contain choices, and each has its own rule for refusals.
 

@@ -151,6 +151,10 @@ class Cash(BaseModel):
     kind: Literal["cash"]
 
 
+class Unset(BaseModel):
+    value: None
+
+
 class Paid(BaseModel):
     by: Annotated[Card | Cash, Field(discriminator="kind")]
 
@@ -168,6 +172,8 @@ class Paid(BaseModel):
         (list[Address], ["y", "Main", "1", "n", ""], [{"street": "Main", "number": 1}]),
         (dict[str, int], ["a", "1", "b", "2", "", ""], {"a": 1, "b": 2}),
         (int | None, ["", ""], None),
+        (None, ["", ""], None),
+        (Unset, ["", ""], {"value": None}),
         (int | str, ["2", "7", ""], "7"),
         (
             Tree,

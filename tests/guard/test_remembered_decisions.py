@@ -25,7 +25,7 @@ from handrail import (
     runs,
     tool,
 )
-from handrail.errors import AnswerRefused, JournalError, RunBusy, RunParked, RunUnknown, SessionOutdated
+from handrail.errors import AnswerRefused, JournalError, RunBusy, RunParked, SessionOutdated, SessionUnknown
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.journal.decisions import remembered_by
@@ -120,7 +120,7 @@ class Office:
     async def session(self, session_id: str = "s", principal: str = "ada") -> Session:
         try:
             return await runs.session(self.journal, session_id, principal=principal)
-        except RunUnknown:
+        except SessionUnknown:
             return Session(id=session_id, principal=principal)
 
     async def run(
@@ -373,7 +373,7 @@ async def test_others_never_see_them(office: Office):
     await office.run(PAY, approvals="approve_all", session=Session(id="s", principal="eve"))
     assert ran == ["pay 1", "pay 1"]
     assert await office.listed("t") == await office.listed("s", "eve") == []
-    with pytest.raises(RunUnknown):
+    with pytest.raises(SessionUnknown):
         await runs.approvals(office.journal, "s", principal="bob")
 
 

@@ -407,11 +407,11 @@ def test_no_home_is_said(monkeypatch: pytest.MonkeyPatch):
     ("owner", "mode", "problem"),
     [
         (1000, 0o400, ""),
-        (1000, 0o440, "other users can access"),
+        (1000, 0o440, "other users can access.*chmod 600"),
         (0, 0o400, ""),
         (0, 0o440, ""),  # as systemd and Kubernetes volumes with an `fsGroup` provide it
-        (0, 0o460, "other users can access"),
-        (0, 0o444, "other users can access"),
+        (0, 0o460, "other users can access.*chmod 640"),
+        (0, 0o444, "other users can access.*chmod 640"),
         (2000, 0o400, "belongs to another user"),
     ],
 )

@@ -187,6 +187,24 @@ def test_invalid_policies(tmp_path: Path, text: str, match: str) -> None:
         load_rules(tmp_path / "policies.yaml")
 
 
+async def test_a_rule_that_names_no_server_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A capability of a server that the gateway does not have gives a warning. Others do not, because any tool may have them."""
+    policies = """\
+        policies:
+          - capability:
+              allow: [mcp.trial.echo, mcp.trial.later, mcp.login, "mcp.*", net]
+              deny: [mcp.trail.hang, mcp.trail.*]
+    """
+    async with gateway(tmp_path, policies):
+        pass
+    told = [each.getMessage() for each in caplog.records if "names mcp" in each.getMessage()]
+    assert [each.split(",")[0] for each in told] == [
+        "a policy names mcp.trail.*",
+        "a policy names mcp.trail.hang",
+    ]
+    assert told[0].endswith("The servers are: trial")
+
+
 def test_rules_on_capabilities_are_always_there(tmp_path: Path) -> None:
     """A file without a capability policy gets the default one, and a limit on calls becomes a policy too."""
     (tmp_path / "policies.yaml").write_text("limits: {tool_calls: 3}")

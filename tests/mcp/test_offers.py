@@ -334,7 +334,10 @@ class Live(LiveSection):
 
 
 async def test_a_prompt_with_params_serves_the_current_tools_of_all_its_sections() -> None:
-    """All sections' tools are served, those of live sections too. A section's policies also decide on tools of sections inside it."""
+    """The tools of all sections that are enabled or may be, those of live sections too, are served.
+
+    A section's policies also decide on tools of sections inside it.
+    """
 
     @tool(effect="read")
     def fare() -> int:
@@ -346,11 +349,20 @@ async def test_a_prompt_with_params_serves_the_current_tools_of_all_its_sections
         """Look up a route."""
         return "north"
 
+    @tool(effect="read")
+    def secret() -> str:
+        """Look up a secret."""
+        return "s"
+
+    off = [
+        MarkdownSection("Off", "off", "", tools=[secret], enabled=False),
+        MarkdownSection("Never", "never", "", children=[Live()], enabled=lambda: False),
+    ]
     deny = CapabilityPolicy(effects={"read": "deny"})
     outer = MarkdownSection("Outer", "outer", "", policies=[deny], children=[Live()])
     routes = MarkdownSection("Routes", "routes", "", tools=[route], policies=[deny])
     fares = MarkdownSection[Trip]("Fares", "fares", "In $city.", tools=[fare])
-    agent = Agent(ScriptedModel([]), [PLAN, outer, routes, fares], name="guide")
+    agent = Agent(ScriptedModel([]), [PLAN, outer, routes, fares, *off], name="guide")
     async with Client(agent.mcp().server, mode="2026-07-28") as client:
         listed = [[each.name for each in (await client.list_tools()).tools] for _ in range(2)]
         denied = [(await client.call_tool(name, {})).is_error for name in ("fare", "live_0", "route")]

@@ -61,6 +61,19 @@ async def order(*, context: UserContext) -> str:
     return f"{size} {colour}"
 
 
+@dataclass(frozen=True)
+class Wish:
+    colour: str | None
+    size: int
+    note: str | None = "none"
+
+
+@tool(effect="read")
+async def wish(*, context: UserContext) -> str:
+    """Ask for a wish."""
+    return repr(await context.wait_for("wish", {}, Wish))
+
+
 @tool(effect="read")
 def measure() -> float:
     """Return a number that JSON does not have."""
@@ -115,6 +128,22 @@ async def test_tools_are_described(mode: str) -> None:
         (True, False),
         (False, True),
     ]
+
+
+@modes
+async def test_a_field_of_a_form_that_may_be_null_is_left_empty(mode: Any) -> None:
+    """A form does not require a field that may be null. A field that is left empty has its default, or else is null."""
+    required: list[Any] = []
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        required.append(params.requested_schema["required"])
+        return ElicitResult(action="accept", content={"size": 42})
+
+    server = ToolServer(Prompt("shop", "Sell.", tools=[wish]))
+    async with Client(server.server, mode=mode, elicitation_callback=answer) as connected:
+        result: Any = await connected.call_tool("wish", {})
+    assert required == [["size"]]
+    assert result.content[0].text.endswith("Wish(colour=None, size=42, note='none')")
 
 
 @modes

@@ -158,6 +158,17 @@ def test_what_was_written_stays_where_it_was_written(new_files: NewFiles):
     assert tree(root) == {"d": None, "d/e": None, "d/e/y": "2", "z": ""}
 
 
+def test_the_first_write_stays_where_it_was_written(new_files: NewFiles):
+    """The same for the first file that a fork writes, after it has looked at other paths."""
+    root = new_files({"d/e/x": "1"})
+    fork = root.fork("call")
+    assert not fork.exists("gone")
+    assert not fork.exists("gone too")
+    fork.write("d/e/y", "2")
+    root.delete("d", recursive=True)
+    assert tree(fork) == {"d": None, "d/e": None, "d/e/y": "2"}
+
+
 def test_what_was_read_stays_where_it_was_read(new_files: NewFiles):
     """The parent folders of a file that a fork read still exist in the fork after another call deletes them."""
     root = new_files({"d/e/x": "1", "d/y": "1"})

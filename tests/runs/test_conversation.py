@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from handrail import Attachment, Prompt, Session, ToolResult, tool
-from handrail.errors import RunParked, RunUnknown
+from handrail.errors import RunParked, RunUnknown, SessionUnknown
 from handrail.events import MessageAdded
 from handrail.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from handrail.runs import cancel, said, undo
@@ -58,7 +58,7 @@ async def test_a_session_has_everything_that_was_committed_and_what_was_said_in_
 async def test_nobody_elses_session_is_found(recorder: Recorder):
     await recorder.run("one", "done", session=Session(id="chat", principal="ada"))
     for id, principal in (("chat", "bob"), ("chat", ""), ("other", "ada")):
-        with pytest.raises(RunUnknown):
+        with pytest.raises(SessionUnknown, match=f"session '{id}': the journal has no session of"):
             await session_of(recorder.journal, id, principal=principal)
 
 

@@ -427,10 +427,13 @@ async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
         ),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}', "truncated"),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}\n{"entry": 3}', "line 2 of r.jsonl is damaged"),
-        (
-            b'{"handrail": "run", "version": 1, "run_id": "r"}\n'
-            b'{"entry": {"kind": "inner call", "key": "call 2", "at": 0.0, "body": ""}}',
-            "line 2 of r.jsonl is damaged: 'call 2' is not a place",
+        *(
+            (
+                b'{"handrail": "run", "version": 1, "run_id": "r"}\n'
+                b'{"entry": {"kind": "%s", "key": "call 2", "at": 0.0, "body": ""}}' % kind,
+                "line 2 of r.jsonl is damaged: 'call 2' is not a place",
+            )
+            for kind in (b"inner call", b"told", b"attachments", b"remote work", b"deadline")
         ),
     ],
 )

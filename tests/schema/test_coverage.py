@@ -15,6 +15,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainSerializer,
     RootModel,
     SecretStr,
     field_serializer,
@@ -64,6 +65,8 @@ class Someday(BaseModel):
         return "someday"
 
 
+Lower = Annotated[str, PlainSerializer(str.lower)]
+
 HIDDEN: dict[str, tuple[Any, str, str]] = {
     "an excluded field": (Excluded, '{"item": "pen", "cents": 99900}', "v.cents"),
     "an excluded field in a list": (list[Excluded], '[{"item": "pen", "cents": 99900}]', "v.0.cents"),
@@ -71,7 +74,7 @@ HIDDEN: dict[str, tuple[Any, str, str]] = {
     "a field that is cut": (Cut, '{"text": "hello; rm -rf /"}', "v.text"),
     "a model that sums itself up": (Summary, '{"text": "pen", "amount": 99900}', "v.amount"),
     "a softened date": (Someday, '{"when": "2030-01-01T00:00:00Z"}', "v.when"),
-    "keys that are written alike": (dict[float, int], '{"nan": 99900, "NaN": 1}', "v"),
+    "keys that are written alike": (dict[Lower, int], '{"a": 99900, "A": 1}', "v"),
     "secret keys": (dict[SecretStr, int], '{"x": 99900, "y": 1}', "v"),
 }
 

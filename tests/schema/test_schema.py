@@ -795,6 +795,24 @@ def test_no_infinity_comes_in(annotation: Any, form: str, where: str, written: s
     assert str(refused(Schema(annotation), form.format(written).encode())) == f"{where}{FINITE}"
 
 
+@pytest.mark.parametrize("written", ["NaN", "nan", "Infinity", "-inf", "1e999"])
+@pytest.mark.parametrize(
+    ("annotation", "form", "where"),
+    [
+        (dict[float, int], '{{"{}": 1}}', "{}: "),
+        (Mapping[float | None, int] | None, '{{"{}": 1}}', "{}: "),
+        (list[dict[float, int]], '[{{"{}": 1}}]', "[0].{}: "),
+        (Box[dict[float, int]], '{{"item": {{"{}": 1}}}}', "item.{}: "),
+    ],
+    ids=str,
+)
+def test_no_infinity_comes_in_as_a_key(annotation: Any, form: str, where: str, written: str):
+    """Keys of a mapping are text in JSON. NaN and infinities are refused there too, if the keys are numbers."""
+    assert str(refused(Schema(annotation), form.format(written))) == f"{where.format(written)}{FINITE}"
+    assert Schema(dict[float, int]).parse('{"1.5": 1}') == {1.5: 1}
+    assert Schema(dict[str, int]).parse('{"NaN": 1}') == {"NaN": 1}
+
+
 @pytest.mark.parametrize("sign", ["", "-"])
 @pytest.mark.parametrize(
     ("annotation", "form", "where"),

@@ -51,8 +51,9 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
     if tool is None and workers is not None:
         tool = workers.find(call.name, attempt)
     if tool is None or tool.handler is None:
-        near = nearest(call.name, tools)
-        hint = f"Did you mean {near}?" if near else f"Available tools: {', '.join(tools) or 'none'}."
+        names = [name for name, each in tools.items() if each.handler is not None]
+        near = nearest(call.name, names)
+        hint = f"Did you mean {near}?" if near else f"Available tools: {', '.join(names) or 'none'}."
         if tool is None and workers is not None:
             hint = workers.why_not(call.name) or hint
         raise Refused("invalid", f"There is no tool {call.name!r} that can be called. {hint}")

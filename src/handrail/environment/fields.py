@@ -54,7 +54,7 @@ def _lookup(reference: str, root: JsonSchema) -> JsonSchema:
 def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema], bool]:
     """Return the alternatives of a union, except null, and whether null is one of them.
 
-    A schema that is not a union is its own only alternative.
+    A schema that is not a union is its own only alternative, and null has none.
     """
     of = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(of, list):
@@ -67,7 +67,7 @@ def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema]
         several = cast(list[str], names)
         kinds = [{**schema, "type": name} for name in several if name != "null"]
         return kinds, "null" in several
-    return [schema], False
+    return ([], True) if names == "null" else ([schema], False)
 
 
 def list_options(schema: JsonSchema) -> list[Any] | None:

@@ -152,11 +152,6 @@ class DbosDispatcher:
             elif found.status == "ENQUEUED":
                 return
 
-    async def cancel(self, run: RunRow, /) -> None:
-        """Cancel the run's next leg, once DBOS is launched."""
-        await self._ready.wait()
-        await self._in_thread(lambda: DBOS.cancel_workflow(next_leg(run)))
-
     def _in_thread(self, work: Callable[[], object]) -> Awaitable[object]:
         """Call DBOS in the dispatcher's own thread. On the event loop, DBOS would replace the loop's default executor."""
         return asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -22,7 +22,8 @@ class Dispatcher(Protocol):
     """Starts legs of runs on workers.
 
     The journal is authoritative: a run is recorded there first, and only the journal decides which worker executes it.
-    So a dispatcher may start a leg twice or late. It may even lose one, because workers also look for due runs.
+    So a dispatcher may start a leg twice or late. It may even lose one, because workers also look for due runs. A leg of a
+    run that was cancelled does nothing.
     """
 
     async def submit(self, run: RunRow, /, at: float | None = None) -> None:
@@ -31,13 +32,6 @@ class Dispatcher(Protocol):
 
     async def wake(self, run: RunRow, /) -> None:
         """Start the next leg of a run that is due, for example because a question was answered or its worker is gone."""
-        ...
-
-    async def cancel(self, run: RunRow, /) -> None:
-        """Drop the waiting legs of a run that has been cancelled in the journal.
-
-        A worker that executes the run learns of the cancellation from the journal.
-        """
         ...
 
 
@@ -100,9 +94,6 @@ class JournalDispatcher:
 
     async def wake(self, run: RunRow, /) -> None:
         """Do nothing, because the journal knows that the run is due."""
-
-    async def cancel(self, run: RunRow, /) -> None:
-        """Do nothing, because the journal has the cancellation."""
 
 
 def missing_engine(name: str, error: ModuleNotFoundError) -> Exception:

@@ -63,9 +63,6 @@ class ProcrastinateDispatcher:
             task = self._app.configure_task(_TASK, queue=queue_name(run.queue), queueing_lock=next_leg(run))
             await task.defer_async(leg=sealed_leg(run, self._journal))
 
-    async def cancel(self, run: RunRow, /) -> None:
-        """Do nothing, because a leg of a run that is over does nothing."""
-
     async def work(self, execute: Execute, queues: Sequence[str], limit: int, /) -> None:
         """Execute the legs that procrastinate starts, until cancelled.
 

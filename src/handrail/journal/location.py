@@ -195,7 +195,8 @@ def _exposure(path: str, *, by_root: bool = False) -> Exposure | None:
     if facts.st_uid != os.geteuid() and not is_of_root:
         return _of_another_user(path, facts.st_uid)
     if mode & (_OTHERS & ~stat.S_IRGRP if is_of_root else _OTHERS):
-        wanted = "700" if stat.S_ISDIR(mode) else "600"
+        # a file of root is of use to a service only if the service's group can read it
+        wanted = "700" if stat.S_ISDIR(mode) else "640" if facts.st_uid != os.geteuid() else "600"
         return Exposure(
             f"other users can access {path!r} (mode {stat.S_IMODE(mode):o})",
             f"Check that nobody has changed it, then run `chmod {wanted} {shlex.quote(path)}`.",

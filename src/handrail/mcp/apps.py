@@ -13,7 +13,7 @@ from handrail.mcp.call_model import NoModel
 from handrail.mcp.server import ToolServer
 from handrail.messages import Model
 from handrail.prompt import MarkdownSection, Prompt, Section
-from handrail.prompt.section import LiveSection
+from handrail.prompt.section import LiveSection, condition_of
 from handrail.serve.sources import load_app_module
 from handrail.tools import Tool
 
@@ -49,8 +49,8 @@ def app_of(found: Any, adapter: Adapter | None = None) -> App:
 def _without_params(prompt: Prompt[Any]) -> Prompt[Any]:
     """Return a prompt that can be rendered without params: the prompt itself, if it takes none.
 
-    Otherwise, this is a new prompt with the same tools, policies and resources. Its sections have no text and
-    no conditions, so all their tools are available.
+    Otherwise, this is a new prompt with the same tools, policies and resources. Its sections have no text. They are enabled
+    as before, except that a condition that may read the params counts as true. None of them is closed.
     """
     if prompt.params_type is None:
         return prompt
@@ -65,20 +65,29 @@ def _without_params(prompt: Prompt[Any]) -> Prompt[Any]:
 
 def _section_without_params(section: Section[Any]) -> Section[Any]:
     children = [_section_without_params(child) for child in section.children]
+    enabled = True if condition_of(section, "enabled").may_read_params else section.enabled
     if isinstance(section, LiveSection):
-        return _LiveTools(section, children)
+        return _LiveTools(section, children, enabled)
     return MarkdownSection(
-        section.title, section.key, "", tools=section.tools, policies=section.policies, children=children
+        section.title,
+        section.key,
+        "",
+        tools=section.tools,
+        policies=section.policies,
+        children=children,
+        enabled=enabled,
     )
 
 
 class _LiveTools(LiveSection):
-    """The tools and policies of a live section, without its text and conditions."""
+    """The tools and policies of a live section, without its text."""
 
     _source: LiveSection
 
-    def __init__(self, source: LiveSection, children: Sequence[Section[Any]]) -> None:
-        super().__init__(source.title, source.key, "", policies=source.policies, children=children)
+    def __init__(self, source: LiveSection, children: Sequence[Section[Any]], enabled: Any) -> None:
+        super().__init__(
+            source.title, source.key, "", policies=source.policies, children=children, enabled=enabled
+        )
         object.__setattr__(self, "_source", source)
 
     async def connect(self, principal: str) -> None:

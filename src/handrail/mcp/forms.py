@@ -55,7 +55,7 @@ def form_of(question: Question, problem: str = "") -> wire.ElicitRequestFormPara
         fields = {_JSON: {"type": "string", "title": "Answer as JSON"}}
         needed: list[str] = [_JSON]
     elif _is_object(schema):
-        needed = list(schema.get("required", ()))
+        needed = [name for name in schema.get("required", ()) if not _may_be_null(schema, name)]
     else:
         needed = [_VALUE]
     form: dict[str, Any] = {"type": "object", "properties": fields, "required": needed}
@@ -132,8 +132,15 @@ def _value(question: Question, content: dict[str, Any]) -> Any:
             return None
     if not _is_object(schema):
         return content.get(_VALUE)
-    # Fields that the person left empty are not in the answer, so that their defaults apply.
-    return {name: value for name, value in content.items() if value is not None}
+    # Fields that the person left empty are not in the answer, so that their defaults apply. Those without a default are null.
+    empty = {name: None for name in schema.get("required", ()) if _may_be_null(schema, name)}
+    return empty | {name: value for name, value in content.items() if value is not None}
+
+
+def _may_be_null(schema: Mapping[str, Any], name: str) -> bool:
+    """Return whether a field of an object may be null. In a form, it is then left empty."""
+    options: Any = schema.get("properties", {}).get(name, {}).get("anyOf", ())
+    return any(each.get("type") == "null" for each in options)
 
 
 def _is_object(schema: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ not decide on it, unless it is trusted.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +23,11 @@ from handrail.journal.digest import digest
 from handrail.mcp.calls import Calls, LiveCall
 from handrail.mcp.config import load_servers
 from handrail.mcp.server import ToolServer
+from handrail.mcp.tools import may_be_of
 from handrail.prompt import Prompt
 from handrail.protocols import Environment, PolicyDecision, RunMode, ToolPolicy
 from handrail.question import Answer, Question, Quorum, ask
+from handrail.rendering import escape_line
 from handrail.replay.parked_run import Parking
 from handrail.serve.inbox import GATEWAY
 from handrail.tools import EFFECTS, Effect, Tool
@@ -33,6 +36,8 @@ from handrail.workers.problems import Finder, WorkerProblem, refuse
 
 Voters = Callable[[str | None, str], Mapping[str, float]]
 """A function that takes a role, or None for any, and a principal to exclude, and returns the names of those who may vote."""
+
+log = logging.getLogger("handrail.mcp")
 
 _FENCE = "---\n"
 _ALLOWED = frozenset(["policies", "limits"])
@@ -44,6 +49,8 @@ class Rules(NamedTuple):
     policies: tuple[ToolPolicy, ...]
     seconds: float | None = None
     """The time limit of one call, in seconds; None for the default of `McpTools`."""
+    capabilities: frozenset[str] = frozenset()
+    """The capabilities that the policies name."""
 
 
 def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
@@ -82,7 +89,7 @@ def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
         raise refuse(find.problems)
     if front.limits.tool_calls is not None:
         made.append(SharedRate(front.limits.tool_calls, None, name="limits"))
-    return Rules(tuple(made), front.limits.seconds)
+    return Rules(tuple(made), front.limits.seconds, _capabilities_in(_entries(front)))
 
 
 class _Shifted(Finder):
@@ -101,6 +108,13 @@ def _entries(front: FrontMatter) -> Sequence[Any]:
     )
     # Without a capability policy, no call would need approval.
     return (*(given or ()),) if has_rule else (*(given or ()), "capability")
+
+
+def _capabilities_in(entries: Sequence[Any]) -> frozenset[str]:
+    rules = [each.capability for each in entries if isinstance(each, PolicyEntry)]
+    return frozenset(
+        word for each in rules if each is not None for word in (*each.allow, *each.ask, *each.deny)
+    )
 
 
 def _policy(entry: Any, quorum: Quorum | None) -> ToolPolicy:
@@ -196,6 +210,13 @@ class Gateway(ToolServer):
     ) -> None:
         timeout = {} if rules.seconds is None else {"timeout": rules.seconds}
         self.sections = load_servers(servers, **timeout)
+        names = [section.server.name for section in self.sections]
+        for word in sorted(rules.capabilities):
+            if not any(may_be_of(name, word) for name in names):
+                log.warning(
+                    "a policy names %s, and no server in %s is called that, so it decides nothing. The servers are: %s",
+                    *(escape_line(word), servers, escape_line(", ".join(names))),
+                )
         path = str(Path(servers).resolve())
         places = [[section.server.name, *section.server.place] for section in self.sections]
         identity = digest(b"" if journal is None else journal.key, GATEWAY, path, places)[:12]

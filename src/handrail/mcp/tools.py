@@ -143,9 +143,20 @@ def map_names(remote: Sequence[str], prefix: str) -> dict[str, str]:
 
 def capabilities_of(server: str, remote: Sequence[str]) -> dict[str, str]:
     """Return a capability in lower case for each of a server's names, such as `mcp.files.write_file`, by the rules of `map_names`."""
-    start = f"mcp.{_UNFIT.sub('_', server).lower()}."
+    start = _start_of(server)
     folded = {name: start + _UNFIT.sub("_", name).lower() for name in remote}
     return _mapped(folded, start)
+
+
+def may_be_of(server: str, capability: str) -> bool:
+    """Return whether a capability that a policy names could be one of this server's tools, or one that no server has by its name."""
+    first, _, rest = capability.partition(".")
+    of_a_tool = first == "mcp" and "." in rest and not rest.startswith("*")
+    return not of_a_tool or capability.startswith(_start_of(server))
+
+
+def _start_of(server: str) -> str:
+    return f"mcp.{_UNFIT.sub('_', server).lower()}."
 
 
 def _mapped(plain: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -31,7 +31,10 @@ class Candidate(msgspec.Struct, frozen=True):
 
     model: Model
     on_refusal: bool = False
-    """Whether the next candidate is tried if this one refuses to answer."""
+    """Whether the next candidate is tried if this one refuses to answer. After the last one comes the first.
+
+    A run that stays with a model begins with it, and tries the others in this order.
+    """
 
 
 @runtime_checkable
@@ -107,8 +110,8 @@ class FirstThatWorks:
 
     def candidates(self, request: ModelRequest, /) -> tuple[Candidate, ...]:
         found = [list(candidates_of(model, request)) for model in self._found()]
-        for each in found[:-1]:  # the choice around this one, if any, decides for the last model
-            each[-1] = Candidate(each[-1].model, each[-1].on_refusal or self._on_refusal)
+        for each in found:  # after the last one comes the first, unless a choice around this one decides
+            each[-1] = Candidate(each[-1].model, self._on_refusal)
         return tuple(candidate for each in found for candidate in each)
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:

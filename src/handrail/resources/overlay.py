@@ -219,8 +219,8 @@ class Overlay(Layer):
         change = (node, old if base is None else base)
         over = self._over
         if over is None:
-            self._over = {folder: {name: change}}
-        elif folder not in over:
+            over = self._over = {}
+        if folder not in over:
             over[folder] = {name: change}
             self._keep(folder)
         else:

@@ -13,7 +13,7 @@ from handrail.adapter.cancelled_run import NEVER_BEGAN, end_cancelled
 from handrail.adapter.requests import decode_request
 from handrail.adapter.run_record import base_of, decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import DefinitionError, RunBusy, RunUnknown
+from handrail.errors import DefinitionError, RunBusy, SessionUnknown
 from handrail.events import ApprovalRemembered
 from handrail.guard import ApprovalMemory
 from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
@@ -142,12 +142,12 @@ async def approvals(
     """Return the approval memory of a session, which can `.list()` its decisions and `.revoke(id)` one.
 
     A revocation is recorded, and applies immediately to the session's runs in any process. Nothing else in the
-    session is read, so the code that defines its types is not needed. Raises `RunUnknown` if the principal has no run in
+    session is read, so the code that defines its types is not needed. Raises `SessionUnknown` if the principal has no run in
     this session.
     """
     runs = await journal.runs.list(session_id=session_id, principal=principal)
     if not runs:
-        raise RunUnknown(session_id)
+        raise SessionUnknown(session_id, principal)
     session = Session(id=session_id, principal=principal)
     base, first = base_of(runs), runs[0].record
     bring_in(session, () if base is None else decisions_in(base))

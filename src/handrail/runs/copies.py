@@ -152,10 +152,8 @@ FORMAT = 1
 """The version of the file format. A newer version is refused."""
 
 
-_AT_PLACES = frozenset(
-    ("model answer", "call begun", "call tried", "inner call", "verb", "advice", "approval")
-)
-"""The kinds of entries whose keys are checked to be places."""
+_NOT_AT_PLACES = frozenset(("undoing", "undone", "emitted", "parked"))
+"""The kinds of entries whose keys are not places. All other keys are checked."""
 
 
 class _Head(msgspec.Struct):
@@ -322,6 +320,6 @@ def _with_place(line: Any) -> Any:
     """Return a decoded line unchanged. Raises `ValueError` if it has a place that can't be parsed."""
     if isinstance(line, CommitUnit):
         Place.parse(line.place)
-    elif isinstance(line, Entry) and line.kind in _AT_PLACES:
+    elif isinstance(line, Entry) and line.kind not in _NOT_AT_PLACES:
         Place.parse(line.key)
     return line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from handrail.adapter.recorded_messages import retold
 from handrail.adapter.recorded_session import load_session
 from handrail.adapter.run_record import decode_outcome
-from handrail.errors import RunUnknown
+from handrail.errors import SessionUnknown
 from handrail.journals import Journal
 from handrail.messages import Message
 from handrail.records import OVER
@@ -18,12 +18,12 @@ async def session(
     """Return a principal's session, with everything that its runs have committed, and what was said in finished runs.
 
     A run can begin on the returned session until another run works on the session. Then it must be loaded again. Raises
-    `RunUnknown` if the principal has no run in a session with this id. If the session was created with its own slice rules,
+    `SessionUnknown` if the principal has no run in a session with this id. If the session was created with its own slice rules,
     pass `session`: an empty session with the same id and rules.
     """
     rows = await journal.runs.list(session_id=session_id, principal=principal)
     if not rows:
-        raise RunUnknown(session_id)
+        raise SessionUnknown(session_id, principal)
     return await load_session(journal, rows[0], session)
 
 

@@ -78,7 +78,7 @@ class Schema(Generic[T]):
     def __init__(self, annotation: Any, namespace: Mapping[str, Any] | None = None) -> None:
         self.annotation = annotation
         self._adapter = _adapter_for(annotation, namespace)
-        self._validate = self._adapter.validator.validate_json
+        self._validate = _validator_of(self._adapter).validate_json
         self._serializer = _serializer_of(self._adapter)
         self.json_schema: JsonSchema = read_only(_json_schema_of(self._adapter, annotation))
         self._may_hold_floats = any(_holds_floats(part) for part in _schemas_in(self.json_schema))
@@ -117,7 +117,7 @@ class Schema(Generic[T]):
         """
         count = error.error_count()
         if count > _MANY_ERRORS:
-            schema: Any = _failing_fast(self._adapter.core_schema)
+            schema: Any = _rewritten(self._adapter.core_schema, _failing_fast)
             try:
                 pydantic_core.SchemaValidator(schema).validate_json(data, strict=True, extra="forbid")
             except pydantic_core.ValidationError as first:
@@ -309,23 +309,49 @@ def _adapter_for(annotation: Any, namespace: Mapping[str, Any] | None) -> TypeAd
         raise _indescribable(annotation, error) from error
 
 
+def _validator_of(adapter: TypeAdapter[Any]) -> Any:
+    """Return a validator that refuses infinite keys. They are text in JSON, so they can't be found among its numbers."""
+    if not any(_has_float_keys(part) for part in _parts(adapter.core_schema)):
+        return adapter.validator
+    return pydantic_core.SchemaValidator(_rewritten(adapter.core_schema, _with_finite_keys))
+
+
 def _serializer_of(adapter: TypeAdapter[Any]) -> pydantic_core.SchemaSerializer:
     """Return a serializer that omits fields with `init=False`, because they can't be parsed again."""
     if not any(_is_unsendable(part) for part in _parts(adapter.core_schema)):
         return adapter.serializer
-    return pydantic_core.SchemaSerializer(_without_unsendable(adapter.core_schema))
+    return pydantic_core.SchemaSerializer(_rewritten(adapter.core_schema, _without_unsendable))
 
 
-def _failing_fast(part: Any) -> Any:
-    """Return a core schema whose lists, tuples and sets are validated up to the first item that does not fit."""
+def _rewritten(part: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a core schema with each of its dicts changed, from the inside out."""
     if type(part) is list:
-        return [_failing_fast(inner) for inner in cast("list[Any]", part)]
+        return [_rewritten(inner, change) for inner in cast("list[Any]", part)]
     if type(part) is tuple:
-        return tuple(_failing_fast(inner) for inner in cast("tuple[Any, ...]", part))
+        return tuple(_rewritten(inner, change) for inner in cast("tuple[Any, ...]", part))
     if type(part) is not dict:
         return part
-    made = {key: _failing_fast(inner) for key, inner in cast("dict[str, Any]", part).items()}
-    return {**made, "fail_fast": True} if made.get("type") in _FAIL_FAST else made
+    return change({key: _rewritten(inner, change) for key, inner in cast("dict[str, Any]", part).items()})
+
+
+def _failing_fast(part: dict[str, Any]) -> dict[str, Any]:
+    """Let lists, tuples and sets be validated up to the first item that does not fit."""
+    return {**part, "fail_fast": True} if part.get("type") in _FAIL_FAST else part
+
+
+def _has_float_keys(part: Mapping[str, Any]) -> bool:
+    keys = part.get("keys_schema") if part.get("type") == "dict" else None
+    return keys is not None and any(inner.get("type") == "float" for inner in _parts(keys))
+
+
+def _with_finite_keys(part: dict[str, Any]) -> dict[str, Any]:
+    return (
+        {**part, "keys_schema": _rewritten(part["keys_schema"], _finite)} if _has_float_keys(part) else part
+    )
+
+
+def _finite(part: dict[str, Any]) -> dict[str, Any]:
+    return {**part, "allow_inf_nan": False} if part.get("type") == "float" else part
 
 
 _FAIL_FAST = frozenset(["list", "tuple", "set", "frozenset"])
@@ -335,15 +361,8 @@ def _is_unsendable(part: Mapping[str, Any]) -> bool:
     return part.get("type") == "dataclass-field" and part.get("init") is False
 
 
-def _without_unsendable(part: Any) -> Any:
-    if type(part) is list:
-        return [_without_unsendable(inner) for inner in cast("list[Any]", part)]
-    if type(part) is tuple:
-        return tuple(_without_unsendable(inner) for inner in cast("tuple[Any, ...]", part))
-    if type(part) is not dict:
-        return part
-    made = {key: _without_unsendable(inner) for key, inner in cast("dict[str, Any]", part).items()}
-    return {**made, "serialization_exclude": True} if _is_unsendable(made) else made
+def _without_unsendable(part: dict[str, Any]) -> dict[str, Any]:
+    return {**part, "serialization_exclude": True} if _is_unsendable(part) else part
 
 
 def _indescribable(annotation: Any, error: Exception) -> DefinitionError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail import runs
 from handrail.adapter.followed_turns import is_outdated
-from handrail.errors import RunUnknown
+from handrail.errors import SessionUnknown
 from handrail.journals import Journal
 from handrail.messages import Message
 from handrail.question import Question
@@ -40,7 +40,7 @@ class ThreadRecord:
         if self._session is None or await is_outdated(self._session, self._journal):
             try:
                 self._session = await runs.session(self._journal, self.session_id, principal=self.principal)
-            except RunUnknown:
+            except SessionUnknown:
                 self._session = Session(id=self.session_id, principal=self.principal)
         return self._session
 
