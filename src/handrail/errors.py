@@ -628,8 +628,8 @@ class UnfinishedCommit(FileError):
         run, call = run_id or "RUN", call_id or "CALL"
         super().__init__(
             path,
-            "a process died while it committed changes to it. With that run's journal, finish them with "
-            f"`handrail runs resume {run}`, or give them up with `handrail runs discard {run} {call}`",
+            "a process died while it committed changes to it. Any call with that call's journal finishes them, such as one of "
+            f"`handrail runs resume {run}`; `handrail runs discard {run} {call}` gives up those of a recorded run",
         )
         self.journal = journal
         """The id of the journal that may have recorded the call."""

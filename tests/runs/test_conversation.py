@@ -5,16 +5,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from handrail import Attachment, Prompt, Session, ToolResult, tool
+from handrail import Adapter, Attachment, LaterEnvironment, Prompt, ScriptedModel, Session, ToolResult, tool
 from handrail.errors import RunParked, RunUnknown, SessionUnknown
 from handrail.events import MessageAdded
-from handrail.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from handrail.guard.feedback import RunState, Trigger
+from handrail.messages import AssistantMessage, Message, ToolMessage, Traits, UserMessage
 from handrail.runs import cancel, said, undo
 from handrail.runs import session as session_of
 from support.recorded import PROMPT, TOOLS, Noted, Recorder, call
 
 FIRST = Attachment(b"first", "first.txt")
 SECOND = Attachment(b"second", "second.txt")
+ANSWER = '{"value":3}'
 
 
 def texts(messages: list[Message]) -> list[str]:
@@ -119,6 +121,42 @@ async def test_a_cancelled_run_keeps_its_attachments(recorder: Recorder):
         assert isinstance(answered, ToolMessage)
         assert (asked.text, asked.attachments) == ("", (FIRST,))
         assert answered.results[0].attachments == (SECOND,)
+
+
+class Counts:
+    """A feedback provider that speaks after each call, and a completion checker that objects once."""
+
+    name = "counts"
+    cap = 9
+    trigger = Trigger(calls=1)
+
+    def advise(self, state: RunState, /) -> str | None:
+        return f"{state.calls} calls"
+
+    def missing(self, state: RunState, /) -> str | None:
+        return None if state.given else "Choose first."
+
+
+async def test_a_cancelled_run_keeps_what_its_model_was_told_about_its_answers(recorder: Recorder):
+    """Advice, objections and requests to correct an answer stand where the model got them, also after the run is cancelled."""
+    model = ScriptedModel(
+        [call("note", text="a"), "no number", ANSWER, call("choose")], traits=Traits(None, True)
+    )
+    adapter = Adapter(
+        model, journal=recorder.journal, filesystem=recorder.files, environment=LaterEnvironment()
+    )
+    prompt = Prompt("work", "Do.", tools=TOOLS, output=int, feedback=[Counts()], completion=[Counts()])
+    with pytest.raises(RunParked):
+        await adapter.evaluate(prompt, "go", run_id="one")
+    seen = texts(list(model.requests[-1].messages))
+    assert [each.split("\n")[0] for each in seen] == [
+        *("go", "note", "note: noted a", "[counts] 1 calls", "no number", "Your answer is invalid:", ANSWER),
+        "The task is not finished. Choose first. Continue, then answer again.",
+    ]
+    before = await said(recorder.journal, "one")
+    await cancel(recorder.journal, "one")
+    assert texts(before) == [*seen, "choose"]
+    assert texts(await said(recorder.journal, "one"))[:-1] == [*seen, "choose"]
 
 
 def test_text_is_recognised_once_its_bytes_are_loaded():

@@ -19,11 +19,13 @@ from handrail.messages import UserMessage
 from handrail.place import Place
 
 
-class _Advice(msgspec.Struct, frozen=True):
+class Advice(msgspec.Struct, frozen=True):
     """Recorded advice, with the number of times that each adviser had spoken by then."""
 
     said: list[str]
     given: list[int]
+    after: int
+    """The number of the model's answer that the advice follows."""
 
 
 class Advisers:
@@ -57,7 +59,7 @@ class Advisers:
         """
         seen, self._seen = self._seen, set()
         run_log, place = self._run.frame.log, self._next_place()
-        if (before := run_log.find("advice", place, _Advice)) is not None:
+        if (before := run_log.find("advice", place, Advice)) is not None:
             self._recall(self._run.feedback, before)
             for said in before.said:
                 self._tell(said)
@@ -76,10 +78,11 @@ class Advisers:
     def _tell(self, said: str) -> None:
         self._run.say(UserMessage(said, True))
 
-    def _advice(self, who: Sequence[Any], said: list[str]) -> _Advice:
-        return _Advice(said, [self._given.get(id(each), 0) for each in who])
+    def _advice(self, who: Sequence[Any], said: list[str]) -> Advice:
+        given = [self._given.get(id(each), 0) for each in who]
+        return Advice(said, given, self._run.answers)
 
-    def _recall(self, who: Sequence[Any], advice: _Advice) -> None:
+    def _recall(self, who: Sequence[Any], advice: Advice) -> None:
         self._given.update(zip(map(id, who), advice.given, strict=False))
 
     def _next_place(self) -> Place:
@@ -93,7 +96,7 @@ class Advisers:
         that have reached their cap object.
         """
         run_log, place = self._run.frame.log, self._next_place()
-        if (before := run_log.find("advice", place, _Advice)) is not None:
+        if (before := run_log.find("advice", place, Advice)) is not None:
             self._recall(self._run.completion, before)
             return before.said[0] if before.said else None
         self._run.leave_record()

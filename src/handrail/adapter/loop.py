@@ -171,7 +171,7 @@ async def run_until_done(run: Run) -> Outcome:
                     repairs += 1
                     if repairs > REPAIRS:
                         raise _no_answer(run, str(error)) from error
-                    run.say(UserMessage(what_to_correct(error, run.answers_by_call), True))
+                    await _correct(run, error)
                     continue
             if advisers is None:
                 return outcome
@@ -184,6 +184,16 @@ async def run_until_done(run: Run) -> Outcome:
     finally:
         if advisers is not None:
             advisers.close()
+
+
+async def _correct(run: Run, error: ToolValidationError) -> None:
+    """Tell the model why its answer was not accepted. A replay repeats what was recorded."""
+    log, place = run.frame.log, run.place_of_answer
+    told = log.find("correction", place, str)
+    if told is None:
+        told = what_to_correct(error, run.answers_by_call)
+        await log.note("correction", place, told)
+    run.say(UserMessage(told, True))
 
 
 async def _run_calls(

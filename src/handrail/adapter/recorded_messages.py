@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, takewhile
 from typing import Any, NamedTuple
 
 import msgspec
 
+from handrail.adapter.advice import Advice
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.lineage import lineage_of
@@ -34,8 +36,6 @@ class Unfinished(NamedTuple):
 async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = None) -> list[Message]:
     """Return the messages that a run added to its conversation. With `unfinished`, every call has a result.
 
-    Advice, requests to correct an answer, and attachments are left out.
-
     For a run that has not begun, this is the message it was requested with, or nothing if the run is over.
     """
     record = row.record
@@ -58,7 +58,7 @@ async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = 
     return conversation.messages.since(began)
 
 
-_AT_PLACES = ("model answer", "told", "call begun", "inner call")
+_AT_PLACES = ("model answer", "told", "call begun", "inner call", "advice", "correction")
 """The kinds of recorded entries that are looked up by place."""
 
 
@@ -80,6 +80,8 @@ class _Retold:
             (entry.kind, Place.parse(entry.key)): entry.body for entry in entries if entry.kind in _AT_PLACES
         }
         self._units = {Place.parse(unit.place): unit for unit in units}
+        rounds = (self._found.get(("advice", RUN.advice(number))) for number in count(1))
+        self._advice = [msgspec.msgpack.decode(body, type=Advice) for body in takewhile(bool, rounds) if body]
 
     def tell(self) -> None:
         number = made = 0
@@ -96,6 +98,17 @@ class _Retold:
             if results:
                 self._say(ToolMessage(results))
             made += len(calls)
+            for text in self._replies(number):
+                self._say(UserMessage(text, True))
+
+    def _replies(self, number: int) -> Iterator[str]:
+        """Yield what the model was told about an answer: how to correct it, or advice."""
+        correction = self._found.get(("correction", RUN.answer(number)))
+        if correction is not None:
+            yield msgspec.msgpack.decode(correction, type=str)
+        for advice in self._advice:
+            if advice.after == number:
+                yield from filter(None, advice.said)
 
     def _say(self, message: Message) -> None:
         self._conversation.add(message, self._run_id)
