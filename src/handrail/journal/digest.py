@@ -100,24 +100,24 @@ def shared_key(journal: str, file: str | None) -> bytes:
     return _derived(secret, journal, f"its key file {file!r}")
 
 
-def _derived(secret: bytes, journal: str, source: str) -> bytes:
+def _derived(secret: bytes, journal: str, source: str, purpose: bytes = b"key") -> bytes:
     if len(secret) < _SHORTEST_SECRET:
         has = f"has {counted(len(secret), 'byte')}, so it could be guessed" if secret else "is empty"
         advice = "Use a long random secret, such as the output of `openssl rand -hex 32`."
         raise JournalError(journal, f"{source} {has}", advice)
-    return hashlib.sha256(b"handrail key\0" + secret).digest()
+    return hashlib.sha256(b"handrail %s\0%s" % (purpose, secret)).digest()
 
 
 def folder_key() -> bytes:
     """Return the key with which this user's processes sign the commits that they stage in folders.
 
     It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file in the state folder. If that file can't be created or
-    used, the process uses a random key, which no other process knows.
+    used, or if the secret is too short, the process uses a random key, which no other process knows.
     """
     given = _given_key()
-    if given:
-        return hashlib.sha256(b"handrail folders\0" + given.encode()).digest()
     try:
+        if given:
+            return _derived(given.encode(), "folders", f"the key in {KEY_VARIABLE}", b"folders")
         return _kept_key(os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME"))
     except (OSError, JournalError) as error:
         return _key_of_this_process(str(error))

@@ -6,7 +6,17 @@ from typing import Any, TypeVar, assert_type
 from pydantic import BaseModel
 
 import handrail
-from handrail import AgentContext, Tool, ToolContext, ToolExample, ToolResult, UserContext, environment, tool
+from handrail import (
+    AgentContext,
+    Tool,
+    ToolContext,
+    ToolExample,
+    ToolResult,
+    UserContext,
+    environment,
+    mcp,
+    tool,
+)
 from handrail.tools import FunctionTool, legacy_handler, tool_context
 
 R = TypeVar("R")
@@ -213,3 +223,4 @@ def is_wrong() -> ToolResult[Hit]:
 
 del handrail.Nonsense  # expect-error: reportAttributeAccessIssue
 del environment.Nowhere  # expect-error: reportAttributeAccessIssue
+del mcp.Nowhere  # expect-error: reportAttributeAccessIssue

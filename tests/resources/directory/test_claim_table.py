@@ -241,6 +241,7 @@ def test_a_commit_that_a_dead_process_recorded_comes_first(tmp_path: Path):
             other, same = SqliteJournal(tmp_path / "other.db"), SqliteJournal(path)
             refused = await open_gate([extend], filesystem=files, journal=other).invoke("extend")
             assert not refused.success
+            assert "Any call with that call's journal finishes them" in refused.message
             assert "handrail runs resume" in refused.message
             assert "handrail runs discard" in refused.message
             with pytest.raises(UnfinishedCommit):

@@ -82,6 +82,22 @@ def leave_commit(files: DirectoryFilesystem) -> Path:
     return commit.rename(aside / commit.name)
 
 
+def test_a_short_secret_signs_no_commit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """A secret that could be guessed is not used, and a warning says so. Commits are then signed with a key of this process."""
+    monkeypatch.setenv("HANDRAIL_KEY", "guessed")
+    root = tmp_path / "root"
+    fill(root, {"a": "old"})
+    with DirectoryFilesystem(root) as files:
+        commit = leave_commit(files)
+        assert read_manifest(commit) is not None
+        monkeypatch.delenv("HANDRAIL_KEY")
+        assert read_manifest(commit) is None
+        commit.rename(commit.with_name("gone"))
+    assert "the key in HANDRAIL_KEY has 7 bytes, so it could be guessed" in caplog.text
+
+
 @pytest.mark.parametrize("how", ["unsigned", "altered", "signed with a different key", "genuine"])
 def test_a_planted_manifest_is_never_carried_out(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -91,7 +107,7 @@ def test_a_planted_manifest_is_never_carried_out(
     fill(root, {"a": "old"})
     files = DirectoryFilesystem(root)
     if how == "signed with a different key":
-        monkeypatch.setenv("HANDRAIL_KEY", "stolen")
+        monkeypatch.setenv("HANDRAIL_KEY", "a stolen secret, long enough")
     commit = leave_commit(files)
     monkeypatch.delenv("HANDRAIL_KEY", raising=False)
     manifest = commit / MANIFEST
