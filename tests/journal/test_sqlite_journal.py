@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 import pydantic
 import pytest
 
-from handrail import SqliteJournal
+from handrail import Agent, ScriptedModel, Session, SqliteJournal
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
 from handrail.journal.database import Database, Job
@@ -462,3 +463,15 @@ def test_a_journal_from_before_a_fork_is_refused_in_the_child(tmp_path: Path):
     refused, *texts = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
     assert "Open it again in this process" in refused
     assert texts == ["hello", "hello"]
+
+
+@pytest.mark.parametrize(
+    "named", [{"session": Session(id="a\ud800")}, {"run_id": "a\ud800"}], ids=["session", "run"]
+)
+async def test_a_lone_surrogate_is_not_told_as_damage(tmp_path: Path, named: dict[str, Any]) -> None:
+    """An id that can't be stored is refused, and the error shows it. The journal stays usable."""
+    with closing(SqliteJournal(tmp_path / "runs.db")) as journal:
+        agent = Agent(ScriptedModel(["done", "done"]), "Do.")
+        with pytest.raises(JournalError, match=r"can't store the text 'a\\ud800'.*half a character"):
+            await agent.run("go", journal=journal, **named)
+        assert (await agent.run("go", journal=journal)).text == "done"

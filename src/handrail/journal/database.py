@@ -347,14 +347,14 @@ class Database:
                 raise
         except (sqlite3.Error, OSError) as error:
             if isinstance(error, sqlite3.Error) and is_damage(error):
-                raise _damaged(self.path, error) from error
+                raise unreadable(self.path, error) from error
             raise JournalError(
                 self.path, f"it can't be opened: {error}", "Pass the path of a journal or of a new file."
             ) from error
         except _UNREADABLE as error:
             if isinstance(error, HandrailError):
                 raise
-            raise _damaged(self.path, error) from error
+            raise unreadable(self.path, error) from error
         return connection
 
     def _run(self, connection: Connection, job: Job[Any]) -> None:
@@ -383,7 +383,7 @@ class Database:
                 raise
         except sqlite3.Error as error:
             job.error = find_alteration(connection, self.path) or (
-                _damaged(self.path, error)
+                unreadable(self.path, error)
                 if is_damage(error)
                 else JournalError(
                     self.path,
@@ -394,7 +394,7 @@ class Database:
         except _UNREADABLE as error:
             job.error = error
             if not isinstance(error, HandrailError):
-                job.error = find_alteration(connection, self.path) or _damaged(self.path, error)
+                job.error = find_alteration(connection, self.path) or unreadable(self.path, error)
                 job.error.__cause__ = error
         except BaseException as error:
             job.error = error
@@ -404,13 +404,19 @@ _UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
 """Exceptions that are taken as a sign of a value of the wrong kind in the database, such as text that is not UTF-8."""
 
 
-def _damaged(path: str, error: Exception) -> JournalError:
-    """Return the error for a database that can't be read because it is damaged."""
-    return JournalError(
-        path,
-        f"it is damaged: {type(error).__name__}: {error}",
-        "`handrail runs verify` lists what is damaged. Restore the file from a backup, or use a new one.",
-    )
+def unreadable(
+    path: str,
+    error: Exception,
+    advice: str = "`handrail runs verify` lists what is damaged. Restore the file from a backup, or use a new one.",
+) -> JournalError:
+    """Return the error for a database that can't be read because it is damaged, or for text that it can't store."""
+    if isinstance(error, UnicodeEncodeError):
+        return JournalError(
+            path,
+            f"it can't store the text {ascii(error.object)[:80]}, which contains half a character (a lone surrogate)",
+            "Correct how the text was decoded.",
+        )
+    return JournalError(path, f"it is damaged: {type(error).__name__}: {error}", advice)
 
 
 class Job(Generic[T]):

@@ -19,7 +19,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import HandrailError, JournalError
 from handrail.journal.chains import NewRecord
 from handrail.journal.connection import Connection
-from handrail.journal.database import Database, Job, Moments, Work, deliver
+from handrail.journal.database import Database, Job, Moments, Work, deliver, unreadable
 from handrail.journal.digest import key_check
 from handrail.journal.postgres.address import Address
 from handrail.journal.postgres.chains import FencedRecord, PostgresChains
@@ -253,9 +253,7 @@ class PostgresDatabase(Database):
         except _UNREADABLE as error:
             job.error = error
             if not isinstance(error, HandrailError):
-                job.error = JournalError(
-                    self.path, f"it is damaged: {type(error).__name__}: {error}", "Restore it from a backup."
-                )
+                job.error = unreadable(self.path, error, "Restore it from a backup.")
                 job.error.__cause__ = error
         except BaseException as error:
             job.error = error
