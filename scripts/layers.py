@@ -21,7 +21,7 @@ LAYERS = {
         3: "adapter models sections",
         2: "dispatch replay guard limits",
         1: "session prompt resources journal",
-        0: "tools content context schema operation cancellation cancel_notice isolation callbacks timers errors clock deadline protocols threads ids redaction events question queue messages records journals broadcasts patterns place neighbours raised_errors rendering spelling claims pace secrets",
+        0: "tools content context schema operation cancellation cancel_notice isolation callbacks timers errors clock deadline protocols threads ids redaction accounts events question queue messages records journals broadcasts patterns place neighbours raised_errors rendering spelling claims pace secrets",
     }.items()
     for name in names.split()
 }

@@ -490,8 +490,8 @@ class JournalAltered(JournalError):
         of = {"outside": "answers and cancellations of run", "decisions": "decisions of"}
         named = f" ({what})" if what else ""
         whose = f"{of.get(chain, chain)} {id if chain == 'decisions' else repr(id)}"
-        if chain == "sessions":
-            whose = "list of sessions"
+        if chain in ("sessions", "users"):
+            whose = f"list of {chain}"
         place = f"{whose}, record {record}{named}" if chain != "file" else "the whole file"
         self.place_and_problem = f"{place}: {problem}"
         super().__init__(

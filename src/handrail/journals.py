@@ -36,6 +36,7 @@ from handrail.records import (
 )
 
 if TYPE_CHECKING:
+    from handrail.accounts import Accounts
     from handrail.broadcasts import Broadcasts
     from handrail.protocols import Asker
 
@@ -513,4 +514,9 @@ class Journal(Protocol):
     @property
     def broadcasts(self) -> Broadcasts | None:
         """The live output of runs, or None if other processes can't watch them. Only a journal in PostgreSQL has it."""
+        ...
+
+    @property
+    def accounts(self) -> Accounts | None:
+        """The accounts of servers' users, or None if each server has a file for them. Only a journal in PostgreSQL has them."""
         ...

@@ -435,7 +435,7 @@ async def test_a_person_who_was_removed_or_lost_a_role_reads_no_more_of_an_open_
             reader = stream.events()
             await anext(reader)
             if change == "without a role":
-                people._write("UPDATE users SET roles = ? WHERE name = 'ann'", '["user"]')  # pyright: ignore[reportPrivateUsage]
+                run_sql(tmp_path / "people.db", "UPDATE users SET roles = '[\"user\"]' WHERE name = 'ann'")
             else:
                 people.remove("ann")
             if change == "added again":
@@ -455,7 +455,7 @@ async def test_a_role_that_changed_counts_at_once(tmp_path: Path):
     async with serving(tmp_path) as client:
         page = await signed_in(client, name="ann", password=SECRET)
         assert (await client.ask("POST", "/threads/t/messages", {"text": "hi"}, page)).kind == "RoleMissing"
-        people._write("UPDATE users SET roles = ?", '["user"]')  # pyright: ignore[reportPrivateUsage]
+        run_sql(tmp_path / "people.db", "UPDATE users SET roles = '[\"user\"]'")
         await client.say("t", "hi", page)
     people.close()
 

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from handrail.cli.mcp_options import McpOptions
+    from handrail.journals import Journal
     from handrail.mcp.apps import App
     from handrail.mcp.issuer import Issuer
     from handrail.mcp.server import ToolServer
+    from handrail.serve.people import People
 
 
 def serve(options: McpOptions) -> int:
@@ -64,7 +66,11 @@ def serve(options: McpOptions) -> int:
                 sections=app.sections,
                 approvals=parse_approvals(options.approve),
             )
-            asyncio.run(_serve_http(options, app, served, token) if options.http else served.serve_stdio())
+            if options.http:
+                with contextlib.closing(_people_of(options, journal)) as people:
+                    asyncio.run(_serve_http(options, app, served, token, people))
+            else:
+                asyncio.run(served.serve_stdio())
     except Exception as error:
         return fail(error)
     return DONE
@@ -82,20 +88,18 @@ def _serve_gateway(options: McpOptions, servers: Path) -> int:
             raise UsageError("--proxy needs a journal for approvals and the audit. Leave out --no-journal.")
         from handrail.mcp.apps import App
         from handrail.mcp.gateway import Gateway, load_rules
-        from handrail.serve.people import People, people_path
 
         rules = load_rules(options.policies, trust_client=options.trust_client)
         with contextlib.ExitStack() as during:
             journal = during.enter_context(contextlib.closing(open_journal(options.journal, None)))
-            people = during.enter_context(
-                contextlib.closing(People(people_path(journal_path(options.journal))))
-            )
+            people = during.enter_context(contextlib.closing(_people_of(options, journal)))
             callers_are_users = options.http and options.issuer is None and people.has_users()
 
             def who_may_vote(role: str | None, principal: str) -> Mapping[str, float]:
+                voters = people.who_may_vote(role, principal)  # reads the users again, so it comes first
                 caller = people.find(principal)
                 may_run = not callers_are_users or (caller is not None and caller.may("run"))
-                return people.who_may_vote(role, principal) if may_run else {}
+                return voters if may_run else {}
 
             voters = None if options.trust_client else who_may_vote
             gateway = Gateway(servers, rules, voters=voters, journal=journal)
@@ -104,7 +108,9 @@ def _serve_gateway(options: McpOptions, servers: Path) -> int:
             async def work() -> None:
                 try:
                     await (
-                        _serve_http(options, app, gateway, token) if options.http else gateway.serve_stdio()
+                        _serve_http(options, app, gateway, token, people)
+                        if options.http
+                        else gateway.serve_stdio()
                     )
                 finally:
                     await gateway.close()
@@ -115,17 +121,21 @@ def _serve_gateway(options: McpOptions, servers: Path) -> int:
     return DONE
 
 
-async def _serve_http(options: McpOptions, app: App, served: ToolServer, token: str | None) -> None:
+def _people_of(options: McpOptions, journal: Journal | None) -> People:
+    from handrail.serve.people import People, people_path
+
+    return People.of(journal, people_path(journal_path(options.journal)))
+
+
+async def _serve_http(
+    options: McpOptions, app: App, served: ToolServer, token: str | None, people: People
+) -> None:
     from handrail.cli.serve_command import listen_at, tls_of
     from handrail.mcp.http import PATH, HttpServer
-    from handrail.serve.people import People, people_path
     from handrail.serve.server import address_of, is_reachable, run
 
     tls = tls_of(options.tls_cert, options.tls_key)
-    with (
-        contextlib.closing(listen_at(options.host, options.port)) as listening,
-        contextlib.closing(People(people_path(journal_path(options.journal)))) as people,
-    ):
+    with contextlib.closing(listen_at(options.host, options.port)) as listening:
         address = address_of(listening, "http" if tls is None else "https").rstrip("/") + PATH
         issuer = _issuer_of(options, address)
         if issuer is not None and token is not None:

@@ -53,7 +53,7 @@ def serve(options: ServeOptions) -> int:
             loaded = _load(options)
         with (
             contextlib.closing(open_journal(options.journal, loaded.source.files)) as journal,
-            contextlib.closing(People(people_path(journal_path(options.journal)))) as people,
+            contextlib.closing(People.of(journal, people_path(journal_path(options.journal)))) as people,
         ):
             app = asgi(
                 loaded.source,

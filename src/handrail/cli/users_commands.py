@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from handrail.cli.command_options import JournalFile, prepare_journal
-from handrail.cli.outcome import DONE, FAILED, UsageError, fail, journal_path, print_error
+from handrail.cli.command_options import JournalFile, open_journal, prepare_journal
+from handrail.cli.outcome import DONE, FAILED, UsageError, fail, journal_path, journal_url, print_error
 from handrail.environment.text import is_terminal
 from handrail.rendering import counted, escape_line
 from handrail.serve.people import People, people_path
@@ -101,9 +101,9 @@ def audit(journal: str | None, who: str | None, after: int) -> int:
     """Print the audit log as JSON lines, and return the exit code. An error is printed."""
     try:
         path = people_path(journal_path(journal))
-        if not path.exists():
+        if journal_url(journal) is None and not path.exists():
             raise UsageError(f"there is no audit log at {path}. A server writes one beside its journal.")
-        with contextlib.closing(People(path)) as people:
+        with _open(journal) as people:
             for entry in people.audit(who=who, after=after):
                 at = datetime.fromtimestamp(entry["at"], UTC).isoformat()
                 sys.stdout.write(json.dumps({**entry, "at": at}) + "\n")
@@ -114,14 +114,27 @@ def audit(journal: str | None, who: str | None, after: int) -> int:
 
 @contextlib.contextmanager
 def _people(journal: str | None) -> Generator[People]:
-    """Open the users file beside a journal. An error inside this block is printed and ends the command."""
+    """Open the users of a journal. An error inside this block is printed and ends the command."""
     try:
-        with contextlib.closing(People(people_path(prepare_journal(journal)))) as people:
+        with _open(journal) as people:
             yield people
     except typer.Exit:
         raise
     except Exception as error:
         raise typer.Exit(fail(error)) from None
+
+
+@contextlib.contextmanager
+def _open(journal: str | None) -> Generator[People]:
+    """Open the users of a journal, in its database or in the file beside it. The journal itself is opened only for a database."""
+    with contextlib.ExitStack() as during:
+        opened = None
+        if journal_url(journal) is None:
+            file = people_path(prepare_journal(journal))
+        else:
+            file = people_path(journal_path(journal))
+            opened = during.enter_context(contextlib.closing(open_journal(journal)))
+        yield during.enter_context(contextlib.closing(People.of(opened, file)))
 
 
 def _read_password(name: str) -> str:

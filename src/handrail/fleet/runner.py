@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,12 +36,14 @@ from handrail.replay.attachments import load as load_attachments
 from handrail.runs import cancel
 from handrail.runs import session as load_session
 from handrail.serve import REQUIRED
+from handrail.serve.people import People
 
 if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
     from handrail.journals import Journal
+    from handrail.question import Quorum
     from handrail.replay.parked_run import Parking
-    from handrail.serve.live_run import BrowserEnvironment
+    from handrail.serve.live_run import BrowserEnvironment, Voters
     from handrail.serve.narration import Narration, Narrator
     from handrail.session import Session
 
@@ -67,8 +69,12 @@ _CUT_SECONDS = 5.0
 class _LegEnvironment(LaterEnvironment):
     """The environment of a leg: people answer later, through the journal. Until then, the run is parked, if it can be parked."""
 
-    def __init__(self) -> None:
+    def __init__(self, voters: Voters) -> None:
         self.parking: Parking | None = None
+        self._voters = voters
+
+    def voters(self, quorum: Quorum, principal: str, /) -> Mapping[str, float]:
+        return self._voters(quorum.role, principal)
 
     def run_started(self, parking: Parking) -> None:
         self.parking = parking
@@ -80,10 +86,10 @@ class _LegEnvironment(LaterEnvironment):
 class _Leg:
     """A leg that this process executes."""
 
-    def __init__(self, row: RunRow, app: FleetApp) -> None:
+    def __init__(self, row: RunRow, app: FleetApp, voters: Voters) -> None:
         self.row = row
         self.app = app
-        self.environment: _LegEnvironment | BrowserEnvironment = _LegEnvironment()
+        self.environment: _LegEnvironment | BrowserEnvironment = _LegEnvironment(voters)
         self.narration: Narration | None = None
         """Reports the leg to the people who watch the run's thread; None if nothing is reported."""
 
@@ -94,6 +100,8 @@ class _Leg:
 
 class Runner:
     """Executes the runs of these apps from a journal, at most `limit` runs at once.
+
+    Other people may approve calls if the journal is in PostgreSQL: those who are users there. Runs of removed users wait.
 
     - `dispatcher`: an engine that starts legs, such as `DbosDispatcher`. Without one, the runner claims runs from the journal.
     - `host`: the name by which runs are pinned to this host.
@@ -120,6 +128,7 @@ class Runner:
         self._report = report
         self._clock = clock
         self._narrator: Narrator | None = None
+        self._people = None if journal.accounts is None else People(journal.accounts, clock=journal.clock)
         self._legs: dict[str, _Leg] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unreleased: set[str] = set()
@@ -144,7 +153,7 @@ class Runner:
         Legs that are left after that are interrupted, and their runs are immediately due for other workers. The same happens
         without the grace period if this worker fails or is cancelled.
         """
-        self._narrator = _narrator(self.journal, self._clock)
+        self._narrator = _narrator(self.journal, self._clock, self._who_may_vote)
         duties = [self._tend(), self._claim() if self._engine is None else self._work(self._engine)]
         tasks = [asyncio.ensure_future(each) for each in duties]
         waiting = asyncio.ensure_future(stop.wait())
@@ -287,13 +296,15 @@ class Runner:
 
     async def _execute(self, row: RunRow) -> None:
         """Execute a leg of a claimed run. If the leg fails, `_failed` releases the run."""
-        leg = self._legs[row.record.id] = _Leg(row, self._apps[row.queue])
+        leg = self._legs[row.record.id] = _Leg(row, self._apps[row.queue], self._who_may_vote)
         self._report(f"{leg.run_id} leg {row.legs}: {'begins' if row.status == 'queued' else 'continues'}")
         try:
             # A lost worker had claimed the run, was asked to cancel it, and never began it.
             if row.status == "queued" and row.stopping:
                 await cancel(self.journal, leg.run_id)
                 return self._report(f"{leg.run_id}: cancelled before it began")
+            if not row.stopping and not self._may_run(row.record.principal):
+                return await self._put_off(row)
             stream = await self._open(leg)
             if leg.narration is not None:
                 leg.narration.begin(stream, "")
@@ -311,6 +322,22 @@ class Runner:
             if leg.narration is not None:
                 await leg.narration.finish()
             del self._legs[leg.run_id]
+
+    def _may_run(self, principal: str) -> bool:
+        return self._people is None or self._people.may_run(principal)
+
+    def _who_may_vote(self, role: str | None, principal: str) -> Mapping[str, float]:
+        """Return the users who may vote on this principal's runs and have this role, as `People.who_may_vote` does."""
+        if self._people is None:
+            return {}
+        voters = self._people.who_may_vote(role, principal)
+        return voters if self._may_run(principal) else {}
+
+    async def _put_off(self, row: RunRow) -> None:
+        """Release the run of a principal who may not run anything. It is due again later, in case that changes."""
+        run_id, later = row.record.id, self.journal.clock.now().timestamp() + _RETRY_SECONDS
+        await self.journal.runs.leave(run_id, row.status, row.outcome, due_at=later)
+        self._report(f"{run_id}: waits, because its user was removed or may not run anything")
 
     async def _open(self, leg: _Leg) -> RunStream[Any]:
         """Begin a queued run, or resume a run that has begun. A repeated run submits the next one of its series when it begins."""
@@ -418,7 +445,7 @@ class Runner:
                     self._report(f"{run_id}: left for another worker")
 
 
-def _narrator(journal: Journal, clock: Clock) -> Narrator | None:
+def _narrator(journal: Journal, clock: Clock, voters: Voters) -> Narrator | None:
     """Return a narrator, which reports the legs to servers.
 
     Returns None if the journal has no broadcasts, or if the `serve` extra is not installed.
@@ -432,4 +459,4 @@ def _narrator(journal: Journal, clock: Clock) -> Narrator | None:
             raise
         log.warning("servers can't show what this worker does. Install: pip install 'handrail[serve]'")
         return None
-    return Narrator.of(journal, park_after=_PARK_AFTER, clock=clock)
+    return Narrator.of(journal, park_after=_PARK_AFTER, clock=clock, voters=voters)

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -178,11 +179,16 @@ class Database:
         """Run `work` as `transact` does, but synchronously, from any thread."""
         if self._connection is not None:
             return self._run_inline(self._connection, Job(work))
-        is_done = threading.Event()
-        job = Job(work, lambda job: is_done.set())
-        self._put(job)
-        is_done.wait()
-        return job.result()
+        return self.begin(work).result()
+
+    def begin(self, work: Work[T]) -> Future[T]:
+        """Begin to run `work` as `transact` does, from any thread, and return the future of its value."""
+        future: Future[T] = Future()
+        if self._connection is not None:
+            future.set_result(self._run_inline(self._connection, Job(work)))
+        else:
+            self._put(Job(work, lambda job: deliver(future, job)))
+        return future
 
     async def add(self, run_id: str, record: NewRecord, *, is_recorded: bool = False) -> None:
         """Add a record to the chain of a run that this process owns.
@@ -462,7 +468,7 @@ def _begins(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def deliver(future: asyncio.Future[T], job: Job[T]) -> None:
+def deliver(future: asyncio.Future[T] | Future[T], job: Job[T]) -> None:
     """Set a future to the outcome of a job, unless its task was cancelled."""
     if future.done():
         return

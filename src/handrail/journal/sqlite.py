@@ -88,6 +88,7 @@ class SqliteJournal:
         self.blobs = SqliteBlobs(database)
         self.workspaces = SqliteWorkspaces(database)
         self.broadcasts = None  # SQLite can't notify other processes
+        self.accounts = None
 
     def close(self) -> None:
         """Finish pending writes and close the file. Closing it twice is harmless."""

@@ -15,7 +15,7 @@ from handrail.journals import Journal
 from handrail.place import is_in_run
 from handrail.records import RunRow
 from handrail.serve.broadcast import Broadcast, Opening
-from handrail.serve.live_run import LiveRun
+from handrail.serve.live_run import LiveRun, Voters
 from handrail.serve.principals import parse_session_id
 from handrail.serve.sources import Source
 from handrail.serve.thread import Setup, Thread
@@ -65,8 +65,10 @@ class Narrator:
         park_after: float,
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
+        voters: Voters = lambda role, besides: {},
     ) -> None:
         self._journal = journal
+        self._voters = voters
         self._broadcasts = broadcasts
         self._park_after = park_after
         self._clock = clock
@@ -95,7 +97,7 @@ class Narrator:
         broadcast = Broadcast(
             self._broadcasts, record.session_id, record.id, row.legs, opening=lambda: _opening(thread, live)
         )
-        setup = Setup(source, self._journal, self._park_after, self._new_id, self._clock)
+        setup = Setup(source, self._journal, self._park_after, self._new_id, self._clock, voters=self._voters)
         thread = Thread(key[1], key[0], setup, broadcast)
         if row.status == "queued":
             live = await thread.begun(record.id)

@@ -258,7 +258,8 @@ class Principals:
 
     def who_may_vote(self, role: str | None, principal: str) -> Mapping[str, float]:
         """Return the users who may vote on this principal's runs and have this role, as `People.who_may_vote` does."""
-        return self.people.who_may_vote(role, principal) if self.may_run(principal) else {}
+        voters = self.people.who_may_vote(role, principal)  # reads the users again, so it comes first
+        return voters if self.may_run(principal) else {}
 
     def find(self, name: str, session: str = "") -> Person:
         """Return a principal with their current roles.

@@ -67,6 +67,7 @@ class PostgresJournal:
                 f"lease={lease!r} is not a finite number of seconds above 0. Pass one, such as 30."
             )
         try:
+            from handrail.journal.postgres.accounts import PostgresAccounts
             from handrail.journal.postgres.broadcasts import PostgresBroadcasts
             from handrail.journal.postgres.database import PostgresDatabase
             from handrail.journal.postgres.notices import Notices, PostgresQuestions, PostgresQueue
@@ -110,6 +111,7 @@ class PostgresJournal:
         self.queue.listen(self._notices)
         self.questions.listen(self._notices)
         self.broadcasts = PostgresBroadcasts(database, self._notices)
+        self.accounts = PostgresAccounts(database, self._notices)
 
     def close(self) -> None:
         """Finish pending writes and close the connection. Closing it twice is harmless."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from handrail.protocols import Asker
     from handrail.question import Answer, Question
 
-WATCHED, SAID = "watched", "said"
-"""Kinds of notices: the watchers of a session have changed, and a run of a session has broadcast something."""
+WATCHED, SAID, ACCOUNTS = "watched", "said", "accounts"
+"""Kinds of notices: the watchers of a session have changed, a run of a session has broadcast something, and users have changed."""
 _PAUSE = 0.5
 """Seconds before a lost connection is opened again."""
 
@@ -55,6 +55,11 @@ class Notices:
 
     def start(self) -> None:
         """Start the thread, unless it was started before. Returns when it listens or its first attempt to connect has failed."""
+        self.begin()
+        self._tried.wait()
+
+    def begin(self) -> None:
+        """Start the thread, unless it was started before, without waiting until it listens."""
         with self._lock:
             if self._thread is None:
                 stopped, self._stop = os.pipe()
@@ -62,11 +67,10 @@ class Notices:
                     target=self._listen, args=(stopped,), name="handrail-notices", daemon=True
                 )
                 self._thread.start()
-        self._tried.wait()
 
     @property
     def is_listening(self) -> bool:
-        """Whether `start` was called."""
+        """Whether the thread was started."""
         return self._thread is not None
 
     def close(self) -> None:
@@ -123,7 +127,7 @@ class PostgresQueue(SqliteQueue):
         notices.subscribe(self._noticed)
 
     def _noticed(self, kind: str, id: str) -> None:
-        if kind not in (WATCHED, SAID):  # those two change nothing that a worker could take
+        if kind not in (WATCHED, SAID, ACCOUNTS):  # these change nothing that a worker could take
             self._wake()
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""The schema of a journal in PostgreSQL: the same tables as in SQLite, and those for leases and broadcasts."""
+"""The schema of a journal in PostgreSQL: the same tables as in SQLite, and those for leases, sign-ins, the audit log and broadcasts."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ _OWN = (
     "ALTER TABLE chains SET (fillfactor = 60)",
     """CREATE TABLE leases (owner text COLLATE "C" PRIMARY KEY, leased_until double precision NOT NULL,
         mac bytea NOT NULL)""",
+    """CREATE TABLE sign_ins (secret bytea PRIMARY KEY, id text COLLATE "C" NOT NULL, name text COLLATE "C" NOT NULL,
+        ends_at double precision NOT NULL, body bytea NOT NULL, mac bytea NOT NULL)""",
+    """CREATE TABLE audit (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at double precision NOT NULL,
+        who text COLLATE "C" NOT NULL, action text COLLATE "C" NOT NULL, address text COLLATE "C" NOT NULL,
+        details text COLLATE "C" NOT NULL, mac bytea NOT NULL)""",
     "CREATE INDEX records_by_number ON records USING brin (number)",
     # PostgreSQL empties unlogged tables after a crash. Watchers register again, and broadcasts are not part of the record.
     """CREATE UNLOGGED TABLE watchers (id text COLLATE "C" PRIMARY KEY, session_id text COLLATE "C" NOT NULL,

@@ -1,0 +1,223 @@
+"""The accounts of a server's users in PostgreSQL, which all servers and workers of the journal share.
+
+Accounts are records of a chain, so that a changed, copied, removed or restored one is noticed. Sign-ins and the entries of the audit log
+are rows with MACs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from handrail.accounts import Account, Note, SignIn
+from handrail.clock import SYSTEM_CLOCK
+from handrail.errors import JournalError
+from handrail.journal.chains import fetch
+from handrail.journal.connection import Connection
+from handrail.journal.postgres.notices import ACCOUNTS
+
+if TYPE_CHECKING:
+    from handrail.journal.database import Work
+    from handrail.journal.postgres.database import PostgresDatabase
+    from handrail.journal.postgres.notices import Notices
+
+T = TypeVar("T")
+
+log = logging.getLogger("handrail.journal")
+
+CHAIN = "users"
+"""The name of the chain of accounts."""
+_ADDED, _REMOVED = "added", "removed"
+_FRESH_SECONDS = 2.0
+"""Seconds for which what was read is used again, in case a notice was missed."""
+_PATIENCE = 5.0
+"""Seconds to wait for the database. Event loops wait for it too, so a server can't wait until a lost database is back."""
+_TICK = 0.001
+_SIGN_IN = "SELECT secret, id, name, ends_at, body, mac FROM sign_ins"
+
+
+class PostgresAccounts:
+    """Accounts in a journal's database. What was read is used again until a notice says that another process has changed it."""
+
+    def __init__(self, database: PostgresDatabase, notices: Notices) -> None:
+        self._database = database
+        self._notices = notices
+        self._lock = threading.Lock()
+        self._changes = 0
+        self._known: dict[str, Future[Any]] = {}
+        """What was read, or is being read, by what it is."""
+        self._fresh_until = 0.0
+        self._oldest: tuple[Future[Any], float] | None = None
+        """A read that has no result yet, and when it was begun."""
+        notices.subscribe(self._noticed)
+
+    def add(self, account: Account, /) -> bool:
+        def add(connection: Connection) -> bool:
+            chains, known = self._database.chains, self._read_accounts(connection)
+            before = known.get(account.name)
+            if before is not None and before.removed_at is None:
+                return False
+            last = max((each.removed_at or each.added_at for each in known.values()), default=0.0)
+            added = msgspec.structs.replace(account, added_at=max(account.added_at, last + _TICK))
+            body = msgspec.msgpack.encode(added)
+            chains.append(connection, CHAIN, _ADDED, account.name, body, at=added.added_at)
+            return self._tell(connection)
+
+        return self._change(add)
+
+    def remove(self, name: str, /) -> bool:
+        def remove(connection: Connection) -> bool:
+            account = self._read_accounts(connection).get(name)
+            connection.execute("DELETE FROM sign_ins WHERE name = ?", (name,))
+            if account is not None and account.removed_at is None:
+                at = max(self._database.now(), account.added_at + _TICK)
+                self._database.chains.append(connection, CHAIN, _REMOVED, name, b"", at=at)
+            self._tell(connection)
+            return account is not None and account.removed_at is None
+
+        return self._change(remove)
+
+    def all(self) -> Mapping[str, Account]:
+        return self._look_up("accounts", self._read_accounts)
+
+    def find(self, name: str, /) -> Account | None:
+        return self.all().get(name)
+
+    def begin(self, sign_in: SignIn, /) -> None:
+        row = (sign_in.secret, sign_in.id, sign_in.name, sign_in.ends_at, msgspec.msgpack.encode(sign_in))
+        mac = self._database.chains.row_mac("sign_ins", row)
+
+        def begin(connection: Connection) -> None:
+            connection.execute("DELETE FROM sign_ins WHERE ends_at < ?", (sign_in.began_at,))
+            connection.execute("INSERT INTO sign_ins VALUES (?, ?, ?, ?, ?, ?)", (*row, mac))
+
+        self._change(begin)
+
+    def session(self, *, secret: bytes = b"", id: str = "") -> SignIn | None:
+        query = f"{_SIGN_IN} WHERE secret = ? OR id = ?"
+        found = self._look_up(
+            f"{secret.hex()} {id}", lambda connection: self._read_sign_ins(connection, query, secret, id)
+        )
+        return found[0] if found else None
+
+    def sessions(self) -> Sequence[SignIn]:
+        found = self._look_up("sessions", lambda connection: self._read_sign_ins(connection, _SIGN_IN))
+        return sorted(found, key=lambda each: each.began_at)
+
+    def end(self, *, id: str | None = None, name: str | None = None) -> int:
+        query = """DELETE FROM sign_ins WHERE (CAST(:id AS text) IS NULL OR id = :id)
+            AND (CAST(:name AS text) IS NULL OR name = :name)"""
+
+        def end(connection: Connection) -> int:
+            ended = connection.execute(query, {"id": id, "name": name}).rowcount
+            self._tell(connection)
+            return ended
+
+        return self._change(end)
+
+    def note(self, note: Note, /) -> None:
+        row = msgspec.structs.astuple(note)
+        mac = self._database.chains.row_mac("audit", row)
+        query = "INSERT INTO audit (at, who, action, address, details, mac) VALUES (?, ?, ?, ?, ?, ?)"
+
+        def add(connection: Connection) -> None:
+            # An entry is visible before one with a higher number, so that a reader who continues after a number misses none.
+            connection.execute("LOCK TABLE audit IN SHARE ROW EXCLUSIVE MODE")
+            connection.execute(query, (*row, mac))
+
+        def report(done: Future[None]) -> None:
+            if done.exception() is not None:
+                log.error("an entry of the audit log was lost: %s", note, exc_info=done.exception())
+
+        self._database.begin(add).add_done_callback(report)  # no request waits for it
+
+    def notes(self, *, who: str | None, after: int, limit: int | None) -> Sequence[tuple[int, Note]]:
+        query = """SELECT number, at, who, action, address, details, mac FROM audit WHERE number > :after
+            AND (CAST(:who AS text) IS NULL OR who = :who) ORDER BY number LIMIT :limit"""
+        values = {"after": after, "who": who, "limit": limit}
+
+        def read(connection: Connection) -> Sequence[tuple[int, Note]]:
+            found: list[tuple[int, Note]] = []
+            for number, *row, mac in fetch(connection, query, **values):
+                if not self._database.chains.is_row("audit", row, mac):
+                    raise self._database.chains.altered(f"audit {number}", 1, "its row was changed")
+                found.append((number, Note(*row)))
+            return found
+
+        return self._database.transact_now(read)
+
+    def refresh(self) -> None:
+        with self._lock:
+            self._changes += 1
+            self._known.clear()
+
+    def generation(self) -> tuple[Any, ...]:
+        self._notices.begin()
+        return self._changes, SYSTEM_CLOCK.monotonic() // _FRESH_SECONDS
+
+    def close(self) -> None:
+        """Do nothing: the journal closes its database."""
+
+    def _noticed(self, kind: str, id: str) -> None:
+        if kind in (ACCOUNTS, ""):
+            self.refresh()
+
+    def _tell(self, connection: Connection) -> bool:
+        self._database.chains.tell(connection, ACCOUNTS, "")
+        return True
+
+    def _change(self, work: Work[T]) -> T:
+        changed = self._database.transact_now(work)
+        self.refresh()
+        return changed
+
+    def _look_up(self, what: str, read: Callable[[Connection], T]) -> T:
+        """Return what was read a moment ago, or read it. Raises `JournalError` if the database does not answer for a while."""
+        with self._lock:
+            now = SYSTEM_CLOCK.monotonic()
+            if now >= self._fresh_until:
+                self._known.clear()
+                self._fresh_until = now + _FRESH_SECONDS
+            if self._oldest is not None and self._oldest[0].done():
+                self._oldest = None
+            if self._oldest is not None and now - self._oldest[1] > _PATIENCE:
+                raise self._silence()
+            found: Future[T] | None = self._known.get(what)
+            if found is None:
+                found = self._known[what] = self._database.begin(read)
+                self._oldest = self._oldest or (found, now)
+        try:
+            return found.result(_PATIENCE)
+        except TimeoutError:
+            raise self._silence() from None
+
+    def _silence(self) -> JournalError:
+        return JournalError(
+            self._database.path,
+            "its users can't be read, because the database does not answer",
+            "Check that the server is running and reachable from this machine.",
+            is_lost=True,
+        )
+
+    def _read_accounts(self, connection: Connection) -> dict[str, Account]:
+        found: dict[str, Account] = {}
+        for each in self._database.chains.read(connection, CHAIN):
+            if each.kind == _ADDED:
+                found[each.key] = msgspec.msgpack.decode(each.body, type=Account)
+            elif each.kind == _REMOVED:
+                found[each.key] = msgspec.structs.replace(found[each.key], removed_at=each.at)
+        return dict(sorted(found.items()))
+
+    def _read_sign_ins(self, connection: Connection, query: str, *values: object) -> list[SignIn]:
+        found: list[SignIn] = []
+        for *row, mac in fetch(connection, query, *values):
+            if self._database.chains.is_row("sign_ins", row, mac):
+                found.append(msgspec.msgpack.decode(row[-1], type=SignIn))
+            else:
+                log.error("the session %s is refused: something other than Handrail wrote its row", row[1])
+        return found
