@@ -11,7 +11,17 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from handrail import Adapter, Prompt, ScriptedModel, ToolCall, ToolContext, UserContext, tool
+from handrail import (
+    Adapter,
+    CapabilityPolicy,
+    Prompt,
+    ScriptedModel,
+    ToolCall,
+    ToolContext,
+    UserContext,
+    tool,
+)
+from handrail.guard import ask
 from handrail.messages import ModelPart, ModelRequest, StopPart, TextPart, ToolMessage, Traits, UserMessage
 from handrail.models.scripted import Reply
 
@@ -51,6 +61,18 @@ async def sign_in(password: SecretStr, *, context: ToolContext) -> str:
     return f"signed in with {len(password.get_secret_value())} characters"
 
 
+@tool(capabilities={"money"})
+async def pay(amount: int, *, context: ToolContext) -> str:
+    """Pay somebody, if two others approve it."""
+    return f"paid {amount}"
+
+
+@tool(capabilities={"books"})
+async def book(amount: int, *, context: ToolContext) -> str:
+    """Book an amount, if the finance department approves it."""
+    return f"booked {amount}"
+
+
 class Teller:
     """A model that does what the message says. It tells a story in pieces, with a gate in the middle."""
 
@@ -67,6 +89,8 @@ class Teller:
             reply = f"Result: {last.text}"
         elif said == "hold":
             reply = ToolCall("hold", {})
+        elif said in ("pay", "book"):
+            reply = ToolCall(said, {"amount": 5})
         elif said == "choose":
             reply = ToolCall("choose", {"what": "tea"})
         elif said == "sign in":
@@ -100,5 +124,6 @@ class Teller:
             yield part
 
 
+OTHERS = CapabilityPolicy({"money": ask(approvals=2), "books": ask(role="finance")})
 adapter = Adapter(Teller())
-prompt = Prompt("teller", "Tell stories.", tools=[hold, choose, sign_in])
+prompt = Prompt("teller", "Tell stories.", tools=[hold, choose, sign_in, pay, book], policies=[OTHERS])

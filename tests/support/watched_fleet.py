@@ -34,14 +34,22 @@ class WatchedFleet:
         self._processes: list[subprocess.Popen[bytes]] = []
         self.port = port
         self.address = f"http://127.0.0.1:{self.port}"
+        self.token: str | None = TOKEN
+        """The server's token; None if users sign in by name."""
 
     def worker(self) -> subprocess.Popen[bytes]:
         """Start a worker, and return it when it takes runs."""
         return self._start("executes up to", "worker", APP)
 
-    def server(self) -> subprocess.Popen[bytes]:
-        """Start the server, always at the same address, and return it when it accepts requests."""
-        return self._start(" is at http", "serve", APP, "--submit", "--port", str(self.port))
+    def server(self, port: int | None = None) -> subprocess.Popen[bytes]:
+        """Start a server, by default always at the same address, and return it when it accepts requests."""
+        return self._start(" is at http", "serve", APP, "--submit", "--port", str(port or self.port))
+
+    def users(self, *words: str) -> str:
+        """Run `handrail users`, as if on a machine of its own, and return what it prints."""
+        command = [*HANDRAIL, "users", *words, "--journal", self.url]
+        environment = {**self._environment(), "XDG_STATE_HOME": str(self._logs / "elsewhere")}
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
     def open(self, gate: str) -> None:
         (self.gates / gate).touch()
@@ -78,12 +86,8 @@ class WatchedFleet:
     def _start(self, ready: str, *arguments: str) -> subprocess.Popen[bytes]:
         path = self._logs / f"{len(self._processes)}.log"
         environment = {
-            **os.environ,
-            "HANDRAIL_JOURNAL": f"{self.url}&lease=1",
-            "HANDRAIL_KEY": postgres.KEY,
-            "HANDRAIL_TOKEN": TOKEN,
-            "GATES": str(self.gates),
-            "XDG_STATE_HOME": str(self._logs / "state"),
+            **self._environment(),
+            "XDG_STATE_HOME": str(self._logs / f"state{len(self._processes)}"),
         }
         with path.open("wb") as log:
             process = subprocess.Popen([*HANDRAIL, *arguments], env=environment, stdout=log, stderr=log)
@@ -92,6 +96,15 @@ class WatchedFleet:
         if process.poll() is not None:
             raise AssertionError(f"the process has ended. It printed:\n{path.read_text()}")
         return process
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            **({} if self.token is None else {"HANDRAIL_TOKEN": self.token}),
+            "HANDRAIL_JOURNAL": f"{self.url}&lease=1",
+            "HANDRAIL_KEY": postgres.KEY,
+            "GATES": str(self.gates),
+        }
 
 
 @contextmanager
