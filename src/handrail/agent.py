@@ -259,11 +259,16 @@ def strongest(effects: Iterable[Effect]) -> Effect:
 
 
 def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> ToolResult[Any]:
-    """Return an agent's response as a tool result: an error if the model refused, otherwise the output or, without one, the text."""
+    """Return an agent's response as a tool result: an error if the model refused, otherwise the output or, without one, the text.
+
+    What the model made is attached to the result.
+    """
     if response.stop_reason == "refused":
-        return ToolResult.error(f"{name} refused: {response.text}")
+        return ToolResult.error(f"{name} refused: {response.text}", attachments=response.attachments)
     return ToolResult.ok(
-        response.output if has_output else response.text, _UNFINISHED.get(response.stop_reason, "")
+        response.output if has_output else response.text,
+        _UNFINISHED.get(response.stop_reason, ""),
+        attachments=response.attachments,
     )
 
 

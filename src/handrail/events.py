@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from handrail.content import Attachment
 from handrail.context.facts import Approval, RunContext
 from handrail.messages import Message, StopReason, Usage
 from handrail.tools.result import ToolResult
@@ -289,6 +290,13 @@ class TextDelta(Fact, frozen=True, gc=False):
     """A chunk of the answer's text arrived in a streamed run."""
 
     text: str
+    run_context: RunContext
+
+
+class AttachmentDelta(Fact, frozen=True):
+    """A model has made a picture, a sound or another file as a part of its answer. Published only when streaming."""
+
+    attachment: Attachment
     run_context: RunContext
 
 

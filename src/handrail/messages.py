@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
 import msgspec
@@ -64,6 +65,21 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
 
     It is shown to people, and is not sent back. What a provider requires back is in `kept`.
     """
+    attachments: tuple[Attachment, ...] = ()
+    """The pictures, sounds and other files that the model made. Their bytes are not repeated in `kept`."""
+    offsets: tuple[int, ...] = ()
+    """For each attachment, how many characters of the text come before it. An attachment without an offset follows the text."""
+
+    @property
+    def parts(self) -> tuple[str | Attachment, ...]:
+        """The text and the attachments in the order in which the model gave them. Empty pieces of text are left out."""
+        parts: list[str | Attachment] = []
+        start = 0
+        for attachment, end in zip_longest(self.attachments, self.offsets[: len(self.attachments)]):
+            end = len(self.text) if end is None else max(start, end)
+            parts += (self.text[start:end], attachment)
+            start = end
+        return tuple(part for part in (*parts, self.text[start:]) if part != "")
 
 
 class CallAnswered(msgspec.Struct, frozen=True):
@@ -234,6 +250,12 @@ class CallPart(msgspec.Struct, frozen=True):
     arguments: str = ""
 
 
+class AttachmentPart(msgspec.Struct, frozen=True):
+    """A picture, a sound or another file that the model made. It is complete."""
+
+    attachment: Attachment
+
+
 class UsagePart(msgspec.Struct, frozen=True):
     """The usage of the request so far. If there are several such parts, the last one counts."""
 
@@ -247,7 +269,7 @@ class StopPart(msgspec.Struct, frozen=True):
     kept: Kept | None = None
 
 
-ModelPart = SentPart | TextPart | ThinkingPart | CallPart | UsagePart | StopPart
+ModelPart = SentPart | TextPart | ThinkingPart | AttachmentPart | CallPart | UsagePart | StopPart
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import pytest
 
 from handrail import (
     Adapter,
+    Agent,
     AgentContext,
     AgentEnvironment,
     Attachment,
@@ -23,8 +24,9 @@ from handrail import (
 )
 from handrail.environment import LaterEnvironment
 from handrail.errors import PromptEvaluationError, RunParked
-from handrail.messages import ToolMessage, Traits, UserMessage
+from handrail.messages import AssistantMessage, ToolMessage, Traits, UserMessage
 from handrail.models.parts import CHAT_TAKES
+from handrail.models.scripted import Reply
 from handrail.prompt import Prompt
 from handrail.replay.attachments import attached_to
 from handrail.runs.copies import export, fork, import_
@@ -227,3 +229,72 @@ async def test_a_budget_counts_attachments() -> None:
     with pytest.raises(PromptEvaluationError, match="tokens"):
         await Adapter(script).evaluate(PROMPT, "look", budget=Budget(tokens=4000), attachments=[PHOTO])
     assert script.requests == []
+
+
+# --- what a model makes ------------------------------------------------------------------------------
+
+
+MADE = Reply("Here.", attachments=[PLOT])
+
+
+async def test_a_resumed_run_has_what_its_model_made() -> None:
+    """An answer from the record has its pictures with their bytes, in the next request and in the response."""
+    journal = MemoryJournal()
+    await parked(journal, Reply("Here.", [ToolCall("plot", {})], attachments=[PLOT]))
+    script = ScriptedModel([Reply("ok", attachments=[PHOTO])])
+    response = await Adapter(script, journal=journal).resume("run", PROMPT, environment=LaterEnvironment())
+    assert contents(script) == [PHOTO.content, *[PLOT.content] * 3]
+    assert [each.content for each in response.attachments] == [PLOT.content, PHOTO.content]
+
+
+@pytest.mark.parametrize("copied", ["fork", "export"])
+async def test_a_copy_has_what_the_model_made(tmp_path: Path, copied: str) -> None:
+    """A fork has what the model had made with its bytes, even if the run was imported into another journal."""
+    journal = MemoryJournal()
+    first = ScriptedModel([Reply("a", [ToolCall("plot", {})], attachments=[PHOTO]), "ok"])
+    await Adapter(first, journal=journal).evaluate(PROMPT, "look", run_id="run")
+    if copied == "export":
+        await export(journal, "run", tmp_path / "run.jsonl")
+        journal = MemoryJournal()
+        await import_(journal, tmp_path / "run.jsonl")
+    await fork(journal, "run", 1, "copy")
+    script = ScriptedModel(["ok"])
+    await Adapter(script, journal=journal).resume("copy", PROMPT)
+    assert contents(script) == [PHOTO.content, PLOT.content]
+
+
+async def test_a_nested_run_gives_what_its_model_made() -> None:
+    """What an inner agent's model made is attached to the result of the call that ran the agent."""
+    artist = Agent(ScriptedModel([MADE]), "Draw.", name="artist", description="Draws.")
+    script = ScriptedModel([ToolCall("artist", {"message": "a cat"}), "done"])
+    journal = MemoryJournal()
+    response = await Agent(script, "Ask.", tools=[artist.as_tool()]).run("go", journal=journal)
+    assert contents(script) == [PLOT.content]
+    assert response.attachments == (), "the outer model made nothing"
+    assert await journal.blobs.has(PLOT.digest)
+
+
+async def test_a_history_is_not_what_a_run_made() -> None:
+    """The response has what the run's own model made, and neither what earlier runs made nor what its history contains."""
+    session, journal = Session(id="s"), MemoryJournal()
+    adapter = Adapter(ScriptedModel([MADE, "ok"]), journal=journal)
+    history = [UserMessage("hi"), AssistantMessage("Hi", attachments=(PHOTO,))]
+    first = await adapter.evaluate(PROMPT, "one", session=session, history=history, run_id="a")
+    second = await adapter.evaluate(PROMPT, "two", session=session, run_id="b")
+    assert (first.attachments, second.attachments) == ((PLOT,), ())
+    again = await adapter.resume("a", PROMPT)
+    assert [each.content for each in again.attachments] == [PLOT.content]
+
+
+def test_the_parts_of_an_answer_are_in_order() -> None:
+    """Attachments without an offset follow the text, and offsets that go back or too far lose nothing."""
+    answer = AssistantMessage("abc", attachments=(PHOTO, PLOT), offsets=(1,))
+    assert answer.parts == ("a", PHOTO, "bc", PLOT)
+    assert AssistantMessage("abc", attachments=(PHOTO, PLOT), offsets=(2, 1)).parts == (
+        "ab",
+        PHOTO,
+        PLOT,
+        "c",
+    )
+    assert AssistantMessage("abc", attachments=(PHOTO,), offsets=(9,)).parts == ("abc", PHOTO)
+    assert AssistantMessage(attachments=(PHOTO,)).parts == (PHOTO,)

@@ -216,6 +216,28 @@ def test_your_own_model_is_found_in_the_current_folder(folder: Path):
     assert (done.returncode, done.stdout) == (0, "It is mine.\n"), done.stderr
 
 
+def test_what_a_model_makes_is_named_and_saved(folder: Path, here: Here):
+    """`handrail run` names each picture that the model made, and the path of a copy. Its JSON lists them, and so does `runs show`."""
+    (folder.parent / "artist.py").write_text(
+        "from handrail import Agent, Attachment, ScriptedModel\n"
+        "from handrail.models.scripted import Reply\n\n"
+        "cat = Attachment(b'\\x89PNG\\r\\n\\x1a\\n', 'cat.png')\n"
+        "agent = Agent(ScriptedModel([Reply('Here.', attachments=[cat])]), 'Draw.')\n"
+    )
+    png = b"\x89PNG\r\n\x1a\n"
+    code, out, err = here("run", "artist:agent", "a cat")
+    assert (code, out) == (0, "Here.\n")
+    line = next(line for line in err.splitlines() if "cat.png" in line)
+    assert line.startswith("  cat.png (image/png, 8 bytes) ")
+    assert Path(line.rpartition(" ")[2]).read_bytes() == png
+    newest = json.loads(here("runs", "list", "--json")[1])["runs"][0]["run_id"]
+    assert "[image cat.png: image/png, 8 bytes]" in here("runs", "show", newest)[1]
+    sys.modules.pop("artist")
+    [made] = json.loads(here("run", "artist:agent", "a cat", "--json")[1])["attachments"]
+    assert (made["name"], made["media_type"], made["size"]) == ("cat.png", "image/png", 8)
+    assert Path(made["path"]).read_bytes() == png
+
+
 def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
     """`handrail run module:agent` accepts `--model` and attachments, and records the run.
 

@@ -10,14 +10,16 @@ import sys
 
 import pytest
 
-from handrail import Adapter, Attachment, Prompt, ScriptedModel, ToolCall, tool
+from handrail import Adapter, Agent, Attachment, Prompt, ScriptedModel, ToolCall, tool
 from handrail.cli.pictures import pictures_in, protocol_of
 from handrail.cli.screens import LiveView
 from handrail.clock import SYSTEM_CLOCK
+from handrail.models.scripted import Reply
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
 JPEG = b"\xff\xd8\xff" + bytes(range(256))
 SHOT = Attachment(PNG, "shot;\x1b.png")
+SKETCH = Attachment(PNG[:300], "sketch.png")
 PHOTO = Attachment(JPEG, "photo.jpg")
 NOTES = Attachment(b"a,b", "notes.csv")
 LIE = Attachment(b"\x1b]0;owned\x07", "lie.png", media_type="image/png")
@@ -121,3 +123,31 @@ async def test_a_call_shows_its_picture(monkeypatch: pytest.MonkeyPatch, protoco
         assert text.index("shot;_.png") < text.index("\x1b_G")
     assert "\x1b.png" not in text
     assert os.sep in text
+
+
+@pytest.mark.parametrize("protocol", ["kitty", None])
+async def test_what_a_model_makes_is_drawn(monkeypatch: pytest.MonkeyPatch, protocol: str | None):
+    """A picture that the model made has a line with its name, size and path, after the text before it. It is drawn below, if it can be.
+
+    What a nested run's model made is shown once, with the result of the call.
+    """
+    for name in ("TMUX", "STY", "TERM_PROGRAM", "LC_TERMINAL", "KITTY_WINDOW_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", f"xterm-{protocol}" if protocol else "xterm")
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", written)
+    inner = Agent(
+        ScriptedModel([Reply("In.", attachments=[SKETCH])]), "x", name="inner", description="Draws."
+    )
+    model = ScriptedModel([ToolCall("inner", {"message": "go"}), Reply("Look:", attachments=[SHOT])])
+    view = LiveView(SYSTEM_CLOCK)
+    with view.begin():
+        async for event in Agent(model, "x", tools=[inner.as_tool()]).stream("go"):
+            view.show(event)
+    text = written.getvalue()
+    drawn = b"".join(base64.b64decode(data) for data in re.findall(r"\x1b_G[^;\x1b]*;([^\x1b]*)", text))
+    assert len(re.findall(r"\x1b_Ga=T", text)) == (2 if protocol else 0)
+    assert drawn.startswith(PNG[:8]) is bool(protocol)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\n", " ")
+    assert lines.count("sketch.png (image/png") == 1
+    assert lines.index("Look:") < lines.index("shot;_.png (image/png, 10.2 kB)")

@@ -15,7 +15,15 @@ from pydantic_ai.exceptions import (
     ModelQuotaExceededError,
     UnexpectedModelBehavior,
 )
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart, ToolCallPart
+from pydantic_ai.messages import (
+    BinaryContent,
+    FilePart,
+    ModelMessage,
+    ModelResponse,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+)
 from pydantic_ai.models import KnownModelName
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -222,6 +230,29 @@ async def test_thoughts_are_shown_and_go_back_as_they_came():
     assert isinstance(call, ToolCallPart)
     [result] = seen[1][3].parts
     assert getattr(result, "tool_call_id", None) == call.tool_call_id
+
+
+async def test_what_a_model_makes_goes_back_as_it_came():
+    """A file in an answer is an attachment of the message, and is sent back. What is kept for that does not repeat its bytes."""
+    seen: list[list[ModelMessage]] = []
+    png = b"\x89PNG\r\n\x1a\n" + bytes(range(64))
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        seen.append(messages)
+        return ModelResponse([FilePart(BinaryContent(png, media_type="image/png")), TextPart("Here.")])
+
+    adapter, session = Adapter(BridgedModel(FunctionModel(answer))), Session()
+    response = await adapter.evaluate(Prompt("artist", "Draw."), "hi", session=session)
+    assert [each.content for each in response.attachments] == [png]
+    said = response.messages[-1]
+    assert isinstance(said, AssistantMessage)
+    assert said.kept is not None
+    assert b"iVBOR" not in said.kept.data
+    await adapter.evaluate(Prompt("artist", "Draw."), "again", session=session)
+    [back] = [each for each in seen[1] if isinstance(each, ModelResponse)]
+    file = back.parts[0]
+    assert isinstance(file, FilePart)
+    assert file.content.data == png
 
 
 async def test_a_stream_comes_in_pieces():

@@ -213,10 +213,10 @@ async def test_a_piece_that_fits_nowhere(paths: list[str]) -> None:
 
 def test_texts_are_joined_only_without_signatures() -> None:
     """The pieces of a streamed text are joined into one part, but a signed piece stays separate."""
-    from handrail.models.gemini import _Pieces
+    from handrail.models.gemini_answers import GeminiAnswer
 
     model = model_at("http://test")
-    pieces = _Pieces(model._endpoint, {})
+    pieces = GeminiAnswer(model._endpoint, {})
     for part in [{"text": "a"}, {"text": "b"}, {"text": "c", "thoughtSignature": "s"}, {"text": "d"}]:
         list(pieces.take(answer(part, reason=None)))
     (*_, stop) = pieces.take(answer())

@@ -228,7 +228,7 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
 
     Streamed pieces are joined. In place of another provider's reasoning, DeepSeek gets a space.
     """
-    from handrail.models import openai
+    from handrail.models.chat_answers import ChatChunks, read_answer
 
     pieces = [
         {
@@ -247,7 +247,7 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
     }
     endpoint = OpenAIModel("m", base_url="http://x")._endpoint
     if stream:
-        taker = openai._Pieces(endpoint, "chat:of the answer")
+        taker = ChatChunks(endpoint, "chat:of the answer")
         chunks = [
             *({"choices": [{"delta": piece}]} for piece in pieces),
             {"choices": [{"finish_reason": "tool_calls"}]},
@@ -255,7 +255,7 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
         parts = [part for chunk in chunks for part in taker.take(chunk)]
     else:
         answer = {"choices": [{"message": whole_ones, "finish_reason": "tool_calls"}]}
-        parts = list(openai._whole(endpoint, "chat:of the answer", answer))
+        parts = list(read_answer(endpoint, "chat:of the answer", None, answer))
     kept: Any = parts[-1]
 
     def by(provider: str) -> AssistantMessage:

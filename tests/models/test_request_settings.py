@@ -31,6 +31,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelRequestRefused, openai, responses
+from handrail.models.chat_answers import read_answer
 from handrail.models.gemini import GeminiModel
 from handrail.models.providers import PROVIDERS, Quirks
 from handrail.runs.copies import fork
@@ -220,7 +221,7 @@ def test_kimi_gets_its_thoughts_back() -> None:
         ]
     }
     endpoint: Any = None
-    stop = list(openai._whole(endpoint, wire, whole))[-1]
+    stop = list(read_answer(endpoint, wire, None, whole))[-1]
     assert isinstance(stop, StopPart)
     call = (CallAsked("c1", "look", "{}"),)
     own = AssistantMessage("", call, stop.kept, "I look.")

@@ -11,11 +11,15 @@ import pytest
 
 from handrail import Adapter, Attachment, ScriptedModel, ToolCall, tool
 from handrail.content import guess_type
+from handrail.messages import AssistantMessage, UserMessage
+from handrail.models.scripted import Reply
 from handrail.prompt import Prompt
 from handrail.replay.attachments import attached_to
+from handrail.serve.agui.message_writer import Known, MessageWriter, OpenRun
 from handrail.serve.attachments import SHOWN, response_with
 from handrail.serve.limits import Limits
 from handrail.serve.sources import PromptSource
+from handrail.serve.thread_messages import RunMessage, render
 from support.serving import serving
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
@@ -158,3 +162,53 @@ def test_nothing_that_can_run_is_shown(content: bytes, kind: str) -> None:
     expected = guess_type(content) if kind == "inline" else "application/octet-stream"
     assert response.headers["content-type"].partition(";")[0] == expected
     assert "image/svg+xml" not in SHOWN
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_clients_get_what_a_model_made(stream: bool) -> None:
+    """A picture that a model made is an activity between the texts of its answer, as it arrives and in the messages later."""
+    picture = Attachment(PNG + b"made", "made.png")
+    answer = AssistantMessage("AB", attachments=(picture, picture), offsets=(1, 2))
+    writer, run = MessageWriter(Known()), OpenRun("r", None, begun=True)
+    events = (
+        [*writer.text(run, "A"), *writer.attachment(run, picture), *writer.text(run, "B")] if stream else []
+    )
+    assert not stream or [each["id"] for each in writer.messages(run)] == ["r/1", "r/1/made-1", "r/1/after-1"]
+    joined = [each.data for each in writer.so_far(run)]
+    events += writer.complete(run, answer)
+    told = [(each.data["type"], each.data["messageId"]) for each in events]
+    assert told == [
+        ("TEXT_MESSAGE_START", "r/1"),
+        ("TEXT_MESSAGE_CONTENT", "r/1"),
+        ("TEXT_MESSAGE_END", "r/1"),
+        ("ACTIVITY_SNAPSHOT", "r/1/made-1"),
+        ("TEXT_MESSAGE_START", "r/1/after-1"),
+        ("TEXT_MESSAGE_CONTENT", "r/1/after-1"),
+        ("TEXT_MESSAGE_END", "r/1/after-1"),
+        ("ACTIVITY_SNAPSHOT", "r/1/made-2"),
+    ]
+    assert not stream or [each["type"] for each in joined] == [kind for kind, _ in told[:6]]
+    rendered = render([RunMessage("r", UserMessage("x")), RunMessage("r", answer)])
+    assert [(each["id"], each["role"]) for each in rendered[1:]] == [
+        ("r/1", "assistant"),
+        ("r/1/made-1", "activity"),
+        ("r/1/after-1", "assistant"),
+        ("r/1/made-2", "activity"),
+    ]
+    [shown] = {json.dumps(each["content"]) for each in rendered if each["role"] == "activity"}
+    assert json.loads(shown)["url"] == f"attachments/{picture.digest}"
+
+
+async def test_a_client_gets_the_bytes_of_what_a_model_made(tmp_path: Path) -> None:
+    """The snapshot of a thread names the picture, and the server has its bytes. An answer without text is a message, too."""
+    picture = Attachment(PNG + b"made", "made.png")
+    script = ScriptedModel([Reply("", [ToolCall("plot", {})], attachments=[picture]), "done"])
+    async with serving(tmp_path, served(script)) as client:
+        await client.ask("POST", "/threads/t/messages", {"text": "draw"})
+        seen = await client.idle("t")
+        roles = [each["role"] for each in seen["messages"]]
+        assert roles == ["user", "assistant", "activity", "assistant", "tool", "assistant"]
+        made = seen["messages"][2]
+        assert made["activityType"] == "handrail.attachment"
+        got = await client.ask("GET", f"/threads/t/{made['content']['url']}")
+        assert (got.status, got.body) == (200, picture.content)

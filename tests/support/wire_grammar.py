@@ -59,7 +59,7 @@ LONGEST_TEXT = 10_485_760
 """Maximum number of characters in one text on OpenAI's wires."""
 LARGEST = {"chat": 512 << 20, "responses": 512 << 20, "messages": 32 << 20, "gemini": 20 << 20}
 """Maximum number of bytes in a request. OpenAI publishes no limit, so its limit here only bounds the tests."""
-ADDED = "reasoning_content reasoning reasoning_details thinking_blocks extra_content provider_specific_fields"
+ADDED = "reasoning_content reasoning reasoning_details thinking_blocks extra_content images provider_specific_fields"
 """The fields that servers add to the messages and calls of chat completions, and accept back."""
 MOST_CALLS = 128
 MOST_TOOLS = 128

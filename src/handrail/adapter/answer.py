@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pydantic_core
 
+from handrail.content import Attachment
 from handrail.context import (
     PROVIDER_REQUEST_ID,
     RATE_LIMIT,
@@ -21,6 +22,7 @@ from handrail.context import (
 from handrail.limits.budget import Unit
 from handrail.messages import (
     AssistantMessage,
+    AttachmentPart,
     CallAsked,
     CallPart,
     Message,
@@ -60,6 +62,7 @@ class Answer:
 
     __slots__ = (
         "_accumulator",
+        "_attached",
         "_extras",
         "_ids",
         "_masking",
@@ -87,6 +90,8 @@ class Answer:
         self._messages = len(request.messages)
         self._texts: list[str] = []
         self._thoughts: list[str] = []
+        self._attached: list[tuple[int, Attachment]] = []
+        """Each attachment, with the number of pieces of text before it."""
         self._pieces: dict[int, list[CallPart]] = {}
         self.usage = _NONE
         self.charged: Charged = {}
@@ -115,6 +120,8 @@ class Answer:
             self.stop = part
         elif isinstance(part, ThinkingPart):
             self._thoughts.append(part.text)
+        elif isinstance(part, AttachmentPart):
+            self._attached.append((len(self._texts), part.attachment))
         else:
             self.sent = part
 
@@ -126,7 +133,7 @@ class Answer:
     @property
     def begun(self) -> bool:
         """Whether the request has been sent, as far as is known. If so, the provider may charge for it."""
-        return bool(self.sent or self._texts or self._pieces or self._thoughts)
+        return bool(self.sent or self._texts or self._pieces or self._thoughts or self._attached)
 
     @property
     def is_paused(self) -> bool:
@@ -142,6 +149,15 @@ class Answer:
     def thought(self) -> str:
         """The model's thinking, as far as its provider shows it."""
         return clean_text("".join(self._thoughts)) if self._thoughts else ""
+
+    @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        return tuple([attachment for _, attachment in self._attached])
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """For each attachment, the number of characters of the text before it."""
+        return tuple([len(clean_text("".join(self._texts[:at]))) for at, _ in self._attached])
 
     def calls(self) -> tuple[CallAsked, ...]:
         """Return the calls so far, in the order in which they began."""
@@ -163,7 +179,7 @@ class Answer:
         """Return the answer as a message with these calls. Their ids must be unique in the session, and tools see them in `accumulator`."""
         self._ids = tuple([call.id for call in calls])
         kept, thought = None if self.stop is None else self.stop.kept, self.thought if self._thoughts else ""
-        return AssistantMessage(self.text, calls, kept, thought)
+        return AssistantMessage(self.text, calls, kept, thought, self.attachments, self.offsets)
 
     # The members that tools can see.
 
@@ -245,6 +261,15 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     thought: str = ""
     charged: Charged = {}
     """The amounts that the budget was charged, if the provider did not report the usage; otherwise empty."""
+    attachments: tuple[Attachment, ...] = ()
+    """References to what the model made. The bytes are blobs of the journal."""
+    offsets: tuple[int, ...] = ()
+
+    def message(self, calls: tuple[CallAsked, ...]) -> AssistantMessage:
+        """Return the answer as a message with these calls, whose ids are unique in the session."""
+        return AssistantMessage(
+            self.text, calls, self.stop.kept, self.thought, self.attachments, self.offsets
+        )
 
 
 def write_answer(
@@ -279,6 +304,8 @@ def write_answer(
         failed,
         answer.thought,
         answer.charged,
+        answer.attachments,
+        answer.offsets,
     )
 
 
@@ -290,8 +317,8 @@ def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: Secret
         answer.take(recorded.sent)
     if recorded.thought:
         answer.take(ThinkingPart(recorded.thought))
-    if recorded.text:
-        answer.take(TextPart(recorded.text))
+    for part in recorded.message(()).parts:
+        answer.take(TextPart(part) if isinstance(part, str) else AttachmentPart(part))
     for index, call in enumerate(recorded.calls):
         answer.take(CallPart(index, call.id, call.name, call.arguments))
     if recorded.usage is not None:
@@ -324,7 +351,11 @@ def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, A
             calls = [
                 {"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.calls
             ]
-            said.append({"role": "assistant", "text": message.text, "calls": calls})
+            made = [each.render() for each in message.attachments]
+            said.append(
+                {"role": "assistant", "text": message.text, "calls": calls}
+                | ({"attachments": made} if made else {})
+            )
     return {
         "system": request.system,
         "messages": said,

@@ -17,6 +17,7 @@ from handrail.errors import BudgetExceededError, DeadlineExceededError, Definiti
 from handrail.events import ModelFailed
 from handrail.models import ModelKeyMissing
 from handrail.models.choice import Candidate, candidates_of, falls_over
+from handrail.replay.attachments import load
 
 if TYPE_CHECKING:
     from handrail.adapter.run import Run
@@ -42,6 +43,7 @@ async def ask(run: Run) -> Answer:
         await tell_undone(run, place)
         recorded = frame.log.find("model answer", place, RecordedAnswer)
         if recorded is not None:
+            await load(frame.log.journal, frame.log.run_id, recorded.attachments)
             return _replay(run, recorded)
         run.leave_record()
     deadline = frame.deadline

@@ -26,7 +26,7 @@ from handrail.adapter.recorded_session import (
     load_resumed,
     load_session,
 )
-from handrail.adapter.response import PromptResponse, respond
+from handrail.adapter.response import PromptResponse, made_in, respond
 from handrail.adapter.run_lease import acquire_in_process, acquire_run, stopped
 from handrail.adapter.run_record import (
     RunOutcome,
@@ -184,7 +184,10 @@ async def _recorded_answer(
     found = await journal.runs.verify(row.record.id)
     if found.altered:
         raise found.altered[0]
-    return _answer_of(row, prompt, await load_session(journal, row, session, until=row.record.id))
+    response = _answer_of(row, prompt, await load_session(journal, row, session, until=row.record.id))
+    attached = (*response.attachments, *attached_to(response.messages))
+    await load(journal, row.record.id, attached, some=True)
+    return response
 
 
 def _answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptResponse[Any]:
@@ -209,6 +212,7 @@ def _answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptResp
         outcome.stop_reason,
         session,
         length=len(root_conversation(session).messages),
+        attachments=made_in(outcome.messages),
     )
 
 

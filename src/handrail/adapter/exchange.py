@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.adapter.answer import Answer, FailedRequest, RecordedAnswer
 from handrail.adapter.mask import StreamMask
+from handrail.cancellation import finish
 from handrail.errors import ModelError
 from handrail.events import (
+    AttachmentDelta,
     CallDelta,
     ModelRequested,
     ModelResponded,
@@ -18,6 +20,7 @@ from handrail.events import (
 from handrail.limits import BudgetTracker, Reservation
 from handrail.messages import (
     AssistantMessage,
+    AttachmentPart,
     CallPart,
     Message,
     ModelPart,
@@ -32,6 +35,7 @@ from handrail.models import ModelAnswerBroken
 from handrail.models.blocks import outside_lines
 from handrail.models.prices import most_of
 from handrail.models.provider_tools import check_provider_tools
+from handrail.replay.attachments import store
 
 if TYPE_CHECKING:
     from handrail.adapter.run import Run
@@ -74,10 +78,12 @@ async def ask_once(
                     writing = None if masking is None else StreamMask(masking)
                     async for part in parts:
                         answer.take(part)
+                        await _keep_bytes(run, part)
                         _publish_delta(run, part, writing)
                 else:
                     async for part in parts:
                         answer.take(part)
+                        await _keep_bytes(run, part)
             except BaseException:
                 await parts.aclose()
                 raise
@@ -98,6 +104,13 @@ async def ask_once(
             problem = error.problem[:_MOST_SAID]
             failed.append(FailedRequest(model.name, problem, usage, cost, answer.charged))
         raise
+
+
+async def _keep_bytes(run: Run, part: ModelPart) -> None:
+    """Store the bytes of a picture or a sound, before an event or a record refers to them."""
+    log = run.frame.log
+    if isinstance(part, AttachmentPart) and log.is_kept:
+        await finish(store(log.journal, log.run_id, [part.attachment]))
 
 
 def _charge_cut(
@@ -185,7 +198,8 @@ def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation
 def _size(message: Message) -> int:
     if isinstance(message, AssistantMessage):
         calls = sum(len(call.name.encode()) + len(call.arguments.encode()) for call in message.calls)
-        return len(message.text.encode()) + calls + _PER_MESSAGE * (1 + len(message.calls))
+        made = sum(each.token_bound for each in message.attachments)
+        return len(message.text.encode()) + calls + made + _PER_MESSAGE * (1 + len(message.calls))
     if isinstance(message, ToolMessage):
         return sum(
             len(result.text.encode()) + _PER_MESSAGE + sum(each.token_bound for each in result.attachments)
@@ -208,6 +222,9 @@ def _publish_delta(run: Run, part: ModelPart, writing: StreamMask | None) -> Non
                 return
         run.has_shown = True
         frame.publish(CallDelta(part.index, part.id, part.name, part.arguments, frame.run_context))
+    elif isinstance(part, AttachmentPart):
+        run.has_shown = True
+        frame.publish(AttachmentDelta(part.attachment, frame.run_context))
     elif isinstance(part, ThinkingPart):
         run.has_shown = True
         frame.publish(ThoughtDelta(part.text, frame.run_context))

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from pydantic import Field
 
 from handrail.adapter.advice import Advisers
 from handrail.adapter.answer import Answer
 from handrail.adapter.attempts import ask
 from handrail.adapter.conversation import Conversation
-from handrail.adapter.response import ANSWER_TOOL, REPAIRS, Outcome, Output, what_to_correct
+from handrail.adapter.response import ANSWER_TOOL, REPAIRS, Outcome, Output, made_in, what_to_correct
 from handrail.adapter.run import Run
 from handrail.adapter.settings import Settings
 from handrail.content import Attachment
@@ -113,12 +114,13 @@ async def run_in(
     _check_attachments(settings.model, attachments)
     frame.task = asyncio.current_task()
     run.begin()
+    began = len(conversation.messages)
     run.say(UserMessage(first_text(message, attachments), attachments=attachments))
     ended = "cancelled"
     try:
         outcome = await run_until_done(run)
         ended = outcome.stop_reason
-        return outcome
+        return msgspec.structs.replace(outcome, attachments=made_in(conversation.messages.since(began)))
     except Exception as error:
         ended = f"failed: {error}"
         raise

@@ -18,7 +18,7 @@ from handrail.adapter.run_record import decode_begin
 from handrail.dispatch.failures import what_stands
 from handrail.events import MessageAdded
 from handrail.journals import Journal
-from handrail.messages import AssistantMessage, CallAnswered, CallAsked, Message, ToolMessage, UserMessage
+from handrail.messages import CallAnswered, CallAsked, Message, ToolMessage, UserMessage
 from handrail.place import RUN, Place
 from handrail.records import OVER, CommitUnit, Entry, RunRow
 from handrail.replay.records import InnerCall, attachments_in, text_of
@@ -92,7 +92,7 @@ class _Retold:
                 self._say(UserMessage(msgspec.msgpack.decode(told)["text"], True))
             answer = msgspec.msgpack.decode(body, type=RecordedAnswer)
             calls = self._conversation.fresh_ids(answer.calls)
-            self._say(AssistantMessage(answer.text, calls, answer.stop.kept, answer.thought))
+            self._say(answer.message(calls))
             found = (self._result(call, RUN.child(made + at)) for at, call in enumerate(calls, 1))
             results = tuple(result for result in found if result is not None)
             if results:

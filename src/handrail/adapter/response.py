@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, get_origin
 
@@ -12,10 +12,11 @@ from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, create_model
 from pydantic_core import CoreSchema
 from typing_extensions import is_typeddict
 
+from handrail.content import Attachment
 from handrail.context import ToolContext
 from handrail.errors import ToolValidationError
 from handrail.events import MessageAdded
-from handrail.messages import Message, Usage
+from handrail.messages import AssistantMessage, Message, Usage
 from handrail.schema import Schema, list_problems
 from handrail.session import Session
 from handrail.tools import Tool, ToolResult
@@ -51,6 +52,11 @@ class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
     """The key of the run's conversation, which names it in the session's log of messages."""
     length: int = 0
     """How many messages the conversation had at the end of the run."""
+    attachments: tuple[Attachment, ...] = ()
+    """The pictures, sounds and other files that the model made in this run, in order.
+
+    What a nested run made is in the result of the call that started it.
+    """
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -65,6 +71,8 @@ class Outcome(msgspec.Struct, frozen=True):
     text: str
     output: Any
     stop_reason: str
+    attachments: tuple[Attachment, ...] = ()
+    """What the model made in the run."""
 
 
 def respond(
@@ -83,6 +91,17 @@ def respond(
         unclosed,
         conversation.key,
         len(conversation.messages),
+        outcome.attachments,
+    )
+
+
+def made_in(messages: Iterable[Message]) -> tuple[Attachment, ...]:
+    """Return the attachments that the model made in its messages."""
+    return tuple(
+        attachment
+        for message in messages
+        if isinstance(message, AssistantMessage)
+        for attachment in message.attachments
     )
 
 

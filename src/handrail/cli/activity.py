@@ -24,6 +24,7 @@ from handrail.errors import ToolValidationError
 from handrail.events import (
     Advised,
     ApprovalDecided,
+    AttachmentDelta,
     CallStatus,
     Emitted,
     ModelFailed,
@@ -276,6 +277,16 @@ class Activity:
             row.message = f"{row.message}{event.text}".rpartition("\n")[2][-_MAX_MESSAGE:]
         return []
 
+    def on_attachment(self, event: AttachmentDelta) -> list[Text]:
+        """Return the lines of the thought so far, and the line of a file that the outermost run's model made.
+
+        What the model of a nested run makes is in the result of a call, whose line shows it.
+        """
+        if event.run_context.run_id != self.root:
+            return []
+        self.thinking = None
+        return [*self._fold_thought(), Text(f"  {attachment_line(event.attachment)}", "cyan")]
+
     def on_thought(self, event: ThoughtDelta) -> list[Text]:
         """Show the newest line of the outermost run's thought beside its model. Returns no lines."""
         if event.run_context.run_id == self.root:
@@ -340,6 +351,7 @@ _HANDLERS: dict[type, Any] = {
     Advised: Activity.on_advised,
     ToolWithheld: Activity.on_withheld,
     TextDelta: Activity.on_text,
+    AttachmentDelta: Activity.on_attachment,
     ThoughtDelta: Activity.on_thought,
 }
 
@@ -480,6 +492,19 @@ def format_spending(usage: Usage, cost: Decimal | None) -> str:
 def format_summary(usage: Usage, cost: Decimal | None, spent: float) -> str:
     """Format requests, tokens, cost and elapsed time."""
     return f"{format_spending(usage, cost)} · {format_seconds(spent)}"
+
+
+def attachments_data(response: PromptResponse[Any]) -> list[dict[str, Any]]:
+    """Return what the run's model made as JSON: its names and types, and its addresses or the files that it is saved to."""
+    return [
+        {
+            "name": each.name,
+            "media_type": each.media_type,
+            "size": each.size,
+            "path": each.address or str(_saved(each) or ""),
+        }
+        for each in response.attachments
+    ]
 
 
 def answer_text(response: PromptResponse[Any]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pydantic_core
 
-from handrail.cli.activity import answer_text, format_summary
+from handrail.cli.activity import answer_text, attachments_data, format_summary
 from handrail.cli.command_options import (
     WorkerOptions,
     find_model,
@@ -384,6 +384,7 @@ def _to_json(outcome: Outcome, view: View) -> dict[str, Any]:
         **data,
         "text": response.text,
         "output": None if response.output is None else pydantic_core.from_json(to_json(response.output)),
+        "attachments": attachments_data(response),
         "stop_reason": response.stop_reason,
         "not_approved": view.activity.denied,
         "usage": {

@@ -13,7 +13,7 @@ import typer
 from handrail import runs
 from handrail.adapter.run_record import decode_begin
 from handrail.cli import runs_view as view
-from handrail.cli.activity import answer_text
+from handrail.cli.activity import answer_text, attachment_line, attachments_data
 from handrail.cli.command_options import ModelName, StartupFiles, parse_approvals
 from handrail.cli.outcome import DONE, FAILED, PARKED, UsageError, classify_stop
 from handrail.cli.recorded_run import Program, RecordedRun, continuation
@@ -168,12 +168,14 @@ async def resume(
         "run_id": recorded.id,
         "status": "done",
         "text": response.text,
+        "attachments": attachments_data(response),
         "stop_reason": response.stop_reason,
         "not_approved": denied,
         "code_changed": program.changed,
     }
     ending = [note] if note else []
-    return Report(data, *program.notes, *notes, escape(answer_text(response)), *ending, code=code)
+    made = [attachment_line(each) for each in response.attachments]
+    return Report(data, *program.notes, *notes, escape(answer_text(response)), *made, *ending, code=code)
 
 
 def _parked_report(recorded: RecordedRun, program: Program, parked: RunParked) -> Report:

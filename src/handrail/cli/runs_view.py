@@ -178,6 +178,8 @@ def _add_turn(above: Tree, turn: Turn, full: bool, usual: str = "") -> None:
         text.append(f"\n✗ {_line(each.model, 60)}: {_text(each.error, full)}", "not bold yellow")
     if turn.text:
         text.append(f"\n{_text(turn.text, full)}", "not bold default")
+    for attachment in turn.attachments:
+        text.append(f"\n{_line(attachment.render())}", "not bold cyan")
     node = above.add(text)
     for call in turn.calls:
         _add_call(node, call, full)

@@ -23,6 +23,7 @@ from handrail.clock import Clock
 from handrail.environment.terminal import Keyboard
 from handrail.environment.text import is_terminal, wants_colour
 from handrail.events import (
+    AttachmentDelta,
     MessageAdded,
     ModelFailed,
     ModelResponded,
@@ -177,7 +178,7 @@ class LiveView(View):
 
     Finished lines are printed once and never changed. Work in progress is redrawn below them ten times a second.
     Nothing is drawn while a question is asked, and lines that arrive in the meantime are printed afterwards. The
-    pictures that a call returned are drawn below its line, if the terminal can draw pictures.
+    pictures that a call returned, or the model made, are drawn below their lines, if the terminal can draw pictures.
     """
 
     def __init__(self, clock: Clock, *, verbose: bool = False) -> None:
@@ -228,6 +229,8 @@ class LiveView(View):
         self._print([*self.activity.update(event), *self._drawn(event)])
 
     def _drawn(self, event: object) -> list[Picture]:
+        if isinstance(event, AttachmentDelta) and event.run_context.run_id == self.activity.root:
+            return pictures_in([event.attachment], self._pictures)
         return pictures_in(event.result.attachments, self._pictures) if isinstance(event, ToolInvoked) else []
 
     def note(self, text: Text | str, style: str = "") -> None:

@@ -38,6 +38,7 @@ from handrail.models.breakpoints import marked, marked_messages, marked_tools
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
 from handrail.models.http import Endpoint, body_of, count, decode, encode, text_json
+from handrail.models.media import kept_data, said_in_words
 from handrail.models.parts import ANTHROPIC_TAKES, anthropic_blocks
 from handrail.models.providers import address_of, keys_of, refuse_key, row_of
 from handrail.models.request_settings import ANTHROPIC, anthropic_choice, merge_fields, settings_fields
@@ -202,7 +203,7 @@ def _message(takes: Takes, wire: str, message: Message) -> bytes:
         opened = [block for each in message.results if each.shows for block in _content(each, takes)]
         return encode({"role": "user", "content": [*results, *opened]})
     if isinstance(message, AssistantMessage):
-        return encode({"role": "assistant", "content": _blocks(message, wire)})
+        return encode({"role": "assistant", "content": _blocks(message, takes, wire)})
     return encode({"role": "user", "content": _content(message, takes)})
 
 
@@ -276,7 +277,7 @@ def _result(result: CallAnswered, takes: Takes) -> dict[str, Any]:
     return block
 
 
-def _blocks(message: AssistantMessage, wire: str) -> list[Any]:
+def _blocks(message: AssistantMessage, takes: Takes, wire: str) -> list[Any]:
     calls = [
         {
             "type": "tool_use",
@@ -286,15 +287,15 @@ def _blocks(message: AssistantMessage, wire: str) -> list[Any]:
         }
         for call in message.calls
     ]
-    if message.kept is not None and message.kept.wire == wire:
-        back = [
-            block for block in with_calls(decode(message.kept.data), calls, "tool_use") if _is_accepted(block)
-        ]
+    kept = kept_data(message, wire)
+    if kept is not None:
+        back = [block for block in with_calls(kept, calls, "tool_use") if _is_accepted(block)]
         if back and back[-1]["type"] in _THINKING:
             back.append(_text_block(""))  # the API refuses thinking as the last block
         if back:
             return back
-    return [_text_block(message.text), *calls] if message.text.strip() or not calls else calls
+    text = said_in_words(message, takes)
+    return [_text_block(text), *calls] if text.strip() or not calls else calls
 
 
 def _is_accepted(block: dict[str, Any]) -> bool:

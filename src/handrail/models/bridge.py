@@ -24,6 +24,7 @@ from handrail.content import Attachment
 from handrail.errors import DefinitionError, ModelError
 from handrail.messages import (
     AssistantMessage,
+    AttachmentPart,
     CallPart,
     Kept,
     Message,
@@ -47,7 +48,8 @@ from handrail.models import (
     ModelUnavailable,
 )
 from handrail.models.grammar import ANTHROPIC_ID, CHAT_ID, id_for_wire, name_for_wire, object_text
-from handrail.models.http import count, encode
+from handrail.models.http import count, decode, encode
+from handrail.models.media import attachment_with, kept_data, place_for, said_in_words
 from handrail.models.parts import AUDIO, IMAGES, PDF, text_with
 from handrail.models.request_settings import BRIDGE, settings_fields
 from handrail.schema import Schema
@@ -122,7 +124,7 @@ class BridgedModel:
                 return
             async with direct.model_request_stream(model, **sent) as answer:
                 try:
-                    pieces = _Pieces()
+                    pieces = _Pieces(self.name)
                     async for event in answer:
                         for part in pieces.take(event):
                             yield part
@@ -157,7 +159,7 @@ class BridgedModel:
 
     def _whole(self, response: Any) -> Iterator[ModelPart]:
         for index, part in enumerate(response.parts):
-            yield from _begun(index, part, whole=True)
+            yield from _begun(self.name, index, part, whole=True)
         yield from self._end(response)
 
     def _end(self, response: Any) -> Iterator[ModelPart]:
@@ -254,12 +256,14 @@ def _parameters(request: ModelRequest) -> Any:
 # --- parts of an answer -----------------------------------------------------------------------
 
 
-def _begun(index: int, part: Any, whole: bool = False) -> Iterator[ModelPart]:
+def _begun(model: str, index: int, part: Any, whole: bool = False) -> Iterator[ModelPart]:
     kind = part.part_kind
     if kind == "text" and part.content:
         yield TextPart(part.content)
     elif kind == "thinking" and part.content:
         yield ThinkingPart(part.content)
+    elif kind == "file":
+        yield AttachmentPart(attachment_with(model, part.content.data, part.content.media_type))
     elif kind == "tool-call":
         arguments = arguments_of(part.args, whole)
         yield CallPart(index, part.tool_call_id, part.tool_name, arguments or "")
@@ -268,7 +272,8 @@ def _begun(index: int, part: Any, whole: bool = False) -> Iterator[ModelPart]:
 class _Pieces:
     """Converts a streamed answer to parts, chunk by chunk."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        self._model = model
         self._late: set[int] = set()
         """Indexes of the calls whose arguments arrive as objects. Such arguments are complete only at the end of the answer."""
 
@@ -277,7 +282,7 @@ class _Pieces:
             part = event.part
             if part.part_kind == "tool-call" and isinstance(part.args, dict):
                 self._late.add(event.index)
-            yield from _begun(event.index, part)
+            yield from _begun(self._model, event.index, part)
         elif event.event_kind == "part_delta":
             yield from self._more(event.index, event.delta)
 
@@ -400,12 +405,13 @@ def _message(said: Any, model: str, message: Message) -> Any:
             )
             for call in message.calls
         ]
-        kept = message.kept
-        if kept is not None and kept.wire == _wire(model):
+        kept = kept_data(message, _wire(model))
+        if kept is not None:
             response = _as_it_was(said, calls, kept)
             if response is not None:
                 return response
-        return said.ModelResponse([said.TextPart(message.text), *calls] if message.text else calls)
+        text = said_in_words(message, BRIDGE_TAKES)
+        return said.ModelResponse([said.TextPart(text), *calls] if text else calls)
     attached = [_binary(said, each) for each in message.attachments if BRIDGE_TAKES.sends(each)]
     text = text_with(message.text, message.attachments, BRIDGE_TAKES)
     return said.ModelRequest([said.UserPromptPart([*filter(None, [text]), *attached] if attached else text)])
@@ -415,12 +421,12 @@ def _binary(said: Any, attachment: Attachment) -> Any:
     return said.BinaryContent(attachment.content, media_type=attachment.media_type)
 
 
-def _as_it_was(said: Any, calls: list[Any], kept: Kept) -> Any:
+def _as_it_was(said: Any, calls: list[Any], kept: Any) -> Any:
     """Return a kept answer with its thinking and signatures, and with its calls replaced by `calls`.
 
     Returns None if the kept answer does not have as many calls as `calls`.
     """
-    [response] = said.ModelMessagesTypeAdapter.validate_json(kept.data)
+    [response] = said.ModelMessagesTypeAdapter.validate_json(encode(kept))
     if sum(part.part_kind == "tool-call" for part in response.parts) != len(calls):
         return None
     rest = iter(calls)
@@ -443,7 +449,20 @@ def kept_of(model: str, response: Any) -> Kept | None:
     ):
         return None
     said: Any = import_module("pydantic_ai.messages")
-    return Kept(_wire(model), said.ModelMessagesTypeAdapter.dump_json([response]))
+    data = said.ModelMessagesTypeAdapter.dump_json([response])
+    if any(part.part_kind == "file" for part in response.parts):
+        data = encode([_without_bytes(each) for each in decode(data)])
+    return Kept(_wire(model), data)
+
+
+def _without_bytes(response: dict[str, Any]) -> dict[str, Any]:
+    parts = [
+        {**part, "content": {**part["content"], "data": place_for(part["content"]["media_type"])}}
+        if part["part_kind"] == "file"
+        else part
+        for part in response["parts"]
+    ]
+    return {**response, "parts": parts}
 
 
 def _wire(model: str) -> str:

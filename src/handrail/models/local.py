@@ -27,7 +27,8 @@ from handrail.messages import (
 from handrail.models import ModelRequestRefused
 from handrail.models.engine import Body, Ended, Engine, Settings, engine_of, find_weights
 from handrail.models.http import encode
-from handrail.models.parts import only_in_words
+from handrail.models.media import said_in_words
+from handrail.models.parts import ONLY_TEXT, only_in_words
 from handrail.models.request_settings import settings_fields
 from handrail.operation import Operation
 from handrail.schema import JsonSchema
@@ -223,7 +224,7 @@ def _turns(request: ModelRequest) -> list[Turn]:
             turns.append(("user", only_in_words(message.text, message.attachments)))
         elif isinstance(message, AssistantMessage):
             if not message.calls:
-                turns.append(("assistant", message.text))
+                turns.append(("assistant", said_in_words(message, ONLY_TEXT)))
         else:
             _add_results(turns, message)
     return turns

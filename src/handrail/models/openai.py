@@ -8,7 +8,7 @@ The chat completions API, `POST /chat/completions`, is in this module; the respo
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -18,40 +18,38 @@ from handrail.errors import DefinitionError
 from handrail.messages import (
     AssistantMessage,
     Between,
-    CallPart,
     Encode,
-    Kept,
     Message,
     ModelPart,
     ModelRequest,
     Offered,
     Price,
     Sent,
-    StopPart,
-    StopReason,
     Takes,
-    TextPart,
-    ThinkingPart,
     ToolMessage,
     Traits,
-    Usage,
-    UsagePart,
     UserMessage,
 )
 from handrail.models import provider_tools, responses
-from handrail.models.blocks import is_block, joined, without
-from handrail.models.failures import failure_in_answer
-from handrail.models.grammar import arguments_text, id_for_wire, name_for_wire, object_text
+from handrail.models.chat_answers import ChatChunks, read_answer
+from handrail.models.grammar import id_for_wire, name_for_wire, object_text
 from handrail.models.http import (
     Endpoint,
     body_of,
-    count,
-    decode,
     encode,
     is_strict,
     text_json,
 )
-from handrail.models.parts import CHAT_TAKES, RESPONSES_TAKES, RETURNED, chat_parts, text_with
+from handrail.models.media import kept_data, said_in_words
+from handrail.models.parts import (
+    CHAT_TAKES,
+    RESPONSES_TAKES,
+    RETURNED,
+    SOUNDS,
+    chat_parts,
+    data_url,
+    text_with,
+)
 from handrail.models.providers import FREE, Quirks, address_of, keys_of, refuse_key, row_of
 from handrail.models.request_settings import CHAT, merge_fields, settings_fields
 from handrail.spelling import checked_arguments
@@ -59,11 +57,10 @@ from handrail.spelling import checked_arguments
 WIRE = "chat"
 _MOST_CALLS = 128
 """Maximum number of calls that the API accepts in one message."""
+_WITH_PICTURES = frozenset({"images", "content"})
+"""The fields of an answer that can contain pictures. If the server does not take them back, the pictures are described."""
 _OK = {"role": "assistant", "content": "OK"}
 """The message between a result and a user's message, for servers that require one."""
-_OWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", "annotations", "audio"})
-"""The fields of an answer that the API itself defines. A server that adds others may require them back."""
-_OF_CALLS = frozenset({"id", "type", "index", "function"})
 
 
 @checked_arguments
@@ -133,15 +130,6 @@ class OpenAIModel:
         return f"OpenAIModel({self.name!r})"
 
 
-_STOPS: dict[str, StopReason] = {
-    "stop": "done",
-    "tool_calls": "calls",
-    "function_call": "calls",
-    "length": "length",
-    "content_filter": "refused",
-}
-
-
 def stream(
     endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str
 ) -> AsyncGenerator[ModelPart]:
@@ -150,9 +138,10 @@ def stream(
     Raises `ModelError` if the request fails.
     """
     body = _body(fields, request, quirks, wire)
+    sound = SOUNDS.get((fields.get("audio") or {}).get("format"))
     if not request.stream:
-        return endpoint.parts("/chat/completions", body, whole=partial(_whole, endpoint, wire))
-    pieces = _Pieces(endpoint, wire)
+        return endpoint.parts("/chat/completions", body, whole=partial(read_answer, endpoint, wire, sound))
+    pieces = ChatChunks(endpoint, wire, sound)
     return endpoint.parts("/chat/completions", body, take=pieces.take, done=pieces.done)
 
 
@@ -239,7 +228,12 @@ def _dicts(message: Message, quirks: Quirks, wire: str) -> list[dict[str, Any]]:
 
 
 def _said(message: AssistantMessage, quirks: Quirks, wire: str) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": "assistant", "content": message.text or None}
+    kept = kept_data(message, wire, data_url)
+    back: dict[str, Any] = {} if kept is None else kept["message"]
+    wanted = back.keys() if quirks.sent_back is None else quirks.sent_back
+    is_shown = kept is not None and back.keys() & _WITH_PICTURES <= set(wanted)
+    text = message.text if is_shown else said_in_words(message, quirks.takes)
+    said: dict[str, Any] = {"role": "assistant", "content": text or None}
     if message.calls:
         said["tool_calls"] = [
             {
@@ -249,13 +243,10 @@ def _said(message: AssistantMessage, quirks: Quirks, wire: str) -> dict[str, Any
             }
             for call in message.calls[:_MOST_CALLS]
         ]
-    elif not message.text:
+    elif not text:
         said["content"] = ""
-    kept: dict[str, Any] = {}
-    if message.kept is not None and message.kept.wire == wire:
-        kept = decode(message.kept.data)
-        wanted = quirks.sent_back
-        said |= {name: value for name, value in kept["message"].items() if wanted is None or name in wanted}
+    if kept is not None:
+        said |= {name: value for name, value in back.items() if name in wanted}
         for call, more in zip(said.get("tool_calls", ()), kept["calls"], strict=False):
             call |= more
     if message.calls and quirks.thought_with_calls:
@@ -293,187 +284,3 @@ def _results(message: ToolMessage, quirks: Quirks) -> list[dict[str, Any]]:
         if quirks.takes.sends(found)
     ]
     return said
-
-
-def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
-    if answer.get("usage"):
-        yield UsagePart(_usage(answer["usage"]))  # first, because a failed answer may be charged for
-    error = answer.get("error")
-    if error and not answer.get("choices"):
-        raise failure_in_answer(endpoint, error)
-    choice = answer["choices"][0]
-    if choice.get("error"):
-        raise failure_in_answer(endpoint, choice["error"])
-    said = choice["message"]
-    for thought in _thoughts(said):
-        yield ThinkingPart(thought)
-    text = _text(said.get("content")) or said.get("refusal")
-    if text:
-        yield TextPart(text)
-    calls = said.get("tool_calls") or ()
-    for index, call in enumerate(calls):
-        function = call["function"]
-        yield CallPart(
-            index,
-            call.get("id") or "",
-            function.get("name") or "",
-            arguments_text(function.get("arguments")),
-        )
-    reason = _STOPS.get(choice.get("finish_reason") or "stop", "done")
-    kept = {name: value for name, value in said.items() if value is not None and _is_extra(name, value)}
-    more = [without(call, _OF_CALLS) for call in calls]
-    yield StopPart("refused" if said.get("refusal") else reason, _kept(wire, kept, more))
-
-
-def _is_extra(name: str, value: Any) -> bool:
-    """Return whether a field is not one of the API's own, or is content with parts that are not text."""
-    if name == "content":
-        return isinstance(value, list) and not all(_is_text(part) for part in value)
-    return name not in _OWN
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, str) or (isinstance(part, dict) and part.get("type", "text") == "text")
-
-
-def _kept(wire: str, fields: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Kept | None:
-    if not fields and not any(calls):
-        return None
-    return Kept(wire, encode({"message": fields, "calls": calls}), has_arguments=False)
-
-
-class _Pieces:
-    """Converts the chunks of one streamed answer to parts."""
-
-    __slots__ = ("_at", "_began", "_calls", "_content", "_endpoint", "_kept", "_more", "_refused", "_wire")
-
-    def __init__(self, endpoint: Endpoint, wire: str) -> None:
-        self._endpoint = endpoint
-        self._wire = wire
-        self._kept: dict[str, Any] = {}
-        """The fields so far that are not the API's own. Providers require some of them back."""
-        self._more: dict[int, dict[str, Any]] = {}
-        """The fields of each call that are not the API's own, by the position of the call."""
-        self._content: list[Any] = []
-        """The content so far: pieces of text, or parts if any of it came as a list of parts."""
-        self._calls: list[tuple[str, str]] = []
-        """The id and name of each call so far."""
-        self._at: dict[Any, int] = {}
-        """Position in `_calls` of the call that arrives under each of the server's indexes."""
-        self._refused = False
-        self._began = False
-
-    def take(self, chunk: Any) -> Iterator[ModelPart]:
-        if chunk.get("usage"):
-            yield UsagePart(_usage(chunk["usage"]))
-        error = chunk.get("error")
-        if error:
-            raise failure_in_answer(self._endpoint, error)
-        for choice in chunk.get("choices") or ():
-            self._began = True
-            delta = choice.get("delta") or {}
-            for thought in _thoughts(delta):
-                yield ThinkingPart(thought)
-            for name, piece in delta.items():
-                if name not in _OWN and piece is not None:
-                    self._kept[name] = joined(self._kept.get(name), piece)
-            self._refused = self._refused or bool(delta.get("refusal"))
-            content = delta.get("content")
-            text = _text(content) or delta.get("refusal")
-            if content:
-                self._add(content)
-            if text:
-                yield TextPart(text)
-            for call in delta.get("tool_calls") or ():
-                yield self._call(call)
-            if choice.get("error"):
-                raise failure_in_answer(self._endpoint, choice["error"])
-            if choice.get("finish_reason"):
-                yield self._stop(_STOPS.get(choice["finish_reason"], "done"))
-
-    def done(self) -> StopPart | None:
-        """Return the stop reason of a stream that ended without one; None if nothing came before its end."""
-        return self._stop("calls" if self._calls else "done") if self._began else None
-
-    def _stop(self, reason: StopReason) -> StopPart:
-        kept = self._kept
-        if _is_extra("content", self._content):
-            kept = {"content": self._content, **kept}
-        more = [self._more.get(number, {}) for number in range(len(self._calls))]
-        return StopPart("refused" if self._refused else reason, _kept(self._wire, kept, more))
-
-    def _add(self, content: Any) -> None:
-        """Add a piece of the content. The pieces of text before the first list of parts become one part."""
-        is_text = not self._content or isinstance(self._content[-1], str)
-        if is_text and isinstance(content, str):
-            self._content.append(content)
-            return
-        before = _with_content([], "".join(self._content)) if is_text and self._content else self._content
-        self._content = _with_content(before, content)
-
-    def _call(self, call: Any) -> CallPart:
-        """Convert a fragment of a call. Some servers omit the index, or use the same one for all calls."""
-        function = call.get("function") or {}
-        index, id, name = call.get("index"), call.get("id") or "", function.get("name") or ""
-        number = self._at.get(index)
-        begins = number is None or (name and (index is None or (id and id != self._calls[number][0])))
-        if begins:
-            number = self._at[index] = len(self._calls)
-            self._calls.append((id, name))
-        elif self._calls[number or 0] == (id, name):
-            name = ""  # the server repeats the name with every fragment
-        more = without(call, _OF_CALLS)
-        if more:
-            self._more[number or 0] = joined(self._more.get(number or 0), more)
-        return CallPart(number or 0, id, name, arguments_text(function.get("arguments")))
-
-
-def _thoughts(said: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the thoughts in a message or a piece of one. Servers put them in different fields."""
-    thought = said.get("reasoning_content") or said.get("reasoning")
-    if isinstance(thought, str) and thought:
-        yield thought
-    elif isinstance(details := said.get("reasoning_details"), list):
-        for each in details:
-            text = each.get("text") or each.get("summary") if isinstance(each, dict) else None
-            if isinstance(text, str) and text:
-                yield text
-    if isinstance(content := said.get("content"), list):
-        for part in content:
-            if isinstance(part, dict) and part.get("type") == "thinking":
-                yield _text(part.get("thinking"))
-
-
-def _with_content(parts: list[Any], content: Any) -> list[Any]:
-    """Add a piece of the content to its parts. A piece of the same type as the last part continues it."""
-    for piece in content if isinstance(content, list) else [content]:
-        part = {"type": "text", "text": piece} if isinstance(piece, str) else piece
-        last = parts[-1] if parts else None
-        if is_block(part) and is_block(last) and last["type"] == part["type"]:
-            merged = _with_content(last["thinking"], part["thinking"]) if _is_thinking(last, part) else None
-            parts = [*parts[:-1], joined(last, part) if merged is None else {**last, "thinking": merged}]
-        else:
-            parts = [*parts, part]
-    return parts
-
-
-def _is_thinking(*parts: Mapping[str, Any]) -> bool:
-    return all(part["type"] == "thinking" and isinstance(part.get("thinking"), list) for part in parts)
-
-
-def _text(content: Any) -> str:
-    """Return the text of a message's content. Some servers send it as a list of parts."""
-    if isinstance(content, list):
-        return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
-    return content or ""
-
-
-def _usage(usage: Any) -> Usage:
-    details = usage.get("prompt_tokens_details") or {}
-    return Usage(
-        count(usage.get("prompt_tokens")),
-        count(usage.get("completion_tokens")),
-        count(details.get("cached_tokens")),
-        0,
-        1,
-    )

@@ -23,6 +23,14 @@ DOCUMENTS = frozenset(
 )
 _FORMATS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 AUDIO = frozenset(_FORMATS)
+SOUNDS = {
+    **{name: media_type for media_type, name in _FORMATS.items()},
+    "flac": "audio/flac",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+    "pcm16": "audio/pcm",
+}
+"""The media type of each format in which the chat completions API gives sounds."""
 
 CHAT_TAKES = Takes(IMAGES | {PDF} | AUDIO, IMAGES)
 RESPONSES_TAKES = Takes(IMAGES | DOCUMENTS, IMAGES | DOCUMENTS)

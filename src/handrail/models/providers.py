@@ -322,7 +322,7 @@ PROVIDERS: Mapping[str, Provider] = {
         address="https://openrouter.ai/api/v1",
         addresses=(Address("OPENROUTER_BASE_URL"),),
         keys=(Key("OPENROUTER_API_KEY"),),
-        quirks=Quirks(native_output=False, sent_back=("reasoning_details",)),
+        quirks=Quirks(native_output=False, sent_back=("reasoning_details", "images")),
     ),
     "lmstudio": Provider(
         address="http://localhost:1234/v1",

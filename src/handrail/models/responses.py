@@ -11,6 +11,7 @@ from typing import Any
 
 from handrail.messages import (
     AssistantMessage,
+    AttachmentPart,
     CallPart,
     Encode,
     Kept,
@@ -31,7 +32,8 @@ from handrail.models import provider_tools
 from handrail.models.blocks import emptied, with_calls, without
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import RESPONSES_ID, arguments_text, id_for_wire, name_for_wire, object_text
-from handrail.models.http import Endpoint, body_of, count, decode, encode, is_strict, text_json
+from handrail.models.http import Endpoint, body_of, count, encode, is_strict, text_json
+from handrail.models.media import PLACE, attachment_of, kept_data, said_in_words
 from handrail.models.parts import RESPONSES_TAKES, responses_parts
 from handrail.models.providers import Quirks
 from handrail.models.request_settings import RESPONSES, merge_fields, settings_fields
@@ -40,6 +42,8 @@ WIRE = "responses"
 _OF_CALLS = frozenset({"call_id", "name", "arguments"})
 """Fields of a call whose values the conversation already holds. They are null in the items that are kept."""
 
+_FORMATS = {"svg": "image/svg+xml"}
+"""The media types of the formats that can't be recognised from the first bytes."""
 _PLAIN = frozenset({"type", "id", "role", "content", "status"})
 
 
@@ -121,7 +125,7 @@ def _items(takes: Takes, wire: str, message: Message) -> bytes:
             for each in message.results
         ]
     elif isinstance(message, AssistantMessage):
-        items = _said(message, wire)
+        items = _said(message, takes, wire)
     else:
         attached = message.attachments
         content = responses_parts(message.text, attached, takes) if attached else message.text
@@ -129,7 +133,7 @@ def _items(takes: Takes, wire: str, message: Message) -> bytes:
     return b",".join(map(encode, items))
 
 
-def _said(message: AssistantMessage, wire: str) -> list[Any]:
+def _said(message: AssistantMessage, takes: Takes, wire: str) -> list[Any]:
     calls = [
         {
             "type": "function_call",
@@ -139,15 +143,17 @@ def _said(message: AssistantMessage, wire: str) -> list[Any]:
         }
         for call in message.calls
     ]
-    if message.kept is not None and message.kept.wire == wire:
-        back = with_calls(decode(message.kept.data), calls, "function_call")
+    kept = kept_data(message, wire)
+    if kept is not None:
+        back = with_calls(kept, calls, "function_call")
         while back and back[-1]["type"] == "reasoning":
             back.pop()  # the API refuses reasoning without the item that it led to
         if back:
             return back
-    text = {"type": "output_text", "text": message.text, "annotations": []}
+    words = said_in_words(message, takes)
+    text = {"type": "output_text", "text": words, "annotations": []}
     said = {"type": "message", "role": "assistant", "content": [text]}
-    return [said, *calls] if message.text or not calls else calls
+    return [said, *calls] if words or not calls else calls
 
 
 def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
@@ -163,6 +169,8 @@ def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
             case "reasoning":
                 for thought in item.get("summary") or item.get("content") or ():
                     yield ThinkingPart(thought.get("text", ""))
+            case "image_generation_call" if item.get("result"):
+                yield _picture(endpoint, item)
             case _:
                 pass
     yield from _end(endpoint, wire, answer, answer["output"])
@@ -215,14 +223,21 @@ def _kept(wire: str, items: list[Any]) -> Kept | None:
     if all(map(_is_plain, items)) and all(item["type"] != "message" for item in items[1:]):
         return None
     lost = any(item["type"] == "reasoning" and not _is_readable(item) for item in items)
-    back = [
-        emptied(item, _OF_CALLS) if item["type"] == "function_call" else item
-        for item in items
-        if _is_readable(item)
-    ]
+    back = [_without_contents(item) for item in items if _is_readable(item)]
     if lost:
         back = [without(item, ("id",)) for item in back]
     return Kept(wire, encode(back), has_arguments=False)
+
+
+def _without_contents(item: Any) -> Any:
+    """Return an item without what the conversation holds elsewhere: the fields of a call, or the bytes of a picture."""
+    match item:
+        case {"type": "function_call"}:
+            return emptied(item, _OF_CALLS)
+        case {"type": "image_generation_call", "result": str()}:
+            return {**item, "result": PLACE}
+        case _:
+            return item
 
 
 def _is_plain(item: Any) -> bool:
@@ -261,7 +276,7 @@ def _is_said(part: Any) -> bool:
 class _Pieces:
     """Converts the events of one streamed response to parts."""
 
-    __slots__ = ("_calls", "_endpoint", "_items", "_wire", "_written")
+    __slots__ = ("_calls", "_endpoint", "_items", "_pictures", "_wire", "_written")
 
     def __init__(self, endpoint: Endpoint, wire: str) -> None:
         self._endpoint = endpoint
@@ -270,6 +285,7 @@ class _Pieces:
         """The complete items so far. They are used if the last event does not repeat them."""
         self._calls: dict[str, int] = {}
         self._written: set[str] = set()
+        self._pictures = 0
 
     def take(self, event: Any) -> Iterator[ModelPart]:
         kind = event.get("type", "")
@@ -288,6 +304,7 @@ class _Pieces:
                 yield CallPart(self._index(event), arguments=event["delta"])
             case "response.output_item.done" if event["item"]["type"] != "function_call":
                 self._items.append(event["item"])
+                yield from self._new_pictures(self._items)
             case "response.output_item.done":
                 item = event["item"]
                 self._items.append(item)
@@ -297,11 +314,20 @@ class _Pieces:
                     yield CallPart(self._index(event), arguments=arguments_text(item.get("arguments")))
             case "response.completed" | "response.incomplete" | "response.failed":
                 response = event["response"]
-                yield from _end(self._endpoint, self._wire, response, response.get("output") or self._items)
+                items = response.get("output") or self._items
+                yield from self._new_pictures(items)
+                yield from _end(self._endpoint, self._wire, response, items)
             case "error":
                 raise failure_in_answer(self._endpoint, event.get("error") or event)
             case _:
                 pass
+
+    def _new_pictures(self, items: list[Any]) -> Iterator[ModelPart]:
+        """Yield the pictures among the items that have not been yielded yet."""
+        pictures = [item for item in items if item["type"] == "image_generation_call" and item.get("result")]
+        for item in pictures[self._pictures :]:
+            self._pictures += 1
+            yield _picture(self._endpoint, item)
 
     def _index(self, event: Any) -> int:
         return self._calls.setdefault(_id(event), len(self._calls))
@@ -310,6 +336,11 @@ class _Pieces:
 def _call(index: int, item: Any) -> CallPart:
     arguments = arguments_text(item.get("arguments"))
     return CallPart(index, item.get("call_id") or "", item.get("name") or "", arguments)
+
+
+def _picture(endpoint: Endpoint, item: Any) -> AttachmentPart:
+    kind = item.get("output_format")
+    return AttachmentPart(attachment_of(endpoint.model, item["result"], _FORMATS.get(kind)))
 
 
 def _id(event: Any) -> str:

@@ -14,10 +14,12 @@ from decimal import Decimal
 
 import msgspec
 
+from handrail.content import Attachment
 from handrail.dispatch.turn import ToolCall
 from handrail.errors import DefinitionError
 from handrail.messages import (
     AssistantMessage,
+    AttachmentPart,
     CallAnswered,
     CallPart,
     Message,
@@ -66,6 +68,8 @@ class Reply(msgspec.Struct, frozen=True):
     pieces: Sequence[str] = ()
     """The chunks of text to yield in place of `text`."""
     usage: Usage = Usage(requests=1)
+    attachments: Sequence[Attachment] = ()
+    """The pictures, sounds and other files that the model makes, after the text."""
 
 
 Scripted = str | ToolCall | Sequence[ToolCall] | Exception | Reply
@@ -148,6 +152,8 @@ def _parts(reply: Reply, streamed: bool) -> Iterator[ModelPart]:
             yield TextPart(piece)
     elif reply.text:
         yield TextPart(reply.text)
+    for attachment in reply.attachments:
+        yield AttachmentPart(attachment)
     for index, call in enumerate(reply.calls):
         raw = call.arguments
         arguments = (

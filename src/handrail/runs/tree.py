@@ -79,6 +79,8 @@ class Turn(msgspec.Struct, kw_only=True):
     """The cost in US dollars, as recorded or from the price table; None if the price or the usage is unknown."""
     failed: tuple[FailedRequest, ...] = ()
     """The earlier requests for this answer, which failed or were not used."""
+    attachments: Sequence[Attachment] = ()
+    """References to the pictures, sounds and other files that the model made."""
     calls: list[CallNode] = []
 
 
@@ -197,6 +199,7 @@ class _Builder:
         turn = Turn(
             number=place.number, at=entry.at - answer.seconds, seconds=answer.seconds, text=answer.text,
             model=answer.model, usage=answer.usage, cost=cost, failed=answer.failed,
+            attachments=answer.attachments,
         )  # fmt: skip
         turns = self.turns.setdefault(run, [])
         made = sum(len(each.calls) for each in turns)

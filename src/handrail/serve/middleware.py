@@ -40,7 +40,7 @@ CALLBACK = "/oidc/callback"
 """The path to which a sign-in provider sends a browser back. Other sites may link only to it, the page and its files."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "media-src data:; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = (
     (b"content-security-policy", CSP.encode()),

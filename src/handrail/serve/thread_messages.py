@@ -15,7 +15,7 @@ from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessa
 from handrail.place import Place, is_in_run, split_run_id
 from handrail.records import Entry, RunRow
 from handrail.replay.records import InnerCall, text_of
-from handrail.serve.agui.message_writer import call_json, result_id, shorten
+from handrail.serve.agui.message_writer import answer_json, call_json, result_id, shorten
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.attachments import parts_of
 from handrail.serve.broadcast import Opening
@@ -94,7 +94,7 @@ async def read_nested(journal: Journal, rows: Sequence[RunRow]) -> list[RunMessa
             answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
             calls = conversation.fresh_ids(answer.calls)
             if place.parent is not None:
-                found.append(RunMessage(key, AssistantMessage(answer.text, calls, thought=answer.thought)))
+                found.append(RunMessage(key, answer.message(calls)))
                 began = made.get(place, 0)
                 ended = (ends.get(str(place.child(at))) for at in range(began + 1, began + len(calls) + 1))
                 results = [
@@ -190,7 +190,9 @@ def _render_nested(messages: Iterable[RunMessage]) -> Iterator[dict[str, Any]]:
     for run_id, message in messages:
         if not isinstance(message, UserMessage):
             for each in _render_message(run_id, message, turns):
-                yield {**each, "content": clean_text(each["content"]), "subagentRunId": run_id}
+                content = each["content"]
+                said = clean_text(content) if isinstance(content, str) else content
+                yield {**each, "content": said, "subagentRunId": run_id}
 
 
 def _render_message(
@@ -210,12 +212,7 @@ def _render_message(
         if message.thought:
             yield {"id": f"{id}/thought-1", "role": "reasoning", "content": message.thought}
         calls = [call_json(call.id, call.name, call.arguments) for call in message.calls]
-        yield {
-            "id": id,
-            "role": "assistant",
-            "content": message.text,
-            **({"toolCalls": calls} if calls else {}),
-        }
+        yield from answer_json(id, message.parts, calls)
     else:
         for result in message.results:
             yield {

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from handrail import Adapter, Prompt, ScriptedModel
+from handrail import Adapter, Attachment, Prompt, ScriptedModel
+from handrail.messages import ModelRequest, UserMessage
+from handrail.models.media import attachment_of
+from handrail.models.scripted import Reply
 from handrail.replay.attachments import attached_to
 from handrail.serve.sources import PromptSource
 from support.browsers import PATIENCE, browser
@@ -39,7 +42,16 @@ HAND_OVER = """(target, {event, files, text}) => {
 
 @pytest.fixture
 def model() -> ScriptedModel:
-    return ScriptedModel(["I see it.", "I see both."])
+    made = [
+        Attachment(PNG, "cat.png"),
+        attachment_of("m", base64.b64encode(bytes(4800)).decode(), "audio/L16"),
+    ]
+    return ScriptedModel(lambda request: Reply("Look:", attachments=made) if draws(request) else "I see it.")
+
+
+def draws(request: ModelRequest) -> bool:
+    said = request.messages[-1]
+    return isinstance(said, UserMessage) and said.text == "Draw a cat"
 
 
 @pytest.fixture
@@ -106,3 +118,18 @@ def test_pasted_text_is_left_to_the_browser(page: Page):
     """The browser itself handles text that is pasted, and nothing is attached."""
     assert hand_over(page, "paste", text="hello")
     expect(page.get_by_role("list", name="Files to send")).to_have_count(0)
+
+
+def test_what_a_model_makes_is_shown(page: Page, model: ScriptedModel):
+    """A picture that the model makes is shown below its text, and a sound can be played, even after a reload."""
+    page.get_by_label("Message", exact=True).fill("Draw a cat")
+    page.keyboard.press("Enter")
+    for _ in range(2):
+        expect(page.get_by_text("Look:")).to_be_visible()
+        picture = page.get_by_role("img", name="cat.png")
+        expect(picture).to_be_visible()
+        assert picture.evaluate("async (img) => (await img.decode(), img.naturalWidth)") == 1
+        player = page.get_by_label("audio.wav", exact=True)
+        expect(player).to_be_visible()
+        expect(player).to_have_js_property("duration", 0.1)
+        page.reload()

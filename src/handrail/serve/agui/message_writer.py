@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ag_ui.core import (
+    ActivitySnapshotEvent,
     ReasoningEndEvent,
     ReasoningMessageEndEvent,
     ReasoningMessageStartEvent,
@@ -17,14 +19,18 @@ from ag_ui.core import (
     ToolCallStartEvent,
 )
 
+from handrail.content import Attachment
 from handrail.events import CallDelta
 from handrail.messages import AssistantMessage, CallAsked
 from handrail.place import split_run_id
 from handrail.serve.agui.wire_events import Event, delta, wire_event
+from handrail.serve.attachments import facts_of
 from handrail.tools.result import clean_text
 
 MOST_CHARACTERS = 100_000
 """Maximum number of characters of a call's result that are sent to clients."""
+MADE = "handrail.attachment"
+"""The type of the activity for a picture, a sound or another file that a model made."""
 _NOT_MADE = "This call was not made, because it is not in a complete answer of the model."
 
 
@@ -74,6 +80,8 @@ class OpenRun:
     """Number of answers that the run's model has completed."""
     calls: int = 0
     """Number of calls in the completed answers."""
+    parts: list[str | Attachment] = field(default_factory=list[str | Attachment])
+    """The parts of the answer that are complete: what the model made, and the texts before it."""
     text: str | None = None
     """The text of the open message, or None if no message is open."""
     thought: str | None = None
@@ -84,21 +92,32 @@ class OpenRun:
 
     @property
     def message_id(self) -> str:
-        """The id of the message that the run's model is writing."""
+        """The id of the message that the run's model is writing. The text after an attachment is a message of its own."""
+        return part_id(self.answer_id, self.made)
+
+    @property
+    def answer_id(self) -> str:
+        """The id of the first message of the answer."""
         return f"{self.id}/{self.turn + 1}"
 
     @property
+    def made(self) -> int:
+        """Number of attachments in the answer so far."""
+        return sum(isinstance(part, Attachment) for part in self.parts)
+
+    @property
     def thought_id(self) -> str:
-        return f"{self.message_id}/thought-{self.thoughts}"
+        return f"{self.answer_id}/thought-{self.thoughts}"
 
     @property
     def is_writing(self) -> bool:
-        return self.text is not None or self.thought is not None or bool(self.writing)
+        return self.text is not None or self.thought is not None or bool(self.parts) or bool(self.writing)
 
     def clear_answer(self) -> None:
         """Discard the answer that the run's model was writing."""
         self.text = self.thought = None
         self.thoughts = 0
+        self.parts.clear()
         self.writing.clear()
 
 
@@ -137,6 +156,21 @@ class MessageWriter:
         run.thought += piece
         return [*events, delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, piece, run.tag)]
 
+    def attachment(self, run: OpenRun, attachment: Attachment) -> list[Event]:
+        """Return the events for a picture or another file that a model made. It is an activity, since a message has only text.
+
+        If it is the first part of the answer, an empty message comes before it.
+        """
+        events = self._end_thought(run)
+        if run.text is None and not run.parts:
+            events += [self._start_text(run)]
+            run.text = ""
+        if run.text is not None:
+            run.parts.append(run.text)
+            events.append(self._end_text(run))
+        run.parts.append(attachment)
+        return [*events, self._attachment(run, run.made, attachment)]
+
     def call(self, run: OpenRun, piece: CallDelta) -> list[Event]:
         """Return the events for the next piece of a call, or none if the call is sent later.
 
@@ -171,10 +205,13 @@ class MessageWriter:
         """
         events = self.thought(run, message.thought) if not run.thoughts else []
         events += self._end_thought(run)
-        if run.text is None and message.text:
-            events += self.text(run, message.text)
-        elif run.text is not None and message.text.startswith(run.text):
-            events += self.text(run, message.text[len(run.text) :])
+        for part in _after(message.parts, run.made):
+            if isinstance(part, Attachment):
+                events += self.attachment(run, part)
+            elif run.text is None:
+                events += self.text(run, part)
+            elif part.startswith(run.text):
+                events += self.text(run, part[len(run.text) :])
         if run.text is not None:
             events.append(self._end_text(run))
         begun = {writing.id: writing for writing in run.writing.values() if writing.shown}
@@ -222,6 +259,18 @@ class MessageWriter:
             events.append(
                 delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, run.thought, run.tag)
             )
+        number = 0
+        for part in run.parts:
+            if isinstance(part, Attachment):
+                number += 1
+                events.append(self._attachment(run, number, part))
+                continue
+            id = part_id(run.answer_id, number)
+            started = TextMessageStartEvent(message_id=id, role="assistant")
+            events.append(wire_event(started, run.tag))
+            if part:
+                events.append(delta("TEXT_MESSAGE_CONTENT", "messageId", id, part, run.tag))
+            events.append(wire_event(TextMessageEndEvent(message_id=id), run.tag))
         if run.text is not None:
             events.append(self._start_text(run))
             events.append(delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, run.text, run.tag))
@@ -238,9 +287,9 @@ class MessageWriter:
         if run.thought is not None:
             open.append({"id": run.thought_id, "role": "reasoning", "content": run.thought, **tag})
         calls = [call_json(each.id, each.name, each.arguments) for each in run.writing.values() if each.shown]
-        if run.text is not None or calls:
-            said: dict[str, Any] = {"id": run.message_id, "role": "assistant", "content": run.text or ""}
-            open.append({**said, **({"toolCalls": calls} if calls else {}), **tag})
+        if run.text is not None or run.parts or calls:
+            parts = [*run.parts, *([] if run.text is None else [run.text])]
+            open += [{**each, **tag} for each in answer_json(run.answer_id, parts, calls)]
         return open
 
     def result(self, call_id: str, text: str, tag: str | None) -> Event:
@@ -278,8 +327,66 @@ class MessageWriter:
     def _arguments(self, run: OpenRun, id: str, piece: str) -> list[Event]:
         return [delta("TOOL_CALL_ARGS", "toolCallId", id, piece, run.tag)] if piece else []
 
+    def _attachment(self, run: OpenRun, number: int, attachment: Attachment) -> Event:
+        made = ActivitySnapshotEvent(
+            message_id=made_id(run.answer_id, number), activity_type=MADE, content=facts_of([attachment])[0]
+        )
+        return wire_event(made, run.tag)
+
     def _end_call(self, run: OpenRun, id: str) -> Event:
         return wire_event(ToolCallEndEvent(tool_call_id=id), run.tag)
+
+
+def _after(parts: Sequence[str | Attachment], made: int) -> Sequence[str | Attachment]:
+    """Return the parts of an answer after this number of attachments."""
+    for at, part in enumerate(parts):
+        if not made:
+            return parts[at:]
+        made -= isinstance(part, Attachment)
+    return ()
+
+
+def part_id(answer_id: str, made: int) -> str:
+    """Return the id of the message with the text that follows this number of attachments in an answer."""
+    return f"{answer_id}/after-{made}" if made else answer_id
+
+
+def made_id(answer_id: str, number: int) -> str:
+    """Return the id of the activity for the attachment with this number in an answer."""
+    return f"{answer_id}/made-{number}"
+
+
+def answer_json(
+    answer_id: str, parts: Sequence[str | Attachment], calls: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return an answer in the form of AG-UI messages: its texts as messages, and its attachments as activities.
+
+    The calls belong to the text after the last attachment. The first message is there even if it is empty, so that clients
+    find the answer among the messages.
+    """
+    made = 0
+    said: list[dict[str, Any]] = [{"id": answer_id, "role": "assistant", "content": ""}]
+    for part in parts:
+        if isinstance(part, Attachment):
+            made += 1
+            content = facts_of([part])[0]
+            said.append(
+                {
+                    "id": made_id(answer_id, made),
+                    "role": "activity",
+                    "activityType": MADE,
+                    "content": content,
+                }
+            )
+        elif made:
+            said.append({"id": part_id(answer_id, made), "role": "assistant", "content": part})
+        else:
+            said[0]["content"] += part
+    if calls and said[-1]["role"] == "activity":
+        said.append({"id": part_id(answer_id, made), "role": "assistant", "content": ""})
+    if calls:
+        said[-1]["toolCalls"] = list(calls)
+    return said
 
 
 def result_id(call_id: str) -> str:

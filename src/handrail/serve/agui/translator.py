@@ -32,6 +32,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.events import (
     Advised,
     ApprovalDecided,
+    AttachmentDelta,
     CallDelta,
     Emitted,
     MessageAdded,
@@ -111,6 +112,7 @@ class Translator:
             TextDelta: lambda event, run: self._writer.text(run, event.text),
             ThoughtDelta: lambda event, run: self._writer.thought(run, event.text),
             CallDelta: lambda event, run: self._writer.call(run, event),
+            AttachmentDelta: lambda event, run: self._writer.attachment(run, event.attachment),
             PromptRendered: self._rendered,
             MessageAdded: self._added,
             ToolStarted: self._calls.start,

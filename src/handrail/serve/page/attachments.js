@@ -1,5 +1,5 @@
-// Attachments: pictures of the types in SHOWN that the server has are shown, and all other attachments are links. Also
-// encodes files that people attach.
+// Attachments: pictures and sounds of the types in SHOWN and PLAYED that the server has are shown, and all other attachments
+// are links. Also encodes files that people attach.
 
 import * as server from "./server.js";
 import { html, useEffect, useState } from "./vendor/standalone.js";
@@ -15,8 +15,9 @@ export function Attachments({ files, thread }) {
   </ul>`;
 }
 
-// Only pictures of these types are shown. The server recognises the types by the files' bytes.
+// Only pictures and sounds of these types are shown. The server recognises the types by the files' bytes.
 const SHOWN = /^data:image\/(png|jpeg|gif|webp);/;
+const PLAYED = /^data:audio\/(wav|mpeg|ogg);/;
 
 function File({ file, thread }) {
   const [data, setData] = useState("");
@@ -29,7 +30,7 @@ function File({ file, thread }) {
     return url;
   };
   useEffect(() => {
-    if (file.kind === "image" && file.url && !elsewhere) read().catch((error) => setProblem(error.message));
+    if ((file.kind === "image" || file.kind === "audio") && file.url && !elsewhere) read().catch((error) => setProblem(error.message));
   }, [file.url]);
   const save = async () => {
     const link = document.createElement("a");
@@ -41,6 +42,7 @@ function File({ file, thread }) {
   if (elsewhere) return html`<a href=${file.url} target="_blank" rel="noreferrer">${file.name}</a>`;
   if (problem) return html`<span class="soft">${told}: ${problem}</span>`;
   const link = html`<button type="button" class="link" onClick=${() => save().catch((error) => setProblem(error.message))}>${told}</button>`;
+  if (PLAYED.test(data)) return html`<figure><audio controls src=${data} aria-label=${file.name}></audio><figcaption>${link}</figcaption></figure>`;
   return SHOWN.test(data) ? html`<figure><img src=${data} alt=${file.name} /><figcaption>${link}</figcaption></figure>` : link;
 }
 

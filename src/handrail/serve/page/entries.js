@@ -20,7 +20,7 @@ function Entry({ kind, id, view, conversation }) {
   if (kind === "call") return html`<${Card} id=${id} view=${view} conversation=${conversation} />`;
   if (kind === "agent") return html`<${Agent} agent=${view.agents[id]} view=${view} conversation=${conversation} />`;
   if (kind === "note") return html`<${Note} note=${view.notes[id]} />`;
-  if (kind === "activity") return html`<${Activity} activity=${view.activities[id]} />`;
+  if (kind === "activity") return html`<${Activity} activity=${view.activities[id]} thread=${view.id} />`;
   return html`<${Message} kind=${kind} message=${view.messages[id]} thread=${view.id} />`;
 }
 
@@ -52,6 +52,7 @@ const Message = drawnFor(
     if (kind === "reasoning") {
       return html`<details class="reasoning"><summary>${message.open ? "Thinking…" : "Thought"}</summary><${Markdown} text=${message.text} /></details>`;
     }
+    if (!message.text && !message.open) return null; // the answer begins with a file
     return html`<div class=${`message assistant${message.open ? " open" : ""}`} aria-busy=${message.open ? "true" : undefined}><${Markdown} text=${message.text} /></div>`;
   },
 );
@@ -64,10 +65,13 @@ const Note = drawnFor(
       : html`<div class="note failed" role="alert"><${Icon} name="error" /><div><strong>The run failed.</strong><p>${note.text}</p></div></div>`,
 );
 
-/** An activity other than a call's progress: its type, and its message or content. */
+/** An activity other than a call's progress: a file that the model made, or else its type, and its message or content. */
 const Activity = drawnFor(
   ({ activity }) => [activity],
-  ({ activity }) => html`<div class="activity"><span class="soft">${activity.type}</span> ${activity.content?.message ?? JSON.stringify(activity.content)}</div>`,
+  ({ activity, thread }) =>
+    activity.type === "handrail.attachment"
+      ? html`<${Attachments} files=${[activity.content]} thread=${thread} />`
+      : html`<div class="activity"><span class="soft">${activity.type}</span> ${activity.content?.message ?? JSON.stringify(activity.content)}</div>`,
 );
 
 // -- tool calls -----------------------------------------------------------------------------------------
