@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -307,6 +308,26 @@ def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):
     expected = [f"{v} {BASE if v == here else 'missing'}" for v in SUPPORTED]
     assert result.stdout.splitlines() == expected
     assert result.returncode == 0
+
+
+@pytest.mark.parametrize("link", [".venv", ".venv/", ".venv/bin"])
+def test_venv_refuses_a_folder_of_links(tmp_path: Path, link: str):
+    """`scripts/venv` doesn't empty the venv that a link points to. It says which link to remove."""
+    copy, other = tmp_path / "copy", tmp_path / "other"
+    (copy / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "venv", copy / "scripts")
+    (other / "bin").mkdir(parents=True)
+    (other / "bin" / "kept").touch()
+    at = copy / link.rstrip("/")
+    at.parent.mkdir(exist_ok=True)
+    at.symlink_to(other / at.relative_to(copy / ".venv"))
+    folder = ".venv/" if link.endswith("/") else ".venv"
+    command = [copy / "scripts" / "venv", folder, "none.txt", sys.executable]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert f"{link.rstrip('/')} is a symbolic link" in result.stderr
+    assert result.stderr.endswith(f"run: rm {link.rstrip('/')}\n")
+    assert (other / "bin" / "kept").exists()
 
 
 def test_no_test_measures_time():
