@@ -183,6 +183,12 @@ FIELDS: dict[str, Row] = {
         "'FS.Read'",
         "lower-case words joined by dots, as in 'fs.read'",
     ),
+    "capability-effect": (
+        lambda: make(effect="staged", capabilities={"read"}),
+        ToolDefinitionError,
+        "'read' is an effect, not a capability",
+        "effect='read'",
+    ),
     "capability-list": (lambda: make(capabilities=[["net"]]), ToolDefinitionError, "['net']", "as in"),
     "read-with-write-capability": (
         lambda: make(effect="read", capabilities={"fs.write"}),

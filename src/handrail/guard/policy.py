@@ -138,6 +138,11 @@ class CapabilityPolicy:
         name: str = "capability",
     ) -> None:
         for word in verdicts or {}:
+            if word in EFFECTS:
+                raise DefinitionError(
+                    f"policy {name!r}: {word!r} is an effect, not a capability. "
+                    f"Write it under effects: CapabilityPolicy(effects={{{word!r}: ...}})."
+                )
             if not _PATTERN.match(word):
                 raise DefinitionError(
                     f"policy {name!r}: {word!r} is neither a capability nor a pattern, so it would match nothing. "

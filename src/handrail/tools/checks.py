@@ -151,6 +151,11 @@ class _Check:
                     f"the capability {word!r} is not valid",
                     "Use lower-case words joined by dots, as in 'fs.read'.",
                 )
+            if word in EFFECTS:
+                raise self.error(
+                    f"{word!r} is an effect, not a capability",
+                    f"Pass effect={word!r}, and remove it from the capabilities.",
+                )
         self.fill("capabilities", frozenset(given))
 
     def handler(self) -> None:

@@ -27,7 +27,7 @@ from handrail.resources.shell import Allow, Shell
 from handrail.schema import JsonSchema
 from handrail.sections import FileTools, ShellTools
 from handrail.session.kinds import declare
-from handrail.tools import Effect, Tool
+from handrail.tools import EFFECTS, Effect, Tool
 from handrail.tools.checks import is_name, name_hint
 from handrail.workers.attachments import NO_ATTACHMENTS, READ_ATTACHMENT
 from handrail.workers.front_matter import (
@@ -455,6 +455,14 @@ def _policy(worker: str, entry: Any, where: str, refuse: Refuse) -> ToolPolicy |
     verdicts: dict[str, Any] = {}
     for verdict in ("allow", "ask", "deny"):
         for word in getattr(words, verdict):
+            if word in EFFECTS:
+                refuse(
+                    f"{where}.capability.{verdict}",
+                    f"{word!r} is an effect, not a capability",
+                    f"Write a capability of the tools, as in `{verdict}: [mail.send]`; "
+                    "a tool declares it with `@tool(capabilities={'mail.send'})`.",
+                )
+                continue
             if word in verdicts:
                 refuse(where, f"{word!r} is listed twice", "Keep one of them.")
             verdicts[word] = verdict
