@@ -8,10 +8,13 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import pytest
+from openai import OpenAI
+from openai.types.responses import ParsedResponseFunctionToolCall, ResponseTextDeltaEvent
+from pydantic import BaseModel, Field
 
 from handrail import Agent, tool
 from handrail.cli import models_commands
@@ -228,6 +231,143 @@ def test_the_responses_api(served: str):
     assert (status, answer["status"], answer["usage"]["output_tokens"]) == (200, "incomplete", 3)
     status, answer = post(served, {**base, "input": [{"type": "novelty"}]}, "/responses")
     assert (status, "items of the type 'novelty'" in answer["error"]["message"]) == (400, True)
+
+
+def client(served: str) -> OpenAI:
+    return OpenAI(base_url=served, api_key="none", max_retries=0)
+
+
+class Where(BaseModel):
+    city: Annotated[str, Field(max_length=12)]
+
+
+def test_the_official_client_streams_responses(served: str):
+    """`responses.stream()` gives text, typed answers and calls. Its events are numbered without gaps and have their item's id."""
+    tools: Any = [{"type": "function", "name": "city", "parameters": CITY, "strict": True}]
+    for more, kind in (
+        ({}, "output_text"),
+        ({"text_format": Where}, "output_text"),
+        ({"tools": tools}, "function_call_arguments"),
+    ):
+        options: Any = {"model": "smollm2-135m", "input": "Ada lives in Paris.", **more}
+        with client(served).responses.stream(**options) as stream:
+            events = list(stream)
+            answer = stream.get_final_response()
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        kinds = [event.type.removeprefix("response.") for event in events]
+        part = ["content_part"] if kind == "output_text" else []
+        assert list(dict.fromkeys(kinds)) == [
+            *("created", "in_progress", "output_item.added", *(f"{each}.added" for each in part)),
+            *(f"{kind}.delta", f"{kind}.done", *(f"{each}.done" for each in part)),
+            *("output_item.done", "completed"),
+        ]
+        item: Any = answer.output[0]
+        assert {getattr(event, "item_id", item.id) for event in events} == {item.id}
+        pieces = [event.delta for event in events if isinstance(event, ResponseTextDeltaEvent)]
+        if kind == "output_text":
+            assert "".join(pieces) == answer.output_text
+        else:
+            assert isinstance(item, ParsedResponseFunctionToolCall)
+            assert list(json.loads(item.arguments)) == ["city"]
+        if "text_format" in more:
+            assert isinstance(answer.output_parsed, Where)
+
+
+def test_a_response_that_was_cut_says_so_in_its_item(served: str):
+    """An answer of limited length is incomplete, and so is its item. The response has the settings that it was made with."""
+    answer = client(served).responses.create(
+        model="smollm2-135m",
+        input="Ada lives in Paris.",
+        max_output_tokens=3,
+        metadata={"a": "b"},
+        user="ada",
+    )
+    assert (answer.status, answer.output[0].to_dict()["status"]) == ("incomplete", "incomplete")
+    assert (answer.metadata, answer.max_output_tokens, answer.tools, answer.tool_choice) == (
+        {"a": "b"},
+        3,
+        [],
+        "auto",
+    )
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_parameters_that_change_nothing_are_accepted(served: str, api: str):
+    """Parameters that an answer does not depend on are accepted, and others if their value asks for what the server does anyway."""
+    shared: Any = {
+        "user": "ada",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "parallel_tool_calls": True,
+        "top_p": 1.0,
+    }
+    if api == "chat":
+        client(served).chat.completions.create(
+            model="smollm2-135m",
+            messages=[{"role": "user", "content": "Hello"}],
+            max_tokens=2,
+            n=1,
+            logprobs=False,
+            presence_penalty=0,
+            **shared,
+        )
+    else:
+        client(served).responses.create(
+            model="smollm2-135m",
+            input="Hello",
+            max_output_tokens=2,
+            include=["reasoning.encrypted_content"],
+            background=False,
+            truncation="disabled",
+            text={"verbosity": "medium"},
+            **shared,
+        )
+
+
+@pytest.mark.parametrize(
+    ("api", "change", "param", "code"),
+    [
+        ("chat", {"n": 2}, "n", "unsupported_value"),
+        ("chat", {"logprobs": True}, "logprobs", "unsupported_value"),
+        ("chat", {"top_logprobs": 2}, "top_logprobs", "unsupported_value"),
+        ("chat", {"top_p": 0.5}, "top_p", "unsupported_value"),
+        ("chat", {"stop": ["\n"]}, "stop", "unsupported_value"),
+        ("chat", {"seed": 7}, "seed", "unsupported_parameter"),
+        ("chat", {"store": True}, "store", "unsupported_value"),
+        ("chat", {"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ("chat", {"temperature": "hot"}, "temperature", "invalid_value"),
+        ("chat", {"previous_response_id": "r"}, "previous_response_id", "unsupported_parameter"),
+        ("chat", {"colour": "red"}, "colour", "unsupported_parameter"),
+        ("chat", {"tools": [{"type": "custom", "custom": {}}]}, "tools", "unsupported_parameter"),
+        (
+            "chat",
+            {"stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            "unsupported_value",
+        ),
+        ("responses", {"previous_response_id": "r"}, "previous_response_id", "unsupported_parameter"),
+        ("responses", {"conversation": "c"}, "conversation", "unsupported_parameter"),
+        ("responses", {"n": 2}, "n", "unsupported_parameter"),
+        ("responses", {"background": True}, "background", "unsupported_value"),
+        ("responses", {"include": ["message.output_text.logprobs"]}, "include", "unsupported_value"),
+        ("responses", {"reasoning": {"effort": "low"}}, "reasoning.effort", "unsupported_value"),
+        ("responses", {"text": {"verbosity": "low"}}, "text.verbosity", "unsupported_value"),
+        ("responses", {"tools": [{"type": "web_search"}]}, "tools", "unsupported_parameter"),
+        ("responses", {"max_output_tokens": -1}, "max_output_tokens", "invalid_value"),
+    ],
+)
+def test_parameters_that_would_be_ignored_are_refused(
+    served: str, api: str, change: dict[str, Any], param: str, code: str
+):
+    """What the server can't honour is refused in OpenAI's format, which names the parameter."""
+    base = {"messages": [USER]} if api == "chat" else {"input": "Hello"}
+    path = "/chat/completions" if api == "chat" else "/responses"
+    status, answer = post(served, {"model": "smollm2-135m", **base, **change}, path)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error"), answer
+    assert (answer["error"]["param"], answer["error"]["code"]) == (param, code)
+    assert param in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,13 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
     if body.get("max_output_tokens") is not None:
         chat["max_tokens"] = body["max_output_tokens"]
     if body.get("tools"):
-        chat["tools"] = [{"type": "function", "function": tool} for tool in body["tools"]]
+        chat["tools"] = [{"type": tool.get("type"), "function": tool} for tool in body["tools"]]
     choice: Any = body.get("tool_choice")
-    if choice is not None:
-        chat["tool_choice"] = {"function": choice} if isinstance(choice, dict) else choice
+    if isinstance(choice, dict):
+        named = cast("dict[str, Any]", choice)
+        chat["tool_choice"] = {"type": named.get("type"), "function": named}
+    elif choice is not None:
+        chat["tool_choice"] = choice
     text: Any = body.get("text")
     wanted: Any = (text and text.get("format")) or {"type": "text"}
     chat["response_format"] = {"type": wanted["type"], "json_schema": wanted}
@@ -76,19 +79,36 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 class ResponsesAnswer:
     """One answer from the model, in the format of the responses API."""
 
-    def __init__(self, name: str, model: Model, request: ModelRequest) -> None:
+    def __init__(self, name: str, model: Model, request: ModelRequest, body: dict[str, Any]) -> None:
         self.request = request
         self._model = model
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"resp_{random_id()}",
             "object": "response",
             "created_at": int(SYSTEM_CLOCK.now().timestamp()),
             "model": name,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.get("instructions"),
+            "max_output_tokens": body.get("max_output_tokens"),
+            "metadata": body.get("metadata") or {},
+            "parallel_tool_calls": body.get("parallel_tool_calls", True),
+            "previous_response_id": None,
+            "store": False,
+            "temperature": body.get("temperature") or 0,
+            "text": body.get("text") or {"format": {"type": "text"}},
+            "tool_choice": body.get("tool_choice") or "auto",
+            "tools": body.get("tools") or [],
+            "top_p": 1,
+            "truncation": "disabled",
+            "usage": None,
         }
         self._items: list[dict[str, Any]] = []
         self._calls: dict[int, int] = {}
         self._usage = Usage()
         self._stop = "done"
+        self._number = 0
+        """The `sequence_number` of the next event."""
 
     async def whole(self) -> dict[str, Any]:
         async for _ in self._changes():
@@ -97,35 +117,46 @@ class ResponsesAnswer:
 
     async def events(self) -> AsyncGenerator[bytes]:
         """Yield the events of the stream. If the model fails, the last event says so."""
-        yield self._event("response.created", response={**self._head, "status": "in_progress", "output": []})
+        begun: dict[str, Any] = {**self._head, "status": "in_progress", "output": []}
+        yield self._event("created", response=begun)
+        yield self._event("in_progress", response=begun)
         try:
             async for number, piece, is_new in self._changes():
                 item = self._items[number]
                 where = {"item_id": item["id"], "output_index": number}
-                if is_new:
-                    empty: dict[str, Any] = (
-                        {"content": []} if item["type"] == "message" else {"arguments": ""}
-                    )
-                    yield self._event(
-                        "response.output_item.added", output_index=number, item={**item, **empty}
-                    )
-                if piece:
-                    kind = "output_text" if item["type"] == "message" else "function_call_arguments"
-                    more = {"content_index": 0} if item["type"] == "message" else {}
-                    yield self._event(f"response.{kind}.delta", **where, **more, delta=piece)
+                if item["type"] == "message":
+                    if is_new:
+                        yield self._event(
+                            "output_item.added", output_index=number, item={**item, "content": []}
+                        )
+                        part = _text("")
+                        yield self._event("content_part.added", **where, content_index=0, part=part)
+                    yield self._event("output_text.delta", **where, content_index=0, delta=piece, logprobs=[])
+                else:
+                    if is_new:
+                        yield self._event(
+                            "output_item.added", output_index=number, item={**item, "arguments": ""}
+                        )
+                    if piece:
+                        yield self._event("function_call_arguments.delta", **where, delta=piece)
         except ModelError as error:
-            failed: dict[str, Any] = {
-                **self._head,
-                "status": "failed",
-                "output": [],
-                "error": {"message": error.problem},
-            }
-            yield self._event("response.failed", response=failed)
+            problem = {"code": "server_error", "message": error.problem}
+            yield self._event("failed", response={**begun, "status": "failed", "error": problem})
             return
-        for number, item in enumerate(self._items):
-            yield self._event("response.output_item.done", output_index=number, item=item)
         answer = self._response()
-        yield self._event(f"response.{answer['status']}", response=answer)
+        for number, item in enumerate(self._items):
+            where = {"item_id": item["id"], "output_index": number}
+            if item["type"] == "message":
+                [part] = item["content"]
+                yield self._event(
+                    "output_text.done", **where, content_index=0, text=part["text"], logprobs=[]
+                )
+                yield self._event("content_part.done", **where, content_index=0, part=part)
+            else:
+                arguments = {"name": item["name"], "arguments": item["arguments"]}
+                yield self._event("function_call_arguments.done", **where, **arguments)
+            yield self._event("output_item.done", output_index=number, item=item)
+        yield self._event(answer["status"], response=answer)
 
     async def _changes(self) -> AsyncGenerator[tuple[int, str, bool]]:
         """Yield the index of each item that grew, the text that was added, and whether the item is new."""
@@ -136,8 +167,7 @@ class ResponsesAnswer:
                     case TextPart(piece):
                         is_new = not self._items or self._items[-1]["type"] != "message"
                         if is_new:
-                            content: list[Any] = [{"type": "output_text", "text": "", "annotations": []}]
-                            self._open("message", role="assistant", content=content)
+                            self._open("message", role="assistant", content=[_text("")])
                         cast("Any", self._items[-1])["content"][0]["text"] += piece
                         yield len(self._items) - 1, piece, is_new
                     case CallPart():
@@ -159,11 +189,16 @@ class ResponsesAnswer:
             await parts.aclose()
 
     def _open(self, kind: str, **fields: Any) -> None:
-        self._items.append({"id": f"item_{random_id()}", "type": kind, "status": "completed", **fields})
+        self._items.append({"id": f"item_{random_id()}", "type": kind, "status": "in_progress", **fields})
 
     def _response(self) -> dict[str, Any]:
+        """Return the whole response, and mark its items as ended."""
         usage, is_cut = self._usage, self._stop in ("length", "refused")
         why = "max_output_tokens" if self._stop == "length" else "content_filter"
+        for item in self._items:
+            item["status"] = "completed"
+        if is_cut and self._items:
+            self._items[-1]["status"] = "incomplete"
         return {
             **self._head,
             "status": "incomplete" if is_cut else "completed",
@@ -171,11 +206,18 @@ class ResponsesAnswer:
             "output": self._items,
             "usage": {
                 "input_tokens": usage.input,
-                "output_tokens": usage.output,
-                "total_tokens": usage.tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached},
+                "output_tokens": usage.output,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage.tokens,
             },
         }
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), json.dumps({"type": kind, **fields}).encode())
+        data = {"type": f"response.{kind}", "sequence_number": self._number, **fields}
+        self._number += 1
+        return b"event: response.%s\ndata: %s\n\n" % (kind.encode(), json.dumps(data).encode())
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -51,6 +51,7 @@ from handrail.operation import cancel_and_await
 from handrail.schema.foreign import check_foreign
 from handrail.schema.size import MOST_VALUES
 from handrail.serve.bodies import Bodies, BodyLimit, BodyRoute, run_parse
+from handrail.serve.model_parameters import CHAT, RESPONSES, BadRequest, check_function, check_parameters
 from handrail.serve.model_responses import ResponsesAnswer, chat_body
 from handrail.serve.refusals import RequestRefused
 
@@ -81,14 +82,6 @@ class _ClientSchema(msgspec.Struct, frozen=True):
     json_schema: dict[str, Any]
 
 
-class BadRequest(Exception):
-    """Raised if a request can't be answered. The message is sent to the client."""
-
-    def __init__(self, problem: str, status: int = 400) -> None:
-        super().__init__(problem)
-        self.status = status
-
-
 def app_for(model: Model) -> Starlette:
     """Create the ASGI app that serves a model under the part of its name after the colon."""
     name = model.name.partition(":")[2]
@@ -103,6 +96,7 @@ def app_for(model: Model) -> Starlette:
 
     async def completions(request: Request) -> Response:
         def answer(body: dict[str, Any]) -> tuple[bool, Any, AsyncGenerator[bytes]]:
+            check_parameters(body, CHAT)
             made = _Answer(name, model, request_of(body))
             return made.request.stream, made.whole, made.events(_wants_usage(body))
 
@@ -110,7 +104,8 @@ def app_for(model: Model) -> Starlette:
 
     async def responses(request: Request) -> Response:
         def answer(body: dict[str, Any]) -> tuple[bool, Any, AsyncGenerator[bytes]]:
-            made = ResponsesAnswer(name, model, request_of(body, chat_body))
+            check_parameters(body, RESPONSES)
+            made = ResponsesAnswer(name, model, request_of(body, chat_body), body)
             return made.request.stream, made.whole, made.events()
 
         return await _answered(request, answer)
@@ -131,7 +126,7 @@ def app_for(model: Model) -> Starlette:
         except ClientDisconnect:
             return Response(status_code=499)
         except BadRequest as error:
-            return _error(str(error), error.status)
+            return _error(str(error), error.status, error.param, error.code)
         except DefinitionError as error:
             return _error(str(error), 400)
         except ModelError as error:
@@ -296,12 +291,14 @@ def _tools(body: dict[str, Any], by_user: bool) -> tuple[list[_ClientTool], bool
     """
     tools: list[_ClientTool] = []
     for each in body.get("tools") or ():
+        check_function(each, "tools")
         function = each["function"]
         schema: dict[str, Any] = function.get("parameters") or {"type": "object", "properties": {}}
         check_foreign(schema, f"the tool {function['name']}")
         tools.append(_ClientTool(function["name"], function.get("description") or "", schema))
     choice: Any = body.get("tool_choice") or "auto"
     if isinstance(choice, dict):
+        check_function(cast("dict[str, Any]", choice), "tool_choice")
         wanted = cast("dict[str, Any]", choice)["function"]["name"]
         tools = [tool for tool in tools if tool.name == wanted]
         if not tools:
@@ -427,9 +424,9 @@ def _event(data: dict[str, Any]) -> bytes:
     return b"data: %s\n\n" % json.dumps(data).encode()
 
 
-def _error(message: str, status: int) -> Response:
+def _error(message: str, status: int, param: str | None = None, code: str | None = None) -> Response:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "code": None, "param": None}}, status)
+    return JSONResponse({"error": {"message": message, "type": kind, "code": code, "param": param}}, status)
 
 
 async def _unless_gone(request: Request, answer: Any) -> Any:
