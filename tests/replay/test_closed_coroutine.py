@@ -20,21 +20,8 @@ from handrail import (
 from handrail.errors import RunParked
 from handrail.events import ToolInvoked
 from handrail.session import Session
+from support.operations import close_when
 from support.parked_runs import answer_to
-
-
-async def close_when(waiting: asyncio.Event, running: Any) -> None:
-    """Drive a run by hand until the event is set, and close its coroutine."""
-    steps = running.__await__()
-    while not waiting.is_set():
-        pause = next(steps)
-        if pause is None:
-            await asyncio.sleep(0)
-        else:
-            pause._asyncio_future_blocking = False
-            if not waiting.is_set():
-                await asyncio.wait({pause})
-    steps.close()
 
 
 async def test_a_call_that_was_closed_is_compensated_when_its_run_is_resumed() -> None:

@@ -114,3 +114,17 @@ def script(tmp_path: Any, text: str, *flags: str) -> list[str]:
 def finished(command: list[str], seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with a timeout, and return the completed process."""
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+
+
+async def close_when(waiting: asyncio.Event, running: Any) -> None:
+    """Drive a run by hand until the event is set, and close its coroutine."""
+    steps = running.__await__()
+    while not waiting.is_set():
+        pause = next(steps)
+        if pause is None:
+            await asyncio.sleep(0)
+        else:
+            pause._asyncio_future_blocking = False
+            if not waiting.is_set():
+                await asyncio.wait({pause})
+    steps.close()

@@ -193,8 +193,9 @@ def _add_call(above: Tree, call: CallNode, full: bool) -> None:
     text.append(f" {_text(arguments, full)}" if arguments else "")
     notes = [_seconds(call.seconds), escape(call.id), *([] if call.status == "ok" else [call.status])]
     text.append(f"  {' · '.join(note for note in notes if note)}", "dim")
-    if call.undone:
-        text.append("  undone", "bold magenta")
+    marks = {"undone": call.undone, "compensated": call.compensated, "rolled back": call.rolled_back}
+    for mark in (mark for mark, holds in marks.items() if holds):
+        text.append(f"  {mark}", "bold magenta")
     if call.message:
         text.append(f"\n→ {_text(call.message, full)}", "default" if call.status == "ok" else colour)
     for effect in call.effects:

@@ -11,14 +11,17 @@ import msgspec
 from handrail.adapter.answer import FailedRequest, RecordedAnswer
 from handrail.adapter.run_record import RunBegin, RunOutcome, decode_begin, decode_outcome
 from handrail.content import Attachment
+from handrail.events import ToolInvoked
 from handrail.journals import Journal
-from handrail.messages import Traits, Usage
+from handrail.messages import AssistantMessage, ToolMessage, Traits, Usage
 from handrail.models.prices import tariff_of
 from handrail.place import RUN, Place
-from handrail.records import CommitUnit, Entry, QuestionRecord, RunRow
+from handrail.records import OVER, CommitUnit, Entry, QuestionRecord, RunRow
+from handrail.replay.marks import Tried
 from handrail.replay.records import InnerCall, text_of
 from handrail.resources.directory.recovery import Unapplied
 from handrail.runs.unapplied import unapplied
+from handrail.session.serialization import name_of
 
 Standing = Literal["queued", "running", "parked", "interrupted", "done", "failed", "cancelled"]
 """The standing of a run: its status, or `interrupted` if it is running without a live owner."""
@@ -40,7 +43,10 @@ class CallNode(msgspec.Struct, kw_only=True):
     arguments: str = ""
     """The arguments as JSON, or as the model wrote them, with secrets masked; "" if they are not recorded."""
     status: str = "open"
-    """The status with which the call ended; `open` if it has not ended."""
+    """The status with which the call ended; `open` if it has not ended.
+
+    A call without a recorded end in a run that is over was `cancelled`, unless the run's record says more.
+    """
     at: float | None = None
     """When the call or anything recorded inside it first began, in seconds since 1970; None if unknown."""
     seconds: float | None = None
@@ -52,8 +58,17 @@ class CallNode(msgspec.Struct, kw_only=True):
     reads: Sequence[str] = ()
     writes: Sequence[str] = ()
     effects: Sequence[str] = ()
+    """The call's external effects that remain, and that `undo` does not reverse.
+
+    While the call around it is open, the effects that would be compensated are left out.
+    """
     decision: str = ""
     undone: bool = False
+    """Whether the call was undone with `undo`."""
+    compensated: bool = False
+    """Whether the call's compensation has undone its external effect."""
+    rolled_back: bool = False
+    """Whether the call's changes were dropped with those of a call around it, which failed, was run again or never ended."""
     verbs: list[str] = []
     """The recorded verbs that the call's handler used, in order."""
     questions: list[QuestionRecord] = []
@@ -147,7 +162,11 @@ class _Builder:
         self.units = {Place.parse(unit.place): unit for unit in units}
         self.asked = asked
         self.undone = {entry.key for entry in entries if entry.kind == "undone"}
+        self.is_over = row.status in OVER
         self.calls: dict[Place, CallNode] = {}
+        self.inner: dict[Place, InnerCall] = {}
+        self.attempts: dict[Place, int] = {}
+        """The number of the last attempt at each call that was attempted more than once."""
         self.nested: dict[Place, Nested] = {}
         self.turns: dict[Place, list[Turn]] = {}
 
@@ -160,16 +179,24 @@ class _Builder:
                 self._inner(entry)
             elif entry.kind == "verb":
                 self._verb(entry)
+            elif entry.kind == "call tried":
+                self.attempts[Place.parse(entry.key)] = msgspec.msgpack.decode(entry.body, type=Tried).number
+        for place in self.units:
+            if place.kind != "call":
+                self._attach(self._call(place))
         for asked in self.asked:
             self._question(asked)
         for place, nested in self.nested.items():
             nested.turns = self.turns.get(place, [])
         turns = self.turns.get(RUN, [])
+        outcome = decode_outcome(self.row)
+        if self.is_over:
+            self._close(turns, outcome)
+        self._settle()
         for call in self.calls.values():
             if call.place.outer is None:
                 _reach_back(call)
         usage, cost = _sum([turn for turns in self.turns.values() for turn in turns])
-        outcome = decode_outcome(self.row)
         if self.row.outcome:
             usage, cost = outcome.usage, outcome.cost
         return RunTree(
@@ -235,7 +262,8 @@ class _Builder:
         node.status, node.seconds, node.message = inner.status, inner.seconds, text_of(inner.result)
         node.attachments = attached_in(inner.result)
         node.at = entry.at - inner.seconds
-        node.effects = [done.what for done in inner.settled]
+        node.id = inner.call_id
+        self.inner[node.place] = inner
         self._attach(node)
 
     def _attach(self, node: CallNode) -> None:
@@ -276,6 +304,73 @@ class _Builder:
         if call is not None:
             by = asked.question.asked_by
             self._call(call, by[-1] if by else "").questions.append(asked)
+
+    def _close(self, turns: Sequence[Turn], outcome: RunOutcome) -> None:
+        """Set how the calls ended whose end is not recorded, such as cancelled ones. The run is over."""
+        said = outcome.messages
+        asked = [call for each in said if isinstance(each, AssistantMessage) for call in each.calls]
+        told = {each.id: each.text for one in said if isinstance(one, ToolMessage) for each in one.results}
+        ends = {end.call_id: end for end in map(_end_in, outcome.logged) if end is not None}
+        # An answer that came last may be recorded without having been added to the conversation.
+        for call, named in zip((call for turn in turns for call in turn.calls), asked, strict=False):
+            call.id = call.id or named.id
+        for call in self.calls.values():
+            if call.status == "open":
+                end, call.message = ends.get(call.id), told.get(call.id, "")
+                call.status = "cancelled" if end is None else end.status
+                call.seconds = None if end is None else end.seconds
+
+    def _settle(self) -> None:
+        """Set which inner calls were compensated or rolled back, and which of their effects remain."""
+        for place, call in self.calls.items():
+            if place.kind == "compensation" and call.status == "ok" and place.parent is not None:
+                self.calls[place.parent].compensated = True
+        for place, inner in self.inner.items():
+            call, lasts = self.calls[place], self._lasts(place)
+            call.rolled_back = lasts is False and inner.status == "ok" and bool(inner.events or inner.files)
+            call.effects = [
+                done.what
+                for done in inner.settled
+                if not (done.tool and (lasts is None or self.calls[Place.parse(done.place)].compensated))
+            ]
+
+    def _lasts(self, place: Place) -> bool | None:
+        """Return whether what a successful call at this place changed has been committed for good; None if that is still open."""
+        if place in self.units or place.kind != "call":
+            return True
+        around = next(
+            (each for each in place.parents if each.kind in ("call", "compensation", "probe")), None
+        )
+        if around is None:
+            return False if self.is_over else None
+        outer, status = self._lasts(around), self.calls[around].status
+        if around in self.inner and self.inner[around].passed:
+            return outer  # inner calls commit past this one
+        if status not in ("ok", "open") or (place.attempt_at(around) or 1) < self.attempts.get(around, 1):
+            return False
+        return outer if status == "ok" or outer is False else None
+
+
+_ENDED = name_of(ToolInvoked)
+
+
+class _End(msgspec.Struct):
+    """How a call ended whose end is recorded only with its run's."""
+
+    call_id: str
+    status: str
+    seconds: float
+
+
+class _Logged(msgspec.Struct):
+    type: str
+    item: msgspec.Raw
+
+
+def _end_in(logged: bytes) -> _End | None:
+    """Return the end of a call, if that is what was logged."""
+    found = msgspec.json.decode(logged, type=_Logged)
+    return msgspec.json.decode(found.item, type=_End) if found.type == _ENDED else None
 
 
 _NOTHING = RunBegin(

@@ -465,6 +465,8 @@ def _call_json(call: CallNode) -> dict[str, Any]:
         "message": call.message,
         "diff": call.diff,
         "undone": call.undone,
+        "compensated": call.compensated,
+        "rolled_back": call.rolled_back,
         "reads": list(call.reads),
         "writes": list(call.writes),
         "effects": list(call.effects),

@@ -24,6 +24,12 @@ test("a turn has the failures that came before its answer", () => {
   assert.deepEqual(spans.map((span) => span.failed), [failed, []]);
 });
 
+test("a call says how what it did was reversed", () => {
+  const inner = [call("book", 2, 1, { compensated: true }), call("note", 2, 1, { rolled_back: true }), call("read", 2, 1)];
+  const spans = spansOf({ status: "cancelled", turns: [turn(1, 0, 1, [call("trip", 2, 1, { status: "cancelled", calls: inner, undone: true })])] }, 0);
+  assert.deepEqual(spans.slice(1).map((span) => span.reversed), [["undone"], ["compensated"], ["rolled back"], []]);
+});
+
 test("open spans end now while the run is active", () => {
   const tree = { status: "running", turns: [turn(1, 0, 1, [call("slow", 2, null, { status: "running" })])] };
   assert.deepEqual(spansOf(tree, 10).map((span) => [span.end, span.open]), [[1, false], [10, true]]);

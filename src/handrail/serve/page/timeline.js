@@ -103,7 +103,7 @@ function Tree({ visible, at, folded, start, go, fold, point }) {
       }}>
       <span class=${`span-indent depth-${Math.min(span.depth, 8)}`}></span>
       ${span.children && html`<span class="chevron" aria-hidden="true"></span>`}
-      ${span.kind === "call" && html`<span class=${`span-sign status-${wordOf(span.status)}`} aria-hidden="true">${SIGNS[span.status] ?? "•"}</span>`}
+      ${span.kind === "call" && html`<span class=${`span-sign status-${wordOf(span.status)}`} aria-hidden="true">${span.reversed.length ? "↶" : (SIGNS[span.status] ?? "•")}</span>`}
       ${span.failed?.length > 0 && html`<span class="span-sign status-error" aria-hidden="true">${SIGNS.error}</span>`}
       <span class="span-label">${span.label}</span>
     </li>`)}
@@ -140,7 +140,7 @@ export function detailOf(span, start) {
   const parts = [span.kind === "turn" && span.model ? `${span.label} (${span.model})` : span.label];
   if (span.kind === "run") parts.push("nested run");
   for (const { model, error } of span.failed ?? []) parts.push(`${model} failed before: ${error}`);
-  if (span.kind === "call") parts.push(span.status);
+  if (span.kind === "call") parts.push(span.status, ...span.reversed);
   parts.push(span.open ? `${lasting(span.end - span.start)} so far` : lasting(span.end - span.start));
   for (const wait of span.waits) {
     parts.push(`${wait.open ? "waiting" : "waited"} ${lasting(wait.end - wait.start)} for ${wait.name}`);

@@ -5,7 +5,7 @@
  *   id: string, kind: "turn"|"call"|"run", label: string, status: string, depth: number, parent: string|null,
  *   start: number, end: number, open: boolean, waits: {start: number, end: number, name: string, open: boolean}[],
  *   usage: {input: number, output: number}|null, cost: string|null, message: string, children: boolean,
- *   model?: string|null, failed?: {model: string, error: string}[], callId?: string,
+ *   model?: string|null, failed?: {model: string, error: string}[], callId?: string, reversed?: string[],
  * }} Span  Times are seconds since 1970.
  */
 
@@ -55,7 +55,7 @@ function callsInto(made, calls, prefix, depth, parent) {
     made.spans.push({
       id, parent, depth, kind: "call", label: call.tool, status: statusOf(made, call), start, end,
       open: made.goes && isOpen(call), waits: waitsOf(call, start, end, inner), usage: null, cost: call.cost ?? null,
-      message: call.message ?? "", callId: call.id, children: inner.length > 0,
+      message: call.message ?? "", callId: call.id, children: inner.length > 0, reversed: reversedBy(call),
     });
     callsInto(made, call.calls ?? [], `${id}.`, depth + 1, id);
     (call.runs ?? []).forEach((run, place) => runInto(made, run, `${id}.r${place + 1}`, depth + 1, id));
@@ -67,6 +67,11 @@ function statusOf(made, call) {
   const status = call.status ?? "open";
   if (status !== "open" || !made.goes) return status;
   return (call.questions ?? []).some((question) => !question.answered) ? "waiting" : "running";
+}
+
+/** The ways in which what a call did was reversed afterwards. */
+function reversedBy(call) {
+  return [[call.undone, "undone"], [call.compensated, "compensated"], [call.rolled_back, "rolled back"]].filter(([holds]) => holds).map(([, word]) => word);
 }
 
 /** A nested run: a span over its contents, then the contents. */
