@@ -382,6 +382,9 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def call_worker(self, name: str, input: Any, *, attachments: Sequence[Any] = ()) -> Operation[Any]:
         """Run a worker inside this call and return its value.
 
+        Each attachment is an `Attachment`, a path on disk (`Path`), or a text: the name of an attachment of this worker or in
+        this conversation, or else the path of one of the run's files.
+
         Raises `CallFailed` if the worker fails or `name` is not a worker, and `NotSupported` if the run has no workers.
         """
         self._source.home.check()

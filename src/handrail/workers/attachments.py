@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,14 @@ from pydantic.json_schema import SkipJsonSchema
 
 from handrail.content import Attachment
 from handrail.context import WorkerContext
-from handrail.errors import DefinitionError, FileError, ResourceError, ToolValidationError
+from handrail.errors import (
+    DefinitionError,
+    FileError,
+    FileMissing,
+    PathRefused,
+    ResourceError,
+    ToolValidationError,
+)
 from handrail.messages import Model
 from handrail.protocols import Filesystem
 from handrail.schema.kinds import describe_kind
@@ -25,6 +32,8 @@ NO_ATTACHMENTS = AttachmentRule(count=0)
 _SHOWN = 16 * 1024
 """Maximum total bytes of the text attachments that the message includes. The model reads the others with a tool."""
 _PAGE = 400
+_SHORT = 12
+"""Length of the beginning of a digest that can stand for an attachment's name."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class FileArgument:
 
 
 FileOrPath = Annotated[str | FileArgument, WithJsonSchema({"type": "string"})]
-"""An attachment in a call: the path of one of the run's files or, only from code, a file's bytes."""
+"""An attachment in a call: the name of one of the caller's attachments, the path of a file or, only from code, a file's bytes."""
 
 Input = Annotated[str, Field(description="The worker's task. It sees nothing else of this conversation.")]
 
@@ -54,17 +63,19 @@ class WorkerCall:
 @dataclass(frozen=True)
 class WorkerCallWithFiles:
     input: Input
-    attachments: Annotated[list[FileOrPath], Field(description="Paths of files to hand over.")] = field(
-        default_factory=list["str | FileArgument"]
-    )
+    attachments: Annotated[
+        list[FileOrPath],
+        Field(description="Names of attachments in this conversation, or paths of files, to hand over."),
+    ] = field(default_factory=list["str | FileArgument"])
 
 
 def as_argument(given: Any) -> Any:
     """Convert an attachment to an argument of a call.
 
-    The attachment is the path of one of the run's files (`str`), a path on disk (`Path`), which is read now, or an
-    `Attachment`. Raises `DefinitionError` for any other value, and if the file on disk can't be read. Raises
-    `ToolValidationError` if the bytes of an `Attachment` are not in memory, for example because it has an address.
+    The attachment is the name of one of the caller's attachments or the path of one of the run's files (`str`), a path on
+    disk (`Path`), which is read now, or an `Attachment`. Raises `DefinitionError` for any other value, and if the file on
+    disk can't be read. Raises `ToolValidationError` if the bytes of an `Attachment` are not in memory, for example because
+    it has an address.
     """
     if isinstance(given, str):
         return given
@@ -77,11 +88,16 @@ def as_argument(given: Any) -> Any:
 
 
 def accept(
-    worker: str, rule: AttachmentRule, given: Sequence[Any], files: Callable[[], Filesystem]
+    worker: str,
+    rule: AttachmentRule,
+    given: Sequence[Any],
+    files: Callable[[], Filesystem],
+    own: Sequence[Attachment] = (),
 ) -> tuple[Attachment, ...]:
     """Check a call's attachments against the worker's rule, and return them.
 
-    Files that are named by path are read from the run's filesystem, which `files` returns.
+    A text is the name of one of the caller's attachments, `own`, or else the path of a file in the run's filesystem, which
+    `files` returns.
 
     Raises `ToolValidationError` if the worker's rule does not allow them, if one has an invalid name or can't be read,
     or if two have the same name.
@@ -100,7 +116,7 @@ def accept(
     found: dict[str, Attachment] = {}
     for each in given:
         try:
-            attachment = _accept_one(rule, each, files)
+            attachment = _accept_one(rule, each, files, own)
         except ToolValidationError as error:
             problems.append(str(error))
             continue
@@ -116,7 +132,11 @@ def accept(
     return tuple(found.values())
 
 
-def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem]) -> Attachment:
+def _accept_one(
+    rule: AttachmentRule, given: Any, files: Callable[[], Filesystem], own: Sequence[Attachment]
+) -> Attachment:
+    if isinstance(given, str):
+        given = _named(given, own) or given
     name = given if isinstance(given, str) else str(given.name)
     if not name or len(name) > 255 or not name.isprintable():
         raise ToolValidationError(
@@ -144,13 +164,40 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
         _check_size(rule, name, stat.size)
         content = folder.read_bytes(name)
     except ResourceError:
+        hint = _choices(own) or "Put what matters into the input, or pass an Attachment from code"
         raise ToolValidationError(
-            f"{name} can't be read, because this run has no files, or they are not open yet. Put what matters into the input, or pass an Attachment from code"
+            f"{name} can't be read, because this run has no files, or they are not open yet. {hint}"
         ) from None
     except FileError as error:
-        raise ToolValidationError(str(error).rstrip(".")) from None
+        problem = str(error).rstrip(".")
+        hint = _choices(own) if isinstance(error, FileMissing | PathRefused) else ""
+        raise ToolValidationError(f"{problem}. {hint}" if hint else problem) from None
     _check_size(rule, name, len(content))
     return Attachment(content, name)
+
+
+def _named(name: str, own: Iterable[Attachment]) -> Attachment | None:
+    """Return the attachment with this name, or whose digest begins with it; None if there is none.
+
+    Raises `ToolValidationError` if there are several, or if only a reference to it is in memory.
+    """
+    named = {each.digest: each for each in own if each.name == name}
+    if not named and len(name) >= _SHORT:
+        named = {each.digest: each for each in own if each.digest.startswith(name)}
+    if len(named) > 1:
+        choices = " and ".join(f"{each.digest[:_SHORT]} {each.render()}" for each in named.values())
+        raise ToolValidationError(
+            f"{len(named)} attachments are named {name}, oldest first: {choices}. Pass the code in front of one instead of the name"
+        )
+    found = next(iter(named.values()), None)
+    if found is not None and not found.is_here and not found.address:
+        raise ToolValidationError(f"the bytes of {name} are no longer available. Leave it out")
+    return found
+
+
+def _choices(own: Iterable[Attachment]) -> str:
+    names = ", ".join(dict.fromkeys(each.name for each in own))
+    return f"The attachments in this conversation are: {names}" if names else ""
 
 
 def _check_size(rule: AttachmentRule, name: str, size: int) -> None:

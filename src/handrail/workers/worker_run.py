@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from handrail.adapter.call_adapter import CallAdapter
+from handrail.adapter.conversation import ROOT
 from handrail.agent import AgentTool, result_of
 from handrail.callbacks import Callback
 from handrail.content import Attachment
@@ -25,7 +26,7 @@ from handrail.dispatch.options import RunOptions
 from handrail.errors import NotSupported
 from handrail.events import MessageAdded
 from handrail.messages import Model
-from handrail.replay.attachments import load, store
+from handrail.replay.attachments import attached_to, load, store
 from handrail.schema import to_json
 from handrail.spelling import nearest
 from handrail.tools import Effect, Tool, ToolResult
@@ -196,9 +197,9 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
 async def _attachments(
     worker: Worker, given: Sequence[Any], call: Attempt, context: ToolContext
 ) -> tuple[Attachment, ...]:
-    """Return the files that a call gives to a worker. Raises `ToolValidationError` if one is not allowed.
+    """Return the attachments that a call gives to a worker. Raises `ToolValidationError` if one is not allowed.
 
-    Files that are named by path may change later. So a run with a journal records their bytes, and a call that is run
+    A name or a path may mean something else later. So a run with a journal records their bytes, and a call that is run
     again after a restart uses the recorded bytes.
     """
     log, place = call.frame.log, call.place
@@ -206,8 +207,18 @@ async def _attachments(
     if recorded is not None:
         await load(log.journal, log.run_id, recorded)
         return tuple(recorded)
-    found = accept(worker.name, worker.attachments, given, lambda: context.filesystem)
-    if log.is_kept and any(isinstance(each, str) for each in given):
+    named = any(isinstance(each, str) for each in given)
+    own = _own(call.frame) if named else ()
+    found = accept(worker.name, worker.attachments, given, lambda: context.filesystem, own)
+    if log.is_kept and named:
         await store(log.journal, log.run_id, found)
         await log.note("attachments", place, found)
     return found
+
+
+def _own(frame: Frame) -> tuple[Attachment, ...]:
+    """Return the attachments that a run's calls may pass on: those of its worker, and those in its conversation."""
+    given = () if frame.worker is None else frame.worker.attachments
+    key = ROOT if frame.outer is None else frame.run_context.run_id
+    added = frame.session[MessageAdded].where(lambda each: each.conversation == key)
+    return (*given, *attached_to(each.message for each in added))
