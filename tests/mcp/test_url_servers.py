@@ -1,13 +1,16 @@
 """MCP servers over HTTP: limits on what they may send, and servers that fail."""
 
 import itertools
+import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall
-from handrail.mcp import McpTools, UrlServer, transport
+from handrail.mcp import McpTools, UrlServer, addresses, transport
+from handrail.mcp.addresses import Reach
 from handrail.mcp.connection import ServerUnavailable
 from handrail.messages import ToolMessage
 from support.mcp_http import Reply, Request, listening, ordinary
@@ -112,3 +115,62 @@ async def test_headers_are_sent_and_hidden() -> None:
         async with McpTools("trial", server=server) as section:
             assert await told(section, CALL) == ["[secret]"]
     assert set(seen) == {"Bearer very-secret-token"}
+
+
+@pytest.mark.parametrize("where", ["initialize", "tools/list", "tools/call", "GET"])
+@pytest.mark.parametrize("status", [302, 307])
+async def test_a_redirect_leads_nowhere_else(where: str, status: int) -> None:
+    """A redirect to a different origin is not followed, so nothing that was meant for the server is sent there."""
+    sent: list[Request] = []
+
+    def elsewhere(request: Request) -> Reply:
+        sent.append(request)
+        return ordinary(request)
+
+    async with listening(elsewhere, "127.0.0.2") as there:
+
+        def answer(request: Request) -> Reply:
+            if where in (request.method, request.message.get("method")):
+                return Reply(status, {"Location": there})
+            return ordinary(request, "one")
+
+        async with listening(answer) as url:
+            section = McpTools("trial", server=UrlServer(url, {"Authorization": "Bearer very-secret-token"}))
+            if where in ("initialize", "tools/list"):
+                with pytest.raises(ServerUnavailable, match="not followed"):
+                    await section.connect()
+            else:
+                async with section:
+                    [result] = await told(section, CALL)
+                assert ("not followed" in result) == (where == "tools/call")
+    assert sent == []
+
+
+async def test_a_server_does_not_move_to_an_internal_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A public server whose name changes its address can't have this program connect to this machine, also by a new connection."""
+    found, at, sent = socket.getaddrinfo, ["127.0.0.1"], list[Request]()
+
+    def lookup(host: Any, *arguments: Any, **options: Any) -> Any:
+        return found(at[-1] if host in ("server.test", b"server.test") else host, *arguments, **options)
+
+    def internal(request: Request) -> Reply:
+        sent.append(request)
+        return ordinary(request)
+
+    def answer(request: Request) -> Reply | None:
+        if request.message.get("method") != "tools/call":
+            return ordinary(request)
+        at.append("127.0.0.2")
+        return None  # the connection is closed, so that there is a new one
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    monkeypatch.setattr(
+        addresses, "reach_of", lambda each: Reach.PUBLIC if each == "127.0.0.1" else Reach.LOOPBACK
+    )
+    async with listening(answer) as url:
+        port = urlsplit(url).port or 0
+        server = UrlServer(f"http://server.test:{port}/mcp", {"Authorization": "Bearer very-secret-token"})
+        async with listening(internal, "127.0.0.2", port), McpTools("trial", server=server) as section:
+            _, second = await told(section, CALL, CALL)
+    assert "changed from a public one to a loopback one" in second
+    assert sent == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import ipaddress
 import socket
 from collections.abc import Iterable
@@ -44,6 +45,14 @@ def reach_of(address: str) -> Reach:
     return Reach.PUBLIC if is_public else Reach.PRIVATE
 
 
+@dataclasses.dataclass
+class Standing:
+    """Where a server was found so far. All its connections share it, because a server can make this program connect again."""
+
+    reach: Reach | None = None
+    """The most public address at which the server was connected to; None if it was not yet."""
+
+
 async def resolve(host: str, port: int) -> list[str]:
     """Return the IP addresses of a host. Raises `OSError` if it has none."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -55,14 +64,18 @@ class Border(httpcore2.AsyncNetworkBackend):
 
     A host that the server names is connected to only at addresses that are at least as public as the server's own. So a server on the
     internet reaches nothing in this machine or network through this program. The address that is connected to is the one that was
-    checked, so a name that changes its address changes nothing. The server itself can't move to a less public address either.
+    checked, so a name that changes its address changes nothing. The server itself can't move to a less public address either,
+    for as long as its `Standing` is used.
     """
 
-    def __init__(self, inner: httpcore2.AsyncNetworkBackend, host: str, port: int) -> None:
+    def __init__(
+        self, inner: httpcore2.AsyncNetworkBackend, host: str, port: int, standing: Standing
+    ) -> None:
         self._inner = inner
         self._own = (host, port)
+        self._standing = standing
         self._reach: Reach | None = None
-        """The most public address at which the server was connected to; None if it was not yet."""
+        """Where these connections lead; None before the first."""
 
     async def connect_tcp(
         self,
@@ -97,11 +110,14 @@ class Border(httpcore2.AsyncNetworkBackend):
         return await self._inner.connect_tcp(addresses[-1], port, share, **options)
 
     def _enter(self, address: str) -> None:
-        """Note the address at which the server was connected to. Raises `LoginNeeded` if an earlier one was more public."""
-        reach = reach_of(address)
-        if self._reach is not None and reach > self._reach:
-            raise LoginNeeded(f"its address has changed from a {self._reach} one to a {reach} one")
-        self._reach = reach
+        """Note the address at which the server was connected to. Raises `ConnectError` if an earlier one was more public."""
+        reach, before = reach_of(address), self._standing.reach
+        if before is not None and reach > before:
+            raise httpcore2.ConnectError(
+                f"its address has changed from a {before} one to a {reach} one, so nothing is sent there. If this is "
+                "right, start this program again"
+            )
+        self._standing.reach = self._reach = reach
 
     async def _allowed(self, host: str, port: int) -> list[str]:
         """Return the addresses of a host that the server may name. Raises `LoginNeeded` if there are none, and `OSError`."""

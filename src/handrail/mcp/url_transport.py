@@ -17,7 +17,7 @@ from mcp_types import INTERNAL_ERROR
 
 from handrail.errors import DefinitionError
 from handrail.mcp import transport
-from handrail.mcp.addresses import Border
+from handrail.mcp.addresses import Border, Standing
 from handrail.mcp.listings import Listings
 from handrail.mcp.login import AskLogin, Login
 from handrail.mcp.transport import Flood, Lost, Mode
@@ -47,6 +47,7 @@ class UrlServer:
     login: Login | None = None
     mode: Mode = "auto"
     secrets: Sequence[str] = ()
+    standing: Standing = dataclasses.field(default_factory=Standing, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not re.match(r"https?://[^/\s]", self.url):
@@ -75,7 +76,7 @@ class UrlServer:
 @asynccontextmanager
 async def _http(server: UrlServer, lost: Lost, ask: AskLogin, principal: str) -> AsyncGenerator[Any, None]:
     login = server.login
-    wire = _Wire(lost, None if login is None else httpx2.URL(server.url))
+    wire = _Wire(lost, server)
     async with (
         httpx2.AsyncClient(
             headers=dict(server.headers),
@@ -94,15 +95,14 @@ async def _http(server: UrlServer, lost: Lost, ask: AskLogin, principal: str) ->
 class _Wire(httpx2.AsyncBaseTransport):
     """Sends requests, notes why the connection was lost, and limits the size of bodies that are not event streams."""
 
-    def __init__(self, lost: Lost, login_at: httpx2.URL | None) -> None:
-        """`login_at` is the address of a server with a login, which names further hosts; None for one without."""
+    def __init__(self, lost: Lost, server: UrlServer) -> None:
         self._inner = httpx2.AsyncHTTPTransport(verify=_trusted())
-        if login_at is not None:
-            port = login_at.port or (443 if login_at.scheme == "https" else 80)
-            pool: Any = self._inner._pool  # pyright: ignore[reportPrivateUsage]  # the transport has no option for it
-            pool._network_backend = Border(pool._network_backend, login_at.raw_host.decode(), port)
+        at = httpx2.URL(server.url)
+        port = at.port or (443 if at.scheme == "https" else 80)
+        pool: Any = self._inner._pool  # pyright: ignore[reportPrivateUsage]  # the transport has no option for it
+        pool._network_backend = Border(pool._network_backend, at.raw_host.decode(), port, server.standing)
         self._lost = lost
-        self._explains = login_at is None
+        self._explains = server.login is None
         """Whether a response with an error status is replaced by an explanation, unless it is JSON or `_PASSED` has its status.
 
         A login needs the original.
