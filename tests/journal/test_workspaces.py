@@ -343,6 +343,21 @@ async def test_rows_that_something_else_changed_are_noticed(
     assert [each.chain for each in (await journal.runs.verify()).altered] == ["workspace"]
 
 
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+async def test_missing_bytes_of_a_file_are_noticed(store: str, open_store: Callable[[str], AnyJournal]):
+    """If something else deletes the bytes of a workspace's file, `verify` names them, as it does for those of a run."""
+    journal: Any = open_store(store)
+    await begin(journal, "r")
+    await commit(journal, {"a": (None, b"one"), "b": (None, b"two")})
+    assert not (await journal.runs.verify()).altered
+    gone = hashlib.sha256(b"one").hexdigest()
+    await journal._database.transact(
+        lambda connection: connection.execute("DELETE FROM blobs WHERE digest = ?", (gone,))
+    )
+    [altered] = (await journal.runs.verify()).altered
+    assert (altered.chain, altered.id, altered.problem) == ("blob", gone, "its bytes are missing")
+
+
 _KEPT = ("workspaces", "workspace_files", "chains", "records")
 
 

@@ -443,7 +443,8 @@ def _alterations(connection: Connection, chains: Chains, run_id: str | None) -> 
 def _blob_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
     try:
         digests = [digest for (digest,) in fetch(connection, "SELECT digest FROM blobs")]
-        noted = [digest for (digest,) in fetch(connection, "SELECT key FROM records WHERE kind = ?", BLOB)]
+        query = "SELECT key FROM records WHERE kind = ? UNION SELECT digest FROM workspace_files WHERE digest != ''"
+        noted = [digest for (digest,) in fetch(connection, query, BLOB)]
     except sqlite3.Error:  # the check of the whole file reports it
         return
     for digest in {**dict.fromkeys(digests), **dict.fromkeys(noted)}:
