@@ -1,14 +1,26 @@
 """Replaying a run with the current code finds the first difference and its kind."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ConfigDict, field_validator
 
-from handrail import MarkdownSection, PolicyDecision, Prompt, ToolContext, tool
+from handrail import (
+    Attachment,
+    MarkdownSection,
+    PolicyDecision,
+    Prompt,
+    ProviderTool,
+    Session,
+    Tool,
+    ToolContext,
+    tool,
+)
 from handrail.errors import RunParked
+from handrail.prompt import OPENER
 from handrail.resources.memory import MemoryFilesystem
 from handrail.runs import Divergence, replay
 from handrail.runs.replay import Tally
@@ -205,38 +217,183 @@ async def test_files_are_read_as_they_were_or_not_at_all(recorder: Recorder):
 
 
 async def test_an_answer_that_does_not_fit_any_more_is_found(recorder: Recorder):
-    """A recorded answer that no longer matches the output type is reported."""
+    """A recorded answer that a changed validator refuses is reported, even if the schema is unchanged."""
 
-    @dataclass
-    class Old:
+    class Answer(BaseModel):
         city: str
 
-    @dataclass
-    class New:
-        city: str
-        country: str
+    class Checked(Answer):
+        model_config = ConfigDict(title="Answer")
 
-    await recorder.run("r", '{"city": "Oslo"}', prompt=Prompt("p", "Say.", output=Old))
-    assert await replay(recorder.journal, "r", Prompt("p", "Say.", output=Old)) is None
-    found = await replayed(recorder, Prompt("p", "Say.", output=New))
+        @field_validator("city")
+        @classmethod
+        def known(cls, city: str) -> str:
+            raise ValueError("no such city")
+
+    await recorder.run("r", '{"city": "Oslo"}', prompt=Prompt("p", "Say.", output=Answer))
+    assert await replay(recorder.journal, "r", Prompt("p", "Say.", output=Answer)) is None
+    found = await replayed(recorder, Prompt("p", "Say.", output=Checked))
     assert (found.what, found.step) == ("output", 1)
-    assert "country" in found.now
+    assert "no such city" in found.now
+
+
+@pytest.mark.parametrize(("now", "shown"), [(list[int], "integer"), (None, "")])
+async def test_another_schema_of_the_answer_is_found(recorder: Recorder, now: Any, shown: str):
+    """The model was shown the schema of the answer, so a different one is a difference, or none at all."""
+    await recorder.run("r", '{"value": ["1"]}', prompt=Prompt("p", "Say.", output=list[str]))
+    assert await replay(recorder.journal, "r", Prompt("p", "Say.", output=list[str])) is None
+    found = await replayed(recorder, Prompt("p", "Say.", output=now))
+    assert (found.what, found.step, found.where) == ("schema", 0, "p")
+    assert shown in found.now
+    assert '"string"' in found.recorded
+
+
+# --- sections, attachments and the provider's tools ---
+
+
+def renamed(text: str) -> Tool[Any, Any]:
+    """Return the tool `note` with a different description."""
+
+    @tool(name="note", description=text, effect="staged")
+    async def changed(text: str, context: ToolContext) -> str:
+        return f"noted {text}"
+
+    return changed
+
+
+def sectioned(
+    text: str = "More.",
+    offered: Tool[Any, Any] = note,
+    files: Sequence[Attachment] = (),
+    *,
+    tools: Sequence[Tool[Any, Any]] = TOOLS[1:2],
+    attachments: Sequence[Attachment] = (),
+) -> Prompt[Any]:
+    """Return a prompt with the section `main`, and the section `more`, which is shown as a summary.
+
+    The first three arguments are for `more`, and the others for `main`.
+    """
+    main = MarkdownSection("Main", "main", "Do.", tools=tools, attachments=attachments)
+    more = MarkdownSection(
+        "More",
+        "more",
+        text,
+        tools=[offered],
+        attachments=files,
+        summary="There is more.",
+        visibility="summary",
+    )
+    return Prompt("p", [main, more])
+
+
+OPENED = (call(OPENER, sections=["more"]), call("note", text="x"), "end")
 
 
 async def test_sections_that_were_opened_are_open(recorder: Recorder):
     """Sections that the run had opened are open in the replay, so their tools can be called."""
-    from handrail.prompt import OPENER
+    await recorder.run("r", *OPENED, prompt=sectioned())
+    assert await replay(recorder.journal, "r", sectioned()) is None
 
-    def made(key: str) -> Prompt[Any]:
-        more = MarkdownSection(
-            "More", key, "More.", tools=[note], summary="There is more.", visibility="summary"
-        )
-        return Prompt("p", [MarkdownSection("Main", "main", "Do.", tools=TOOLS[1:2]), more])
 
+async def test_a_changed_section_is_found_when_it_is_opened(recorder: Recorder):
+    """The text and the attachments of an opened section are compared, and the names, descriptions and schemas of its tools."""
+    await recorder.run("r", *OPENED, prompt=sectioned())
+    (opened, _) = await recorder.ids("r")
+    found = await replayed(recorder, sectioned("More than before."))
+    assert (found.what, found.step, found.where, found.call_id) == ("section", 1, "more", opened)
+    assert "+More than before." in found.diff()
+    found = await replayed(recorder, sectioned(files=[Attachment(b"x", "x.txt")]))
+    assert (found.what, found.step) == ("section", 1)
+    found = await replayed(recorder, sectioned(offered=TOOLS[2]))
+    assert (found.what, found.step) == ("section", 1)
+    assert "count" in found.now
+    found = await replayed(recorder, sectioned(offered=renamed("Note it.")))
+    assert (found.what, found.step, found.where) == ("tools", 1, "note")
+    assert "Note it." in found.now
+
+
+async def test_sections_that_were_opened_in_one_answer(recorder: Recorder):
+    """Each call in an answer opens its sections as if the others had not. Their tools can be called from the next answer on."""
+    both = [call(OPENER, sections=["more"]), call(OPENER, sections=["more"]), call("note", text="too soon")]
+    await recorder.run("r", both, call("note", text="x"), "end", prompt=sectioned())
+    assert [unit.status for unit in await recorder.journal.calls.load("r")] == ["ok", "ok", "invalid", "ok"]
+    assert await replay(recorder.journal, "r", sectioned()) is None
+
+
+async def test_sections_that_an_earlier_run_opened_are_open(recorder: Recorder):
+    """The next run of a session has the tools of the sections that were opened before, so a replay has them too."""
+    session = Session(id="s")
+    await recorder.run("first", *OPENED, prompt=sectioned(), session=session)
+    await recorder.run("r", call("note", text="y"), "end", prompt=sectioned(), session=session)
+    assert await replay(recorder.journal, "r", sectioned()) is None
+    found = await replayed(recorder, sectioned(offered=renamed("Note it.")))
+    assert (found.what, found.step, found.where) == ("tools", 0, "note")
+
+
+async def test_a_section_inside_a_closed_one_stays_open_for_the_next_run(recorder: Recorder):
+    """If the model opens a section inside another summary, the next run of the session has its tools, live and replayed."""
+    inner = MarkdownSection("In", "in", "In.", tools=[note], summary="Inside.", visibility="summary")
+    more = MarkdownSection("More", "more", "More.", children=[inner], summary="More.", visibility="summary")
+    prompt, session = Prompt("p", [more]), Session(id="s")
+    await recorder.run("first", call(OPENER, sections=["more.in"]), "end", prompt=prompt, session=session)
+    await recorder.run("r", call("note", text="y"), "end", prompt=prompt, session=session)
+    assert [unit.status for unit in await recorder.journal.calls.load("r")] == ["ok"]
+    assert await replay(recorder.journal, "r", prompt) is None
+
+
+async def test_a_resumed_run_records_what_it_was_offered(recorder: Recorder):
+    """Tools of a section that was opened before the run was parked are recorded once, when they are first offered."""
+    prompt = sectioned(tools=[*TOOLS[1:2], TOOLS[5]])
+    with pytest.raises(RunParked):
+        await recorder.run("r", call(OPENER, sections=["more"]), call("choose"), prompt=prompt)
+    (question,) = await recorder.journal.questions.open("r")
+    recorder.answer(question, {"n": 1})
+    await recorder.adapter("end").resume("r", prompt)
+    assert await replay(recorder.journal, "r", prompt) is None
+    changed = sectioned(offered=renamed("Note it."), tools=[*TOOLS[1:2], TOOLS[5]])
+    assert (await replayed(recorder, changed)).where == "note"
+
+
+async def test_changed_attachments_of_a_section_are_found(recorder: Recorder):
+    """A section's picture with other bytes, or without them, is a difference from the first request on."""
+    plan = Attachment(b"one", "plan.txt")
     await recorder.run(
-        "r", call(OPENER, sections=["more"]), call("note", text="x"), "end", prompt=made("more")
+        "r", "end", prompt=sectioned(attachments=[plan]), attachments=[Attachment(b"m", "m.txt")]
     )
-    assert await replay(recorder.journal, "r", made("more")) is None
+    assert await replay(recorder.journal, "r", sectioned(attachments=[plan])) is None
+    for files in ([], [Attachment(b"two", "plan.txt")]):
+        found = await replayed(recorder, sectioned(attachments=files))
+        assert (found.what, found.step, found.where) == ("attachments", 0, "p")
+
+
+async def test_a_changed_attachment_of_a_result_is_found(recorder: Recorder):
+    """A result with the same text and different bytes is a difference."""
+
+    def drawing(content: bytes) -> Prompt[Any]:
+        @tool(effect="pure")
+        async def draw() -> Attachment:
+            """Draw."""
+            return Attachment(content, "plan.txt")
+
+        return Prompt("p", "Draw.", tools=[draw])
+
+    await recorder.run("r", call("draw"), "end", prompt=drawing(b"one"))
+    assert await replay(recorder.journal, "r", drawing(b"one")) is None
+    found = await replayed(recorder, drawing(b"two"))
+    assert (found.what, found.step) == ("result", 1)
+    assert found.recorded != found.now
+
+
+async def test_other_tools_of_the_provider_are_found(recorder: Recorder):
+    """A tool that the provider runs counts as one of the offered tools, with its limits."""
+    search = ProviderTool("web_search", max_uses=3)
+    await recorder.run("r", "end", prompt=Prompt("p", "Do.", tools=[search]))
+    assert await replay(recorder.journal, "r", Prompt("p", "Do.", tools=[search])) is None
+    found = await replayed(recorder, Prompt("p", "Do."))
+    assert (found.what, found.recorded, found.now) == ("tools", "web_search", "")
+    found = await replayed(recorder, Prompt("p", "Do.", tools=[ProviderTool("web_search", max_uses=4)]))
+    assert (found.what, found.where) == ("tools", "web_search")
+    assert '"max_uses": 4' in found.now
 
 
 async def test_a_run_that_is_not_over_is_replayed_as_far_as_it_is(recorder: Recorder):

@@ -39,6 +39,7 @@ from handrail.messages import (
 )
 from handrail.models.grammar import is_object
 from handrail.schema.read_only import read_only
+from handrail.tools import ProviderTool, Tool
 from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
@@ -264,6 +265,8 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     attachments: tuple[Attachment, ...] = ()
     """References to what the model made. The bytes are blobs of the journal."""
     offsets: tuple[int, ...] = ()
+    offered: Mapping[str, str] = {}
+    """The tools that were first offered in the request for this answer, by name, except in the run's first request. See `offer_of`."""
 
     def message(self, calls: tuple[CallAsked, ...]) -> AssistantMessage:
         """Return the answer as a message with these calls, whose ids are unique in the session."""
@@ -278,6 +281,7 @@ def write_answer(
     cost: Decimal | None,
     masking: SecretMask | None = None,
     failed: tuple[FailedRequest, ...] = (),
+    offered: Mapping[str, str] = {},
 ) -> RecordedAnswer:
     """Return the record of a complete answer, masked by `masking` if given. The request's body is left out: the conversation has it."""
     assert answer.stop is not None
@@ -306,7 +310,18 @@ def write_answer(
         answer.charged,
         answer.attachments,
         answer.offsets,
+        offered,
     )
+
+
+def offer_of(tool: Tool[Any, Any]) -> str:
+    """Return what a model is shown of a tool, besides its name, as JSON text: the description and the JSON Schema, or a provider tool's limits."""
+    shown = (
+        [tool.limits(), tool.options]
+        if isinstance(tool, ProviderTool)
+        else [tool.description, tool.json_schema]
+    )
+    return msgspec.json.encode(shown, order="sorted", enc_hook=dict).decode()
 
 
 def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: SecretMask | None = None) -> Answer:

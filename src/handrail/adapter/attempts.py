@@ -9,7 +9,14 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from handrail.adapter.answer import Answer, FailedRequest, RecordedAnswer, read_answer, write_answer
+from handrail.adapter.answer import (
+    Answer,
+    FailedRequest,
+    RecordedAnswer,
+    offer_of,
+    read_answer,
+    write_answer,
+)
 from handrail.adapter.exchange import ask_once, charge
 from handrail.adapter.undone_calls import tell_undone
 from handrail.cancellation import finish, open_scope
@@ -79,6 +86,7 @@ def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
     reserved = None if budget is None else budget.reserve()
     charge(run, answer, reserved, recorded.seconds, recorded)
     run.answered_by = recorded.model
+    run.new_tools.clear()
     return answer
 
 
@@ -176,7 +184,9 @@ class Attempts:
                 raise _FellOver
             run.answered_by = answer.model
             if run.frame.log.is_kept:
-                recorded = write_answer(answer, seconds, cost, run.masking, tuple(self._failed))
+                offered = {tool.name: offer_of(tool) for tool in run.new_tools}
+                run.new_tools.clear()
+                recorded = write_answer(answer, seconds, cost, run.masking, tuple(self._failed), offered)
                 await finish(run.frame.log.note("model answer", run.place_of_answer, recorded))
             return answer
 

@@ -7,6 +7,7 @@ longer records the run, for example because the run was parked or taken over.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +29,7 @@ from handrail.dispatch.turn import OpenTurn
 from handrail.errors import ToolValidationError, VisibilityExpansionRequired
 from handrail.messages import CallAnswered, CallAsked, Model, ToolMessage, UserMessage
 from handrail.models import ModelRequestRefused
-from handrail.prompt import OPENER, Prompt, RenderedPrompt
+from handrail.prompt import OPENER, Opening, Prompt, RenderedPrompt
 from handrail.replay.attachments import attached_to
 from handrail.replay.marks import is_masked
 from handrail.replay.records import RecordedResult
@@ -109,7 +110,7 @@ async def run_in(
     if system is not None:
         run.system = system  # as it was sent before, even if it would be rendered differently now
     for path in conversation.opened:
-        if path not in run.rendered.opened and any(each.path == path for each in closed):
+        with contextlib.suppress(ToolValidationError):  # it is open, or does not exist any more
             run.open([path])
     _check_attachments(settings.model, attachments)
     frame.task = asyncio.current_task()
@@ -297,6 +298,15 @@ class Sections:
     ]
 
 
+def shown_sections(opening: Opening[Any], paths: list[str]) -> ToolResult[list[str]]:
+    """Return the result of opening sections: their text and attachments, and the names of their tools."""
+    names = ", ".join(tool.name for tool in opening.tools)
+    more = f"\n\nThese tools can be called from now on: {names}." if names else ""
+    return ToolResult.ok(
+        paths, opening.text + more, exclude_value_from_context=True, attachments=opening.attachments
+    )
+
+
 def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[Sections, list[str]]:
     """Create the tool with which a model opens sections that are shown as summaries.
 
@@ -309,14 +319,7 @@ def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[
         opening = rendered().open(params.sections)
         if not in_place:
             raise VisibilityExpansionRequired(params.sections, context.run_context.run_id)
-        names = ", ".join(tool.name for tool in opening.tools)
-        more = f"\n\nThese tools can be called from now on: {names}." if names else ""
-        return ToolResult.ok(
-            params.sections,
-            opening.text + more,
-            exclude_value_from_context=True,
-            attachments=opening.attachments,
-        )
+        return shown_sections(opening, params.sections)
 
     return Tool(
         OPENER,

@@ -113,6 +113,8 @@ class Run:
         own = self._own_tools(rendered)
         shown = [tool for tool in own if frame.offers(tool)]
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
+        self.new_tools: list[Tool[Any, Any]] = []
+        """The tools that were first offered after the last answer, because a section was opened or has changed its tools."""
         every_tool = (*rendered.every_tool, *self._extra_tools, *self._added_provider_tools)
         if frame.workers is None:  # with workers, a policy may also name a worker
             check_named_tools(
@@ -239,12 +241,13 @@ class Run:
 
     def open(self, paths: Sequence[str]) -> tuple[str, ...]:
         """Open sections, so that their tools can be called. Returns the names of these tools."""
-        opening = self.rendered.open(paths)
+        opening, before = self.rendered.open(paths), self.rendered.provider_tools
         self.rendered = opening.rendered
         own = self._own_tools(opening.rendered)
         shown = [tool for tool in opening.tools if tool in own and self.frame.offers(tool)]
         for tool in shown:
             self.tools.append(Offered(tool, deferred=True))
+        self.new_tools += [*shown, *(tool for tool in opening.rendered.provider_tools if tool not in before)]
         known, tokens = self.counted
         if known:  # the count does not include the new tools
             self.counted = (known, tokens + sum(map(_size_of, shown)))
@@ -263,9 +266,11 @@ class Run:
             return
         self.rendered = rendered
         deferred = {offered.tool.name for offered in self.tools if offered.deferred}
+        before = {id(offered.tool) for offered in self.tools}
         own = self._own_tools(rendered)
         shown = [tool for tool in own if self.frame.offers(tool)]
         self.tools = Sent(Offered(tool, tool.name in deferred) for tool in (*shown, *self._extra_tools))
+        self.new_tools += [tool for tool in shown if id(tool) not in before]
         self._request = None
         self.counted = (0, 0)
         self._allow(rendered, own)

@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from handrail.adapter.answer import offer_of
 from handrail.adapter.apps import code_of
 from handrail.adapter.conversation import Conversation, sendable
 from handrail.adapter.followed_turns import follow, followed
 from handrail.adapter.requests import begun_runs, check_begun
-from handrail.adapter.response import Outcome
+from handrail.adapter.response import Outcome, Output
 from handrail.adapter.run_lease import STOPPED, leased, note_deadline, stopped
 from handrail.adapter.undone_calls import UndoneCalls, forget_undone, undone_in
 from handrail.cancellation import open_scope
@@ -68,7 +69,13 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""  # the folder of the run's files, or `workspace:NAME`; "" for other files
     startup_files: list[str] = []
     """The patterns of the startup files that the run's calls may change without a separate approval."""
-    offered: dict[str, str] = {}  # the description and JSON Schema of each tool
+    offered: dict[str, str] = {}  # what the model was shown of each tool, besides its name
+    output: str | None = (
+        None  # the JSON Schema of the answer; "" if it has none, None if that is not recorded
+    )
+    shown_files: list[Attachment] | None = (
+        None  # the attachments of the sections shown in full; None if not recorded
+    )
     model_settings: ModelSettings | None = None
     added: list[str] = []  # the names of the tools that this run has in addition to the prompt's
     events: list[bytes] = []
@@ -132,13 +139,14 @@ async def begin_run(
     await _heed_undone(journal, session, frame.log)
     await keep_decisions(session, journal)
     deadline, budget = frame.deadline, frame.budget
-    tools: list[Any] = [*rendered.tools, *options.tools]
+    every_tool = tools_of(rendered)
+    tools: list[Any] = [*every_tool, *options.tools]
     begin = RunBegin(
         message=None if options.message is None else clean_text(options.message),
         params=None if options.params is None else encode_item(options.params, session.id),
         history=[sendable(each) for each in options.history],
         system=rendered.text,
-        tools=[tool.name for tool in rendered.tools],
+        tools=[tool.name for tool in every_tool],
         opened=list(options.opened),
         temperature=options.temperature,
         max_tokens=options.max_tokens,
@@ -150,6 +158,8 @@ async def begin_run(
         folder=folder_of(frame.world.filesystem),
         startup_files=allowed_in(frame.world.filesystem),
         offered={tool.name: offer_of(tool) for tool in tools},
+        output=schema_of(rendered),
+        shown_files=list(rendered.attachments),
         added=[tool.name for tool in options.tools],
         trace_id=options.trace_id or "",
         models={name: reference_to(each) for name, each in getattr(options.workers, "models", {}).items()},
@@ -172,6 +182,21 @@ async def begin_run(
     await store(journal, frame.run_context.run_id, attachments)
     said = (fact.message for fact in session[MessageAdded].all())
     await store(journal, frame.run_context.run_id, [*options.attachments, *attached_to(said)])
+
+
+def tools_of(rendered: RenderedPrompt[Any]) -> tuple[Tool[Any, Any], ...]:
+    """Return the prompt's tools that are offered when a run begins, with those of the provider last."""
+    return (*rendered.tools, *rendered.provider_tools)
+
+
+def schema_of(rendered: RenderedPrompt[Any]) -> str:
+    """Return the JSON Schema of the answer as the model is shown it; "" if there is none."""
+    schema = rendered.output_schema
+    return (
+        ""
+        if schema is None
+        else msgspec.json.encode(Output(schema).schema.json_schema, order="sorted").decode()
+    )
 
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
@@ -197,11 +222,6 @@ async def heed_undone(journal: Journal, session: Session, undone: UndoneCalls) -
     ids = {row.record.id for row in runs}
     units = [unit for unit in await journal.calls.load_session(session.id) if unit.run_id in ids]
     forget_undone(session, base_of(runs), before, units, undone.calls)
-
-
-def offer_of(tool: Tool[Any, Any]) -> str:
-    """Return a tool's description and JSON Schema as JSON text."""
-    return msgspec.json.encode([tool.description, tool.json_schema], order="sorted").decode()
 
 
 def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 import pydantic_core
 
-from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.answer import RecordedAnswer, offer_of
+from handrail.adapter.conversation import root_conversation
+from handrail.adapter.loop import shown_sections
 from handrail.adapter.recorded_session import ResumedRun, load_resumed
 from handrail.adapter.response import Output
-from handrail.adapter.run_record import offer_of
+from handrail.adapter.run_record import schema_of, tools_of
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.content import Attachment
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import new_call
@@ -37,7 +41,7 @@ from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem
 from handrail.records import CommitUnit
 from handrail.replay.marks import is_masked
-from handrail.replay.records import read_result
+from handrail.replay.records import read_plain, read_result
 from handrail.resources.bindings import Binding
 from handrail.resources.line_diff import unified_diff
 from handrail.resources.paths import folder_id_of, folder_of
@@ -45,8 +49,11 @@ from handrail.runs.undo import meet
 from handrail.session import Session
 from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, Tool, ToolResult
+from handrail.tools.result import clean_text, shown_text
 
-What = Literal["prompt", "tools", "arguments", "policy", "result", "output"]
+What = Literal[
+    "prompt", "attachments", "tools", "schema", "section", "arguments", "policy", "result", "output"
+]
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +80,10 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 
 _WORDS: dict[What, str] = {
     "prompt": "the system text differs:",
+    "attachments": "the attachments of the sections differ:",
     "tools": "the offered tools differ:",
+    "schema": "the schema of the answer differs:",
+    "section": "what the model is shown of an opened section differs:",
     "arguments": "the arguments are parsed differently:",
     "policy": "the policies decide differently:",
     "result": "the result differs:",
@@ -105,6 +115,10 @@ async def replay(
 ) -> Divergence | None:
     """Replay a recorded run with the current code. Returns the first difference; None if there is none.
 
+    What the model was shown is compared with what it would be shown now: the system text, the attachments, the descriptions
+    and schemas of the tools, the schema of the answer, the sections that it opened, and the results of its calls.
+    The decisions of policies are compared without their reasons.
+
     No model is asked and nothing is changed. Calls with effect `pure`, `read` and `staged` run in a transaction
     that is dropped. The recorded result is used for all other calls, and for calls that
 
@@ -130,6 +144,9 @@ async def replay(
     found = _compare_prompt(prompt, rendered, resumed)
     if found is not None:
         return found
+    for path in root_conversation(resumed.session).opened:
+        with contextlib.suppress(ToolValidationError):  # it is open, or does not exist any more
+            rendered = rendered.open([path]).rendered  # an earlier run of the session has opened it
     entries = await journal.calls.entries(run_id)
     answers = {
         place: msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
@@ -153,22 +170,43 @@ def _compare_prompt(
     begin = resumed.begin
     if rendered.text != begin.system:
         return Divergence(step=0, what="prompt", where=prompt.name, recorded=begin.system, now=rendered.text)
-    names = [tool.name for tool in rendered.tools]
+    files = _lines_of(rendered.attachments)
+    if begin.shown_files is not None and files != (was := _lines_of(begin.shown_files)):
+        return Divergence(step=0, what="attachments", where=prompt.name, recorded=was, now=files)
+    names = [tool.name for tool in tools_of(rendered)]
     if names != begin.tools:
         return Divergence(
             step=0, what="tools", where=prompt.name, recorded="\n".join(begin.tools), now="\n".join(names)
         )
-    for tool in rendered.tools:
-        was, now = begin.offered.get(tool.name), offer_of(tool)
-        if was is not None and was != now:
-            return Divergence(
-                step=0, what="tools", where=tool.name, recorded=_laid_out(was), now=_laid_out(now)
-            )
+    schema = schema_of(rendered)
+    if begin.output is not None and schema != begin.output:
+        recorded, now = _laid_out(begin.output), _laid_out(schema)
+        return Divergence(step=0, what="schema", where=prompt.name, recorded=recorded, now=now)
+    offered = {name: offer for name, offer in begin.offered.items() if name not in begin.added}
+    return _compare_tools(0, offered, tools_of(rendered))
+
+
+def _compare_tools(
+    step: int, recorded: Mapping[str, str], tools: Iterable[Tool[Any, Any]]
+) -> Divergence | None:
+    """Compare what the model was shown of its tools with what it is shown now."""
+    offers = {tool.name: tool for tool in tools}
+    for name, was in recorded.items():
+        tool = offers.get(name)
+        now = f"there is no tool {name!r}" if tool is None else offer_of(tool)
+        if was != now:
+            now = now if tool is None else _laid_out(now)
+            return Divergence(step=step, what="tools", where=name, recorded=_laid_out(was), now=now)
     return None
 
 
-def _laid_out(offer: str) -> str:
-    return msgspec.json.format(offer.encode(), indent=2).decode()
+def _laid_out(json: str) -> str:
+    return msgspec.json.format(json.encode(), indent=2).decode() if json else ""
+
+
+def _lines_of(attachments: Iterable[Attachment]) -> str:
+    """Return one line about each attachment. It differs if the bytes do."""
+    return "\n".join(f"{each.render()} {each.digest[:16]}" for each in attachments)
 
 
 async def _changed_since(
@@ -256,15 +294,23 @@ class _Walk:
     async def _walk(self, outer: Attempt, answers: Sequence[RecordedAnswer]) -> Divergence | None:
         made = 0
         for step, answer in enumerate(answers, 1):
+            found = _compare_tools(step - 1, answer.offered, tools_of(self._rendered))
+            if found is not None:
+                return found
             self._tally.steps = step
+            opened: list[str] = []
             for call in answer.calls:
                 made += 1
                 unit = self._units.get(RUN.child(made))
                 if unit is None:
                     return None  # the record ends here, because the call had not finished
-                found = await self._call(outer, step, call, unit)
+                if call.name == OPENER:
+                    found = self._compare_sections(step, unit, opened)
+                else:
+                    found = await self._call(outer, step, call, unit)
                 if found is not None:
                     return found
+            self._open(opened)
             if not answer.calls and step == len(answers) and self._output is not None:
                 return self._answer(step, answer.text)
         return None
@@ -280,8 +326,6 @@ class _Walk:
         return None
 
     async def _call(self, outer: Attempt, step: int, asked: CallAsked, unit: CommitUnit) -> Divergence | None:
-        if asked.name == OPENER:
-            return self._open(step, unit)
         tool = self._frame.tools.get(asked.name)
         if tool is None and asked.name in self._added:
             self._take(outer, unit)  # the original caller provided this tool, which is missing here
@@ -301,10 +345,8 @@ class _Walk:
             return None
         self._tally.ran += 1
         result = await self._gate.pass_through(new_call(self._gate, tool.name, asked.arguments, parent=outer))
-        was = read_result(tool, unit.result)
-        if (result.success, result.render()) == (was.success, was.text):
-            return None
-        return self._differs(step, "result", unit, _told(was), _told(result))
+        was, now = _told(read_result(tool, unit.result)), _told(result)
+        return None if was == now else self._differs(step, "result", unit, was, now)
 
     def _differs(self, step: int, what: What, unit: CommitUnit, recorded: str, now: str) -> Divergence:
         where = f"{unit.tool} ({unit.call_id})"
@@ -316,23 +358,30 @@ class _Walk:
             return None  # the recorded call did not run either: it had no such tool, or invalid arguments
         return self._differs(step, "tools", unit, unit.tool, f"there is no tool {unit.tool!r}")
 
-    def _open(self, step: int, unit: CommitUnit) -> Divergence | None:
-        """Open the sections that the model opened in the recorded run, so that their tools can be called.
-
-        Returns the difference, or None if there is none.
-        """
+    def _compare_sections(self, step: int, unit: CommitUnit, opened: list[str]) -> Divergence | None:
+        """Compare the sections that the model opened in the recorded run, and add those that are not open yet to `opened`."""
         self._tally.taken += 1
         if unit.status != "ok":
             return None
         paths: list[str] = msgspec.json.decode(unit.result)["value"]
+        where, was = ", ".join(paths), _told(read_plain(unit.result))
         try:
-            self._rendered = self._rendered.open(
-                [path for path in paths if path not in self._rendered.opened]
-            ).rendered
+            now = _told(shown_sections(self._rendered.open(paths), paths))
         except ToolValidationError as error:
-            return self._differs(step, "tools", unit, ", ".join(paths), str(error))
-        self._show()
+            now = str(error)
+        if was != now:
+            return Divergence(
+                step=step, what="section", where=where, recorded=was, now=now, call_id=unit.call_id
+            )
+        opened += [path for path in paths if path not in opened]
         return None
+
+    def _open(self, paths: Sequence[str]) -> None:
+        """Open sections, so that their tools can be called."""
+        closed = [path for path in paths if path not in self._rendered.opened]
+        if closed:
+            self._rendered = self._rendered.open(closed).rendered
+            self._show()
 
     def _parse(
         self, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
@@ -404,4 +453,7 @@ class _Walk:
 
 
 def _told(result: ToolResult[Any]) -> str:
-    return result.render() if result.success else f"failed: {result.render()}"
+    """Return what the model is shown of a result, with a line about each attachment."""
+    text = clean_text(shown_text(result))
+    shown = "\n".join(filter(None, (text, _lines_of(result.attachments))))
+    return shown if result.success else f"failed: {shown}"
