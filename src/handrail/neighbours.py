@@ -37,7 +37,8 @@ class _SourceLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         source = self.get_data(path)
-        code = self.source_to_code(source, path)
+        # Under `python -OO` too, because docstrings describe tools to models.
+        code = compile(source, path, "exec", dont_inherit=True, optimize=min(sys.flags.optimize, 1))
         _finder.check_imports(fullname, path, source)
         return code
 

@@ -92,9 +92,11 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
         startup_files=["**"],
     )
 
-    @tool(effect="staged")
+    @tool(
+        effect="staged",
+        description="Copy files of this host into the workspace. `source` is their path.",
+    )
     def copy_files(source: str, *, context: ToolContext) -> str:
-        """Copy files of this host into the workspace. `source` is their path."""
         files = fork_behind(context.filesystem)
         assert isinstance(files, Layered), "a workspace has layers"
         layers = files.layers()

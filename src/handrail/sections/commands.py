@@ -33,7 +33,11 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
     `irreversible`, so a `CapabilityPolicy` asks before each command, unless it is configured otherwise.
     """
 
-    @tool(effect="irreversible" if shell.reach else "staged", capabilities={"proc.exec", "fs.write"})
+    @tool(
+        effect="irreversible" if shell.reach else "staged",
+        capabilities={"proc.exec", "fs.write"},
+        description="Run a command. Its changes are kept only if it exits with code 0.",
+    )
     async def run_command(
         command: Annotated[
             list[str], Field(min_length=1, description='Program and arguments: ["ls", "-l"].')
@@ -45,7 +49,6 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
         *,
         context: ToolContext,
     ) -> ToolResult[str]:
-        """Run a command. Its changes are kept only if it exits with code 0."""
         try:
             finished = await shell.run_on(context.filesystem, command, cwd=folder, stdin=stdin)
         except ShellError as error:

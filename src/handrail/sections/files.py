@@ -31,7 +31,11 @@ ReadPath = Annotated[str, PathArg("read"), Field(description="A path relative to
 WritePath = Annotated[str, PathArg("write"), Field(description="A path relative to the folder, with `/`.")]
 
 
-@tool(effect="read", capabilities={"fs.read"})
+@tool(
+    effect="read",
+    capabilities={"fs.read"},
+    description="Show a text file. Each line begins with its number and a tab. Long files are shown in pages.",
+)
 async def read_file(
     path: ReadPath,
     from_line: Annotated[int, Field(ge=1, description="The first line to show.")] = 1,
@@ -39,7 +43,6 @@ async def read_file(
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Show a text file. Each line begins with its number and a tab. Long files are shown in pages."""
     try:
         text = context.filesystem.read(path)
     except FileError as error:
@@ -49,18 +52,25 @@ async def read_file(
     return ToolResult.ok(_page(path, text, from_line, lines))
 
 
-@tool(effect="staged", capabilities={"fs.write"})
+@tool(
+    effect="staged",
+    capabilities={"fs.write"},
+    description="Create a file, or replace all of a file that was read before. To change a part of a file, use edit_file.",
+)
 async def write_file(
     path: WritePath,
     text: Annotated[str, Field(description="The whole content of the file.")],
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Create a file, or replace all of a file that was read before. To change a part of a file, use edit_file."""
     return _changed(lambda: context.filesystem.write(path, text), f"Wrote {_size(text)} to {path}.")
 
 
-@tool(effect="staged", capabilities={"fs.write"})
+@tool(
+    effect="staged",
+    capabilities={"fs.write"},
+    description="Replace text in a file that was read before. `old` must occur exactly once, unless `all` is true.",
+)
 async def edit_file(
     path: WritePath,
     old: Annotated[
@@ -71,7 +81,6 @@ async def edit_file(
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Replace text in a file that was read before. `old` must occur exactly once, unless `all` is true."""
     try:
         count = context.filesystem.edit(path, old, new, all=all)
     except FileError as error:
@@ -79,13 +88,16 @@ async def edit_file(
     return ToolResult.ok(f"Changed {path} in {_count(count, 'place')}.")
 
 
-@tool(effect="read", capabilities={"fs.read"})
+@tool(
+    effect="read",
+    capabilities={"fs.read"},
+    description="List a folder: its files with their sizes, its folders with a `/`.",
+)
 async def list_folder(
     path: Annotated[str, PathArg("read"), Field(description="A folder; `.` is the top.")] = ".",
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """List a folder: its files with their sizes, its folders with a `/`."""
     try:
         found = context.filesystem.list(path)
     except FileError as error:
@@ -96,7 +108,11 @@ async def list_folder(
     return ToolResult.ok(_shown(entries, "The folder is empty.", "List one of its folders instead."))
 
 
-@tool(effect="read", capabilities={"fs.read"})
+@tool(
+    effect="read",
+    capabilities={"fs.read"},
+    description="Find the files whose paths match a glob.",
+)
 def find_files(
     pattern: Annotated[
         str, Field(description="A glob such as `src/**/*.py`; `**` matches any number of folders.")
@@ -104,7 +120,6 @@ def find_files(
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Find the files whose paths match a glob."""
     try:
         found = context.filesystem.glob(pattern)
     except FileError as error:
@@ -112,7 +127,11 @@ def find_files(
     return ToolResult.ok(_shown(found, f"No file matches {pattern}.", "Pass a narrower pattern."))
 
 
-@tool(effect="read", capabilities={"fs.read"})
+@tool(
+    effect="read",
+    capabilities={"fs.read"},
+    description="Find the lines that match a pattern. Each one is shown as path:line: text.",
+)
 def search_files(
     pattern: Annotated[
         str,
@@ -124,7 +143,6 @@ def search_files(
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Find the lines that match a pattern. Each one is shown as path:line: text."""
     try:
         found = [
             f"{each.path}:{each.line}: {each.text}" for each in context.filesystem.grep(pattern, glob=files)
@@ -136,20 +154,26 @@ def search_files(
     )
 
 
-@tool(effect="staged", capabilities={"fs.delete", "fs.write"})
+@tool(
+    effect="staged",
+    capabilities={"fs.delete", "fs.write"},
+    description="Delete a file that was read before, or a folder.",
+)
 async def delete_file(
     path: WritePath,
     recursive: Annotated[bool, Field(description="Delete a folder and everything in it.")] = False,
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Delete a file that was read before, or a folder."""
     return _changed(lambda: context.filesystem.delete(path, recursive=recursive), f"Deleted {path}.")
 
 
-@tool(effect="staged", capabilities={"fs.write"})
+@tool(
+    effect="staged",
+    capabilities={"fs.write"},
+    description="Move or rename a file or a folder. The target must not exist yet.",
+)
 async def move_file(source: WritePath, target: WritePath, *, context: ToolContext) -> ToolResult[str]:
-    """Move or rename a file or a folder. The target must not exist yet."""
     return _changed(lambda: context.filesystem.move(source, target), f"Moved {source} to {target}.")
 
 

@@ -141,6 +141,12 @@ class Nobody(Agent):
     run_mode: RunMode = "headless"
 
 
+def _check(holds: bool, otherwise: str) -> None:
+    """Raise `AssertionError` if something does not hold, under `python -O` too."""
+    if not holds:
+        raise AssertionError(otherwise)
+
+
 class RecordingSubscriber:
     """Keeps every event that a session publishes, in order.
 
@@ -168,15 +174,15 @@ class RecordingSubscriber:
         ended: list[str] = []
         for event in self.events:
             if isinstance(event, ToolStarted):
-                assert event.call_id not in started, f"{event.tool} ({event.call_id}) was started twice"
+                _check(event.call_id not in started, f"{event.tool} ({event.call_id}) was started twice")
                 started.append(event.call_id)
             elif isinstance(event, ToolResumed):
                 started += [] if event.call_id in started else [event.call_id]
             elif isinstance(event, ToolInvoked):
-                assert event.call_id in started, f"{event.tool} ({event.call_id}) ended before it started"
-                assert event.call_id not in ended, f"{event.tool} ({event.call_id}) ended twice"
+                _check(event.call_id in started, f"{event.tool} ({event.call_id}) ended before it started")
+                _check(event.call_id not in ended, f"{event.tool} ({event.call_id}) ended twice")
                 ended.append(event.call_id)
-        assert set(started) == set(ended), f"never ended: {sorted(set(started) - set(ended))}"
+        _check(set(started) == set(ended), f"never ended: {sorted(set(started) - set(ended))}")
 
     def close(self) -> None:
         """Stop recording. The recorded events are kept."""

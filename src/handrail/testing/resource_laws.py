@@ -135,9 +135,8 @@ def _drop(fork: Any) -> None:
 def _calls_lose_nothing(resource: Any, look: Any, change: Any) -> None:
     kind: type[Any] = resource.__class__
 
-    @tool(effect="staged")
+    @tool(effect="staged", description="Add one to the number.")
     async def add_one(context: ToolContext) -> None:
-        """Add one to the number."""
         fork = context.resources.get(kind)
         number = look(fork)
         await asyncio.sleep(0)  # the other calls have read it, too

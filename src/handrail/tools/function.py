@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from typing import (
@@ -157,6 +158,12 @@ def _docstring(function: Any) -> str:
 
 def _description(name: str, function: Callable[..., Any]) -> str:
     first = summary(_docstring(function))
+    if not first and sys.flags.optimize >= 2:
+        raise ToolDefinitionError(
+            name,
+            "`python -OO` removes the docstring that describes it",
+            "Use `python -O`, or pass `@tool(description=...)`.",
+        )
     if not first:
         raise ToolDefinitionError(
             name,

@@ -250,9 +250,11 @@ def _fenced(text: str) -> str:
     return f"{fence}\n{text.rstrip()}\n{fence}"
 
 
-@tool(effect="read")
+@tool(
+    effect="read",
+    description="Read a text file that you were given as an attachment, 400 lines at a time.",
+)
 def read_attachment(name: str, from_line: Annotated[int, Field(ge=1)] = 1, *, context: WorkerContext) -> str:
-    """Read a text file that you were given as an attachment, 400 lines at a time."""
     found = next((each for each in context.attachments if each.name == name), None)
     if found is None:
         there = ", ".join(each.name for each in context.attachments) or "none"

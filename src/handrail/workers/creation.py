@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from pydantic import Field
 
 from handrail.agent import AgentTool
 from handrail.context import ToolContext, WorkerContext
@@ -53,29 +54,29 @@ class CreationRequest(msgspec.Struct, frozen=True):
 def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tuple[Tool[Any, Any], ...]:
     """Return the tools `create_worker` and `call_worker` for a worker that may create others."""
 
-    @tool(effect="staged", capabilities={"worker.create"}, accepts_overrides=False)
+    @tool(
+        effect="staged",
+        capabilities={"worker.create"},
+        accepts_overrides=False,
+        description="Create a worker for this session: a separate agent with at most the tools you have.",
+    )
     async def create_worker(
-        name: str,
-        description: str,
-        instructions: str,
-        tools: list[str] | None = None,
-        workers: list[str] | None = None,
-        model: str | None = None,
+        name: Annotated[str, Field(description="Its name, in lower-case letters, digits, _ and -.")],
+        description: Annotated[str, Field(description="What it does, in one sentence.")],
+        instructions: Annotated[
+            str, Field(description="Its instructions; {{ input }} stands for its input.")
+        ],
+        tools: Annotated[
+            list[str] | None, Field(description="The names of the tools it gets, from among your own.")
+        ] = None,
+        workers: Annotated[
+            list[str] | None,
+            Field(description="The names of the workers it may call, from among those you may call."),
+        ] = None,
+        model: Annotated[str | None, Field(description="The model that runs it, as provider:name.")] = None,
         *,
         context: WorkerContext,
     ) -> ToolResult[str]:
-        """Create a worker for this session: a separate agent with at most the tools you have.
-
-        It must be approved first.
-
-        Args:
-            name: Its name, in lower-case letters, digits, _ and -.
-            description: What it does, in one sentence.
-            instructions: Its instructions; {{ input }} stands for its input.
-            tools: The names of the tools it gets, from among your own.
-            workers: The names of the workers it may call, from among those you may call.
-            model: The model that runs it, as provider:name.
-        """
         maker = registry[creator]
         text = text_for(
             registry, maker, CreationRequest(name, description, instructions, tools, workers, model)

@@ -57,7 +57,8 @@ class Report(NamedTuple):
 
     def assert_kept(self) -> None:
         """Raise `AssertionError`, with the text of this report, if any law was broken."""
-        assert not self.broken, str(self)
+        if self.broken:
+            raise AssertionError(str(self))
 
     def __str__(self) -> str:
         tried = ", ".join(f"{count} {kind}" for kind, count in self.tried.items())
