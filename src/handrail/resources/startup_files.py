@@ -62,15 +62,33 @@ _RUN_BY = {
     "an editor": (
         *(".vscode/*", ".idea/*", ".devcontainer/*", ".devcontainer.json", ".helix/*", ".zed/*", ".fleet/*"),
         *(".dir-locals.el", ".dir-locals-2.el", ".emacs", ".emacs.d/*"),
-        *(".exrc", ".vimrc", ".nvimrc", ".nvim.lua", ".vim/*", ".config/nvim/*"),
+        *(".exrc", ".vimrc", ".nvimrc", ".nvim.lua", ".vim/*", ".config/nvim/*", "*.code-workspace"),
     ),
-    "an agent": (".claude/*", ".mcp.json", ".cursor/*", ".codex/*", ".gemini/*", ".windsurf/*", ".kiro/*"),
-    "a debugger": (".gdbinit", ".lldbinit", ".pdbrc"),
-    "an interpreter": (".Rprofile", ".Renviron", ".ghci", ".irbrc", ".pryrc", ".octaverc", ".iex.exs"),
+    "an agent": (
+        *(
+            ".claude/*",
+            ".mcp.json",
+            ".cursor/*",
+            ".codex/*",
+            ".gemini/*",
+            ".windsurf/*",
+            ".kiro/*",
+            ".qwen/*",
+        ),
+        *(".opencode/*", "opencode.json", "opencode.jsonc", ".aider.conf.yml", ".continue/*", ".roo/*"),
+        *(".amazonq/*", ".junie/*", ".factory/*", ".crush.json", "crush.json"),
+    ),
+    "a debugger": (".gdbinit", ".lldbinit", ".pdbrc", ".perldb", ".rdbgrc", ".byebugrc"),
+    "an interpreter": (
+        *(".Rprofile", ".Renviron", ".ghci", ".irbrc", ".pryrc", ".octaverc", ".iex.exs", ".erlang"),
+        *(".ocamlinit", "startup.m", ".psqlrc", ".sqliterc", ".mongoshrc.js"),
+    ),
     "a build service": (
         *(".github/workflows/*", ".github/actions/*", ".gitea/workflows/*", ".gitea/actions/*", ".forgejo/*"),
         *(".gitlab-ci.yml", ".circleci/*", "Jenkinsfile", "azure-pipelines.yml", ".travis.yml", ".drone.yml"),
         *("bitbucket-pipelines.yml", ".woodpecker/*", ".woodpecker.yml", ".woodpecker.yaml", ".buildkite/*"),
+        *(".semaphore/*", ".teamcity/*", ".cirrus.yml", ".tekton/*", ".appveyor.yml", "appveyor.yml"),
+        *(".builds/*", ".build.yml", "cloudbuild.yaml", "buildspec.yml"),
     ),
     "a package manager": (
         *(
@@ -82,6 +100,8 @@ _RUN_BY = {
             ".cargo/config.toml",
             ".mvn/*",
         ),
+        *(".yarn/releases/*", ".yarn/plugins/*", ".pnp.cjs", ".pnp.loader.mjs", "bunfig.toml"),
+        *("rust-toolchain", "rust-toolchain.toml", "gradle/wrapper/*"),
     ),
     "the system": (
         *(".config/autostart/*", ".config/systemd/*", ".ssh/rc", ".ssh/authorized_keys", ".ssh/config"),
