@@ -474,6 +474,7 @@ def test_json_is_one_object(folder: Path):
         "exit_code": 0,
         "text": "Hello\x1b[31m there.",
         "output": None,
+        "attachments": [],
         "stop_reason": "done",
         "not_approved": [],
         "usage": {"input": 12, "output": 3, "cached": 0, "requests": 1},
