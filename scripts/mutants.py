@@ -379,7 +379,7 @@ MUTANTS = [
     Mutant(
         "nested usage forgotten",
         "replay/finished_calls.py",
-        "            frame.costs.models.add(spent.usage or Usage(), spent.cost)\n",
+        "        frame.costs.models.add(answer.usage or Usage(requests=1), answer.cost)\n",
         "",
         SIMULATED,
     ),

@@ -567,6 +567,19 @@ def test_chat_reads_piped_lines(folder: Path):
     assert (quiet.returncode, quiet.stdout, "the key is wrong" in quiet.stderr) == (1, "", True)
 
 
+def test_a_failed_turn_counts_in_the_cost_of_a_chat(tmp_path: Path):
+    """`/cost` includes what a run used before it failed."""
+    (tmp_path / "app.py").write_text(
+        "from handrail import Agent, ScriptedModel, ToolCall, tool\n"
+        "@tool(effect='pure')\n"
+        "def look() -> str:\n    'Look.'\n    return 'seen'\n"
+        "agent = Agent(ScriptedModel([ToolCall('look', {})]), 'Help.', tools=[look])\n"
+    )
+    failed = handrail("chat", "app", cwd=tmp_path, stdin="one\n/cost\n")
+    assert "has no answer to request 2" in failed.stderr
+    assert "1 request · 0 tokens in, 0 out · cost unknown" in failed.stderr
+
+
 def test_a_conversation_is_continued(tmp_path: Path):
     """`--continue` goes on with the newest conversation with this agent, in another process, and says so if there is none."""
     (tmp_path / "app.py").write_text(

@@ -19,6 +19,7 @@ from handrail import (
     ScriptedModel,
     ToolCall,
     ToolContext,
+    by,
     tool,
 )
 from handrail.cli.activity import (
@@ -198,6 +199,22 @@ async def test_nested_calls_are_below_a_heading():
     assert said[-1].endswith(" · $0.04")  # two requests of 10 tokens in and 5 out
     assert activity.rows == {}
     assert len(activity.done) == 3
+
+
+async def test_a_call_whose_nested_run_has_an_unknown_cost_shows_none():
+    """A call's line shows the cost of its nested runs only if all of it is known."""
+    priced, unpriced = (
+        ScriptedModel(free, name=name, traits=Traits(price, native_output=True))
+        for name, price in (("a:1", Price(Decimal(1000), Decimal(2000))), ("b:1", None))
+    )
+    model = by(lambda request: priced if len(request.messages) == 1 else unpriced)
+    activity, said = Activity(SYSTEM_CLOCK), list[str]()
+    prompt = Prompt("desk", "Answer.", tools=[look, ask_guide])
+    async for event in Adapter(model).stream(prompt, "How is it?"):
+        said += [line.plain for line in activity.update(event)]
+    (line,) = [line for line in said if line.startswith("  ✓ ask_guide")]
+    assert "$" not in line
+    assert (activity.usage.input, activity.cost) == (40, None)
 
 
 @pytest.mark.parametrize("verbose", [False, True])

@@ -352,6 +352,7 @@ async def test_a_queued_run_is_cancelled_while_a_worker_has_another_run_of_its_s
         await until(lambda: log() == ["asleep"])
         row = await runs.cancel(door, "second")
         assert (row.status, decode_outcome(row).error) == ("cancelled", "it was cancelled before it began")
+        assert decode_outcome(row).cost == 0
         assert is_stopped(await runs.cancel(door, "first"))
         assert decode_outcome(await over(door, "third")).text == "Turn 2: hello"
     assert (await door.runs.get("first")).status == "cancelled"

@@ -18,6 +18,7 @@ from handrail import (
     AnthropicModel,
     Budget,
     GeminiModel,
+    LaterEnvironment,
     MemoryJournal,
     OpenAIModel,
     Prompt,
@@ -31,13 +32,14 @@ from handrail import (
     tool,
 )
 from handrail.adapter import Retry
+from handrail.errors import RunParked
 from handrail.events import ModelFailed, ModelRequested, ModelResponded, PromptExecuted, TextDelta
-from handrail.messages import ModelPart, ModelRequest, Price, Traits, Usage, UsagePart
+from handrail.messages import AssistantMessage, ModelPart, ModelRequest, Price, Traits, Usage, UsagePart
 from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.runs import show
 from handrail.testing import RecordingSubscriber
-from support.parked_runs import park_and_resume
+from support.parked_runs import answer_to, park_and_resume
 from support.raw_server import delta, raw_server, said, streamed, whole
 
 QUICK = Retry(attempts=3, first_wait=0.0)
@@ -284,6 +286,68 @@ async def test_a_resumed_run_has_no_more_budget_than_before(first: Any) -> None:
     before, after = left
     assert before["requests"] == 7.0
     assert after == {**before, "requests": before["requests"] - 2}
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (Reply("Hm.", cut=True, usage=Usage()), None),
+        (ModelUnavailable("scripted", "down"), 3 * DEAR.input / 1_000_000),
+    ],
+    ids=["cut", "down"],
+)
+async def test_the_cost_of_an_answer_that_was_cut_off_uncounted_is_unknown(
+    first: Any, expected: Decimal | None
+) -> None:
+    """If an answer is cut off before its usage is reported, the cost of its run is unknown. A request without any answer is free."""
+
+    @tool(effect="idempotent")
+    async def consult(context: ToolContext) -> str:
+        """Ask a nested run."""
+        return (await context.adapter.evaluate(Prompt("q", "Be brief."), "Where?")).text
+
+    one = Usage(input=1, requests=1)
+    rest = [Reply("Rome.", usage=one), Reply(calls=[ToolCall("ask")], usage=one), "Done."]
+    model = Uncounted([Reply(calls=[ToolCall("consult")], usage=one), first, *rest], traits=Traits(DEAR))
+    journal, prompt = MemoryJournal(), Prompt("p", "Be brief.", tools=[consult, ask])
+    with pytest.raises(RunParked) as parked:
+        await Adapter(model, retry=QUICK, journal=journal).evaluate(
+            prompt, "go", run_id="r1", environment=LaterEnvironment()
+        )
+    assert (await show(journal, "r1")).cost == expected
+    journal.questions.answer(answer_to(parked.value.questions[0], "yes"))
+    response = await Adapter(model, retry=QUICK, journal=journal).resume("r1", prompt)
+    assert (response.cost, (await show(journal, "r1")).cost) == (expected, expected)
+
+
+async def test_a_resumed_run_is_charged_for_nested_requests_that_were_not_counted() -> None:
+    """The budget of a resumed run is charged for what the nested requests of its finished calls had reserved."""
+    left: list[dict[str, float]] = []
+
+    @tool(effect="idempotent")
+    async def consult(context: ToolContext) -> str:
+        """Ask a nested run."""
+        return (await context.adapter.evaluate(Prompt("q", "Be brief."), "Where?")).text
+
+    @tool(effect="read")
+    async def peek(context: ToolContext) -> str:
+        """Note how much is left."""
+        left.append(dict(context.budget_tracker.remaining()))
+        return "seen"
+
+    def follow(request: ModelRequest) -> Any:
+        turns = [ToolCall("consult"), ToolCall("peek"), ToolCall("ask"), ToolCall("peek"), "Done."]
+        if not request.tools:
+            return Reply("Rome.", usage=Usage())
+        answer = turns[sum(isinstance(each, AssistantMessage) for each in request.messages)]
+        return answer if isinstance(answer, str) else Reply(calls=[answer], usage=Usage(1, 1, requests=1))
+
+    adapter = Adapter(Uncounted(follow, traits=Traits(DEAR)), journal=MemoryJournal())
+    prompt = Prompt("p", "Be brief.", tools=[consult, peek, ask])
+    assert await park_and_resume(adapter, prompt, budget=Budget(tokens=9**6, money=9)) == "Done."
+    before, after = left
+    spent = before["tokens"] - after["tokens"]
+    assert spent == 2 * 2, "the answers with the calls of ask and peek"
 
 
 COUNTED = {"input_tokens": 100, "output_tokens": 50}

@@ -512,7 +512,8 @@ class Table(ModuleType):
         if read + written > usage.input_tokens:
             raise ValueError(f"cache tokens cannot exceed input_tokens ({usage.input_tokens})")
         price = Decimal(usage.input_tokens - read + usage.output_tokens) + Decimal(written) / 4
-        return SimpleNamespace(total_price=price)
+        prices = SimpleNamespace(input_mtok=1_000_000, output_mtok=1_000_000)
+        return SimpleNamespace(total_price=price, model_price=prices)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, runs
+from handrail.adapter.run_record import decode_outcome
 from handrail.errors import PromptEvaluationError
 from support import warm_python
 
@@ -100,6 +101,8 @@ async def look(path: Path) -> None:
     journal = SqliteJournal(path)
     row = await journal.runs.get("deadly")
     assert (row.status, row.owner) == ("failed", "")
+    outcome = decode_outcome(row)
+    assert (outcome.usage.requests, outcome.cost) == (1, None)
     assert not (await journal.runs.verify()).altered
     prompt = Prompt("desk", "Help.")
     adapter = Adapter(ScriptedModel(lambda request: str(len(request.messages))), journal=journal)

@@ -4,18 +4,29 @@ import asyncio
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
-from handrail import MarkdownSection, Prompt, Session, ToolContext, tool
+from handrail import (
+    Adapter,
+    LaterEnvironment,
+    MarkdownSection,
+    Prompt,
+    ScriptedModel,
+    Session,
+    ToolContext,
+    tool,
+)
 from handrail.adapter.run_record import decode_outcome
 from handrail.errors import DefinitionError, PromptEvaluationError, RunBusy, RunError, RunParked, RunUnknown
 from handrail.events import MessageAdded
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
-from handrail.messages import AssistantMessage, ToolMessage, UserMessage
+from handrail.messages import AssistantMessage, Price, ToolMessage, Traits, Usage, UserMessage
+from handrail.models.scripted import Reply
 from handrail.prompt import OPENER
 from handrail.runs import cancel, export, forget, fork, import_, list_runs, show
 from support.damage import set_lease
@@ -158,6 +169,20 @@ async def test_a_run_without_an_owner_is_cancelled_and_its_session_continues(rec
     assert "not run: the run was cancelled" in results[1]
     assert results[2] == "got 3"
     assert [each.text for each in response.session[Noted].all()] == ["kept"]
+
+
+async def test_a_cancelled_run_costs_what_its_answers_cost(recorder: Recorder):
+    """A parked run that is cancelled has the usage and cost of its recorded answers."""
+    asks = Reply(calls=[call("choose")], usage=Usage(10, 5, requests=1))
+    priced = Traits(Price(Decimal(1_000_000), Decimal(1_000_000)))
+    adapter = Adapter(
+        ScriptedModel([asks], traits=priced), journal=recorder.journal, environment=LaterEnvironment()
+    )
+    with pytest.raises(RunParked):
+        await adapter.evaluate(PROMPT, "go", run_id="r")
+    await cancel(recorder.journal, "r")
+    tree = await show(recorder.journal, "r")
+    assert (tree.standing, tree.usage.tokens, tree.cost) == ("cancelled", 15, 15)
 
 
 async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):

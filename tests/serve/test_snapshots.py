@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handrail import Prompt, ScriptedModel, ToolContext, tool
-from handrail.messages import AssistantMessage, UserMessage
+from handrail.messages import AssistantMessage, Price, Traits, UserMessage
 from handrail.models.scripted import Reply
 from handrail.serve import snapshots
 from handrail.serve.file_changes import file_changes
 from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.thread import Thread
+from handrail.serve.threads import ThreadList
 from support.damage import unapply
 from support.examples import at_most
 from support.served_threads import App, Held, SlowModel, answer_to, give, over, plan, served, settle
@@ -285,6 +287,25 @@ async def test_a_cost_that_is_not_known_is_not_shown_as_nothing(tmp_path: Path) 
         shown = await snapshot(app, thread)
         assert (shown["cost"], shown["runs"][0]["cost"]) == (None, None)
         assert shown["usage"]["requests"] == 1
+
+
+async def test_a_thread_costs_an_unknown_amount_if_one_of_its_runs_does(tmp_path: Path) -> None:
+    """Neither the thread nor its line in the list shows only a part of its cost."""
+    prices = iter([Price(Decimal(1), Decimal(1)), None, None])
+
+    class Priced(ScriptedModel):
+        def __init__(self, script: Any) -> None:
+            super().__init__(script, traits=Traits(next(prices)))
+
+    async with served(tmp_path, model_type=Priced) as app:
+        for cost in ("0", None):
+            thread = app.thread()
+            await thread.say(plan("hello"))
+            await over(thread)
+            shown = await snapshot(app, thread)
+            ((line,), _) = await ThreadList(app.threads).page("ada", limit=9)
+            assert (shown["cost"], shown["runs"][-1]["cost"], line["cost"]) == (cost, cost, cost)
+            await app.restart()
 
 
 async def test_a_thought_is_shown_after_a_restart(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import pydantic_core
@@ -19,7 +19,6 @@ from handrail.context import (
     RequestView,
     ResponseAccumulator,
 )
-from handrail.limits.budget import Unit
 from handrail.messages import (
     AssistantMessage,
     AttachmentPart,
@@ -38,6 +37,8 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models.grammar import is_object
+from handrail.records import Entry
+from handrail.replay.charges import Charge, Charged
 from handrail.schema.read_only import read_only
 from handrail.tools import ProviderTool, Tool
 from handrail.tools.result import clean_text
@@ -220,27 +221,11 @@ class Answer:
         return self._extras
 
 
-Charged = Mapping[Unit, int | Decimal]
-"""The amounts that a budget was charged, by unit."""
-
-
-class FailedRequest(msgspec.Struct, frozen=True):
+class FailedRequest(Charge, frozen=True):
     """An earlier request for an answer, and why it failed or was not used."""
 
     model: str
     error: str
-    usage: Usage | None = None
-    """The tokens that the request used, as far as its provider reported them; None if it failed and none were reported."""
-    cost: Decimal | None = None
-    charged: Charged = {}
-    """The amounts that the budget was charged, if the provider did not report the usage; otherwise empty."""
-
-    def spent(self) -> Charged:
-        """Return the amounts that a budget is charged for the request."""
-        if self.charged or self.usage is None:
-            return self.charged or {"requests": 1}
-        known: Charged = {"requests": 1, "tokens": self.usage.tokens}
-        return known if self.cost is None else {**known, "money": self.cost}
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True):
@@ -273,6 +258,37 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
         return AssistantMessage(
             self.text, calls, self.stop.kept, self.thought, self.attachments, self.offsets
         )
+
+
+class _Answered(Protocol):
+    @property
+    def usage(self) -> Usage | None: ...
+    @property
+    def cost(self) -> Decimal | None: ...
+    @property
+    def failed(self) -> Sequence[FailedRequest]: ...
+
+
+def total(answers: Iterable[_Answered]) -> tuple[Usage, Decimal | None]:
+    """Return the usage and cost of answers and of the earlier requests for them. The cost is None if a part of it is unknown."""
+    usage, cost = Usage(), Decimal(0)
+    is_known = True
+    for answer in answers:
+        usage += answer.usage or Usage(requests=1)
+        costs = [answer.cost]
+        for each in answer.failed:
+            if each.usage is not None:
+                usage += each.usage
+                costs.append(each.cost)
+        is_known = is_known and None not in costs
+        cost += sum(each or 0 for each in costs)
+    return usage, cost if is_known else None
+
+
+def spent_by(entries: Iterable[Entry]) -> tuple[Usage, Decimal | None]:
+    """Return the usage and cost of a run's recorded answers. The cost is None if a part of it is unknown."""
+    bodies = (entry.body for entry in entries if entry.kind == "model answer")
+    return total(msgspec.msgpack.decode(body, type=RecordedAnswer) for body in bodies)
 
 
 def write_answer(

@@ -213,7 +213,9 @@ class Attempts:
 
     def _refused(self, answer: Answer, cost: Decimal | None, after: str) -> None:
         self._failed.append(
-            FailedRequest(answer.model, "it refused to answer", answer.usage, cost, answer.charged)
+            FailedRequest(
+                answer.model, "it refused to answer", usage=answer.usage, cost=cost, charged=answer.charged
+            )
         )
         self._tell(f"model {answer.model!r}: it refused to answer", None, after)
 

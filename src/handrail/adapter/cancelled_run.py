@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 
 import msgspec
 
-from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.answer import spent_by
 from handrail.adapter.recorded_messages import Unfinished, retold
 from handrail.adapter.run_lease import acquire_run
 from handrail.adapter.run_record import RunOutcome
 from handrail.errors import RunBusy
 from handrail.journals import Journal
-from handrail.messages import Usage
 from handrail.place import RUN, Place
 from handrail.prompt import OPENER
-from handrail.records import OVER, CommitUnit, Entry
+from handrail.records import OVER, CommitUnit
 
 UNFINISHED = Unfinished(
     "This call did not run: the run was cancelled first.",
@@ -25,7 +25,7 @@ UNFINISHED = Unfinished(
 
 
 NEVER_BEGAN = msgspec.msgpack.encode(
-    RunOutcome(stop_reason="cancelled", error="it was cancelled before it began")
+    RunOutcome(stop_reason="cancelled", cost=Decimal(0), error="it was cancelled before it began")
 )
 
 
@@ -38,10 +38,12 @@ async def end_cancelled(journal: Journal, run_id: str) -> None:
         if row.status == "queued":
             await journal.runs.leave(run_id, "cancelled", NEVER_BEGAN)
         elif row.status not in OVER:
+            usage, cost = spent_by(await journal.calls.entries(run_id))
             outcome = RunOutcome(
                 stop_reason="cancelled",
                 messages=await retold(journal, row, UNFINISHED),
-                usage=_usage(await journal.calls.entries(run_id)),
+                usage=usage,
+                cost=cost if row.status == "parked" else None,  # otherwise a request may have been lost
                 opened=_opened(await journal.calls.load(run_id)),
             )
             await journal.runs.leave(run_id, "cancelled", msgspec.msgpack.encode(outcome))
@@ -70,14 +72,3 @@ def _opened(units: Sequence[CommitUnit]) -> list[str]:
         if unit.tool == OPENER and unit.status == "ok" and (place.parent, place.kind) == (RUN, "call"):
             found += msgspec.json.decode(unit.result)["value"]
     return list(dict.fromkeys(found))
-
-
-def _usage(entries: Sequence[Entry]) -> Usage:
-    usage = Usage()
-    for entry in entries:
-        if entry.kind == "model answer":
-            answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
-            usage += answer.usage or Usage(requests=1)
-            for each in answer.failed:
-                usage += each.usage or Usage()
-    return usage

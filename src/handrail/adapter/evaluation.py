@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import pydantic_core
 
+from handrail.adapter.answer import spent_by
 from handrail.adapter.apps import prompt_of
 from handrail.adapter.call_adapter import bind_model
 from handrail.adapter.cancelled_run import end_stopped
@@ -224,7 +225,10 @@ async def _set_aside(journal: Journal, row: RunRow) -> PromptEvaluationError:
         "made progress. Find out what ends them, then fork the run to try again."
     )
     said: list[Message] = [UserMessage(decode_begin(record).message or NO_MESSAGE), AssistantMessage(problem)]
-    outcome = RunOutcome(stop_reason="failed", error=problem, phase="set aside", messages=said)
+    usage, _ = spent_by(
+        await journal.calls.entries(record.id)
+    )  # the cost is unknown: requests may have been lost
+    outcome = RunOutcome(stop_reason="failed", usage=usage, error=problem, phase="set aside", messages=said)
     await journal.runs.leave(record.id, "failed", msgspec.msgpack.encode(outcome))
     return PromptEvaluationError(problem, phase="set aside", run_id=record.id)
 

@@ -102,7 +102,7 @@ async def ask_once(
         usage, cost = _charge_cut(run, answer, reserved)
         if isinstance(error, ModelError):
             problem = error.problem[:_MOST_SAID]
-            failed.append(FailedRequest(model.name, problem, usage, cost, answer.charged))
+            failed.append(FailedRequest(model.name, problem, usage=usage, cost=cost, charged=answer.charged))
         raise
 
 
@@ -116,18 +116,19 @@ async def _keep_bytes(run: Run, part: ModelPart) -> None:
 def _charge_cut(
     run: Run, answer: Answer, reserved: Reservation | None
 ) -> tuple[Usage, Decimal | None] | tuple[None, None]:
-    """Charge a request whose answer was cut off or never came. Returns its usage and cost, both None if no usage was reported."""
-    if answer.counted:
-        usage, cost = answer.usage, run.tariff(answer.usage)
-        run.frame.costs.models.add(usage, cost)
+    """Charge a request whose answer was cut off or never came. Returns its usage and cost, both None if it was not answered at all."""
+    if not (answer.counted or answer.begun):
         if reserved is not None:
-            reserved.settle(requests=1, tokens=usage.tokens, money=cost)
-        return usage, cost
-    if reserved is not None and answer.begun:
-        answer.charged = reserved.settle(requests=1)  # the usage is unknown, so the reserved amount is spent
+            answer.charged = reserved.settle(requests=1, tokens=0, money=0)
+        return None, None
+    usage = answer.usage
+    cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
+    run.frame.costs.models.add(usage, cost)
+    if reserved is not None and answer.counted:
+        reserved.settle(requests=1, tokens=usage.tokens, money=cost)
     elif reserved is not None:
-        answer.charged = reserved.settle(requests=1, tokens=0, money=0)
-    return None, None
+        answer.charged = reserved.settle(requests=1)  # the usage is unknown, so the reserved amount is spent
+    return usage, cost
 
 
 def _tell_outside(run: Run, answer: Answer, streaming: bool) -> None:

@@ -31,6 +31,7 @@ from handrail.events import (
     ModelRequested,
     ModelResponded,
     Progress,
+    PromptExecuted,
     PromptRendered,
     TextDelta,
     ThoughtDelta,
@@ -80,8 +81,8 @@ class Row:
     place: Place | None = None
     """The call's place in the run that made it; None for a model that is thinking."""
     inner: int = 0
-    cost: Decimal | None = None
-    """The known cost of the call's nested runs so far; None if none is known."""
+    cost: Decimal | None = Decimal(0)
+    """The cost of the call's nested runs so far; None if a part of it is unknown."""
 
     def contains(self, run_id: str) -> bool:
         """Return whether a run is nested in this call."""
@@ -105,6 +106,10 @@ class Activity:
     """Names of the tools whose calls were not approved."""
     done: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """For each call that succeeded, the id of its outermost run and its own id, in the order in which the calls ended."""
+    usage: Usage = field(default_factory=Usage)
+    """The usage of the outermost runs that have ended, failed ones included."""
+    cost: Decimal | None = Decimal(0)
+    """Their cost; None if a part of it is unknown."""
     _thought: str = ""
     """The thinking of the outermost run's model that has not been printed yet."""
     _group: str = ""
@@ -233,10 +238,9 @@ class Activity:
         if run_id == self.root:
             self.thinking = None
             thought = self._fold_thought()
-        if event.cost is not None:
-            for row in self.rows.values():
-                if row.contains(run_id):
-                    row.cost = (row.cost or Decimal(0)) + event.cost
+        for row in self.rows.values():
+            if row.contains(run_id):
+                row.cost = plus(row.cost, event.cost)
         if not self.verbose:
             return thought
         name = escape_line(event.model, _MAX_NAME)
@@ -253,6 +257,17 @@ class Activity:
             retry = f"; asking {escape_line(event.next_model, _MAX_NAME)} instead"
         model = escape_line(event.model, _MAX_NAME)
         return [Text(f"✗ {model}: {escape_line(event.error, _MAX_REASON)}{retry}", "yellow")]
+
+    def on_executed(self, event: PromptExecuted) -> list[Text]:
+        run_id = event.run_context.run_id
+        if run_id == event.run_context.request_id:
+            self.usage += event.usage
+            self.cost = plus(self.cost, event.cost)
+        elif event.cost is None:  # a request of the nested run was cut off, so it has no `ModelResponded`
+            for row in self.rows.values():
+                if row.contains(run_id):
+                    row.cost = None
+        return []
 
     def on_advised(self, event: Advised) -> list[Text]:
         if not self.verbose and not event.failed:
@@ -348,6 +363,7 @@ _HANDLERS: dict[type, Any] = {
     ModelRequested: Activity.on_requested,
     ModelResponded: Activity.on_responded,
     ModelFailed: Activity.on_failed,
+    PromptExecuted: Activity.on_executed,
     Advised: Activity.on_advised,
     ToolWithheld: Activity.on_withheld,
     TextDelta: Activity.on_text,
@@ -470,6 +486,11 @@ def format_seconds(spent: float) -> str:
     if spent < 60:
         return f"{spent:.0f} s"
     return f"{int(spent) // 60} m {int(spent) % 60:02} s"
+
+
+def plus(cost: Decimal | None, other: Decimal | None) -> Decimal | None:
+    """Add two costs. The sum is unknown if one of them is."""
+    return None if cost is None or other is None else cost + other
 
 
 def format_money(cost: Decimal | None) -> str:

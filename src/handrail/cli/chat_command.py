@@ -21,7 +21,6 @@ from handrail.cli.streams import configure_logging
 from handrail.dispatch.options import RunFiles
 from handrail.errors import HandrailError, UndoRefused
 from handrail.guard import approvals_of
-from handrail.messages import Usage
 from handrail.rendering import escape, escape_line
 
 if TYPE_CHECKING:
@@ -58,8 +57,6 @@ class Chat:
         self._conversation = conversation
         self._view = conversation.view
         self._quiet = conversation.options.quiet
-        self._usage = Usage()
-        self._cost: Decimal | None = Decimal(0)
         self._done: list[tuple[str, str]] = []
         self._code = DONE
         self._commands: dict[str, Callable[[list[str]], None]] = {
@@ -120,9 +117,6 @@ class Chat:
         view, response = self._view, outcome.response
         if response is not None:
             view.answer(answer_text(response))
-            self._usage += response.usage
-            if self._cost is not None:
-                self._cost = None if response.cost is None else self._cost + response.cost
             if outcome.note:
                 self._warn(outcome.note, "yellow")
             if not self._quiet:
@@ -152,9 +146,10 @@ class Chat:
             command(rest)
 
     def _show_cost(self, rest: list[str]) -> None:
-        usage = self._usage
+        activity = self._view.activity
         nothing = f"No requests yet: {format_money(Decimal(0))}."
-        self._view.note(format_spending(usage, self._cost) if usage.requests else nothing)
+        spent = format_spending(activity.usage, activity.cost)
+        self._view.note(spent if activity.usage.requests or activity.cost is None else nothing)
 
     def _approvals(self, rest: list[str]) -> None:
         memory = approvals_of(self._conversation.session)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -395,7 +396,7 @@ class Runner:
             pause = _BUSY_SECONDS if isinstance(error, _Busy) else _RETRY_SECONDS
             later = journal.clock.now().timestamp() + pause
             if row.status == "queued" and is_mine and not isinstance(error, JournalError | _Busy):
-                outcome = RunOutcome(stop_reason="failed", error=str(error), phase="begin")
+                outcome = RunOutcome(stop_reason="failed", cost=Decimal(0), error=str(error), phase="begin")
                 await journal.runs.leave(run_id, "failed", msgspec.msgpack.encode(outcome))
             elif is_mine:
                 await journal.runs.leave(run_id, row.status, row.outcome, due_at=later)

@@ -14,6 +14,9 @@ _MILLION = 1_000_000
 _THOUSAND = 1_000
 _FREE = Decimal(0)
 
+_TABLE_PRICES = {"input": "input_mtok", "output": "output_mtok", "searches": "web_searches_kcount"}
+"""The prices in the table of `genai-prices`, by the field of `Usage` that they are for."""
+
 Tariff = Callable[[Usage], Decimal | None]
 """A function that returns the cost of a `Usage` in US dollars, or None if the cost is unknown."""
 
@@ -51,7 +54,8 @@ def cost_at(price: Price, usage: Usage) -> Decimal:
 def _from_table(model: str) -> Tariff:
     """Return a model's tariff from the table of `genai-prices`.
 
-    If the table has no such model, or the `prices` extra is not installed, every cost is unknown.
+    If the table has no such model, or the `prices` extra is not installed, every cost is unknown. So is the cost of usage of a
+    kind that the model's entry has no price for: the table itself adds nothing for it.
     """
     provider, _, name = model.partition(":")
     try:
@@ -59,6 +63,8 @@ def _from_table(model: str) -> Tariff:
         table.calc_price(table.Usage(input_tokens=1, output_tokens=1), model_ref=name, provider_id=provider)
     except (ImportError, LookupError):
         return _unknown
+
+    is_free = name.endswith(":free")  # OpenRouter's free models, whose entries have no prices
 
     def cost(usage: Usage) -> Decimal | None:
         # the table refuses more cached tokens than input tokens, but some servers report them
@@ -70,7 +76,13 @@ def _from_table(model: str) -> Tariff:
             cache_write_tokens=min(usage.cache_writes, usage.input - cached) or None,
             web_searches=usage.searches or None,
         )
-        return table.calc_price(used, model_ref=name, provider_id=provider).total_price
+        found = table.calc_price(used, model_ref=name, provider_id=provider)
+        priced = is_free or all(
+            getattr(found.model_price, price) is not None
+            for kind, price in _TABLE_PRICES.items()
+            if getattr(usage, kind)
+        )
+        return found.total_price if priced else None
 
     return cost
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +15,7 @@ from handrail.messages import Usage
 from handrail.place import Place
 from handrail.records import CommitUnit
 from handrail.replay.attachments import load
+from handrail.replay.charges import AnswerCharge
 from handrail.replay.log import RunLog
 from handrail.replay.marks import NOT_KEPT, Tried, had_secret
 from handrail.replay.records import (
@@ -196,14 +196,6 @@ def settled_by(attempt: Attempt, effects: Iterable[RecordedEffect]) -> list[Sett
 # --- costs --------------------------------------------------------------------------------------------
 
 
-class _AnswerCost(msgspec.Struct, frozen=True):
-    """The usage and cost of a recorded model answer, and those of the earlier requests for it, which failed or were not used."""
-
-    usage: Usage | None = None
-    cost: Decimal | None = None
-    failed: tuple[_AnswerCost, ...] = ()
-
-
 def bill_nested(attempt: Attempt, before: int | None = None) -> None:
     """Charge the recorded model answers of runs nested in this call. These runs are not replayed.
 
@@ -211,12 +203,14 @@ def bill_nested(attempt: Attempt, before: int | None = None) -> None:
     """
     frame = attempt.frame
     for body in frame.log.answers_under(attempt.call.place, before):
-        answer = msgspec.msgpack.decode(body, type=_AnswerCost)
-        for spent in (*(each for each in answer.failed if each.usage is not None), answer):
-            frame.costs.models.add(spent.usage or Usage(), spent.cost)
+        answer = msgspec.msgpack.decode(body, type=AnswerCharge)
+        frame.costs.models.add(answer.usage or Usage(requests=1), answer.cost)
+        for each in answer.failed:
+            if each.usage is not None:
+                frame.costs.models.add(each.usage, each.cost)
+        for each in (*answer.failed, answer):
             if frame.budget is not None:
-                told = {} if spent.usage is None else {"tokens": spent.usage.tokens, "money": spent.cost}
-                frame.budget.reserve().settle(requests=1, **told)
+                frame.budget.reserve().settle(**each.spent())
 
 
 async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from handrail.adapter.answer import FailedRequest, RecordedAnswer
+from handrail.adapter.answer import FailedRequest, RecordedAnswer, total
 from handrail.adapter.run_record import RunBegin, RunOutcome, decode_begin, decode_outcome
 from handrail.content import Attachment
 from handrail.events import ToolInvoked
@@ -196,7 +196,7 @@ class _Builder:
         for call in self.calls.values():
             if call.place.outer is None:
                 _reach_back(call)
-        usage, cost = _sum([turn for turns in self.turns.values() for turn in turns])
+        usage, cost = total([turn for turns in self.turns.values() for turn in turns])
         if self.row.outcome:
             usage, cost = outcome.usage, outcome.cost
         return RunTree(
@@ -403,20 +403,6 @@ def _reach_back(node: CallNode) -> float | None:
 def _order(place: Place) -> tuple[int, str]:
     call = place.outermost_call
     return 0 if call is None else call.number, str(place)
-
-
-def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:
-    usage, cost = Usage(), Decimal(0)
-    known = True
-    for turn in turns:
-        usage += turn.usage or Usage(requests=1)
-        known = known and turn.cost is not None
-        cost += turn.cost or 0
-        for each in turn.failed:
-            usage += each.usage or Usage()
-            known = known and (each.usage is None or each.cost is not None)
-            cost += each.cost or 0
-    return usage, cost if known else None
 
 
 class _Attached(msgspec.Struct):

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from handrail.adapter.answer import total
 from handrail.adapter.run_record import decode_begin, decode_outcome
 from handrail.errors import JournalAltered
 from handrail.journals import Journal
@@ -47,6 +48,12 @@ _TRIES = 5
 
 def usage_json(usage: Usage) -> dict[str, int]:
     return {"input": usage.input, "output": usage.output, "requests": usage.requests}
+
+
+def total_cost(costs: Iterable[Decimal | None]) -> Decimal | None:
+    """Return the sum of the costs of runs, or None if one of them is unknown."""
+    known = list(costs)
+    return None if None in known else sum((cost or Decimal(0) for cost in known), Decimal(0))
 
 
 def format_cost(cost: Decimal | None) -> str | None:
@@ -90,7 +97,7 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
     found = await _read_state(journal, seen)
     calls: dict[str, Any] = {}
     usage = sum((run.usage for run in found.runs), Usage())
-    known = [run.cost for run in found.runs if run.cost is not None]
+    cost = total_cost(run.cost for run in found.runs)
     for run in found.runs:
         calls |= run.calls
     for id, facts in calls.items():
@@ -115,7 +122,7 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
         "closed": [each for run in found.runs for each in run.closed],
         "runs": [run.line for run in found.runs],
         "usage": usage_json(usage),
-        "cost": format_cost(sum(known, Decimal(0)) if known else None),
+        "cost": format_cost(cost),
         "last_event_id": seen.feed.id_of(found.last),
     }
 
@@ -382,12 +389,8 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
         facts["reason"] = call.message
     turns = [turn for nested in _runs_inside(call) for turn in nested.turns]
     if turns:
-        usage, cost = Usage(), Decimal(0)
-        for turn in turns:
-            usage += turn.usage or Usage(requests=1)
-            cost += turn.cost or 0
-        known = all(turn.cost is not None for turn in turns)
-        facts |= {"usage": usage_json(usage), "cost": format_cost(cost) if known else None}
+        usage, cost = total(turns)
+        facts |= {"usage": usage_json(usage), "cost": format_cost(cost)}
     return facts
 
 

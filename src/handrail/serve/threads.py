@@ -342,19 +342,19 @@ class ThreadList:
         }
 
     async def cost_of(self, session_id: str) -> tuple[Usage, Decimal | None]:
-        """Return the usage and cost of a session so far.
+        """Return the usage and cost of a session so far. The cost is None if that of one of its runs is unknown.
 
-        The cost is the sum of the known costs of its runs, or None if none is known. Runs whose records were altered
-        are left out.
+        The usage of runs whose records were altered is left out.
         """
-        usage, known = Usage(), list[Decimal]()
+        usage, costs = Usage(), list[Decimal | None]()
         for row in await self._journal.runs.list(session_id=session_id):
             key = (row.record.id, row.changed_at)
             found = self._costs.get(key)
             if found is None:
                 try:
                     tree = await show(self._journal, row.record.id)
-                except JournalAltered:  # the run is left out, so that its thread can still be listed
+                except JournalAltered:  # its thread can still be listed
+                    costs.append(None)
                     continue
                 found = (tree.usage, tree.cost)
                 if row.status in OVER:
@@ -362,9 +362,8 @@ class ThreadList:
                     if len(self._costs) > self._most_cached:
                         self._costs.popitem(last=False)
             usage += found[0]
-            if found[1] is not None:
-                known.append(found[1])
-        return usage, sum(known, Decimal(0)) if known else None
+            costs.append(found[1])
+        return usage, snapshots.total_cost(costs)
 
 
 def _contains(first: RunRecord, words: list[str]) -> bool:

@@ -255,3 +255,11 @@ test("an unfinished run that could not be resumed is shown as failed, with the r
   assert.equal(view.runs[0].status, "failed");
   assert.match(store.fromSnapshot(snapshot).notes["end-r1"].text, /The server's log says why/);
 });
+
+test("the cost of a thread is unknown if that of one of its runs is", () => {
+  const view = { ...store.blank("t"), runs: [{ id: "a", cost: "0.5" }, { id: "b", cost: "0.25" }] };
+  assert.equal(store.spent(view).cost, 0.75);
+  assert.equal(store.spent(store.withRun(view, "c")).cost, 0.75);
+  const played_on = played([{ type: "CUSTOM", name: "handrail.usage", value: { usage: {}, cost: null, run_id: "c" } }], store.withRun(view, "c"));
+  assert.equal(store.spent(played_on).cost, null);
+});

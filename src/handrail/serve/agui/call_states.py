@@ -49,7 +49,7 @@ class OpenCall:
     facts: dict[str, Any]
     progress: dict[str, Any] | None = None
     usage: Usage | None = None
-    cost: Decimal | None = None
+    cost: Decimal | None = Decimal(0)
 
 
 class CallStates:
@@ -168,14 +168,19 @@ class CallStates:
         place = Place.from_id(event.run_context.run_id, self._root)
         for call in self._live.values():
             if call.place is not None and place.attempt_at(call.place):
-                first = call.usage is None
                 call.usage = (call.usage or Usage()) + event.usage
-                known = event.cost is not None and (first or call.cost is not None)
-                call.cost = (
-                    (call.cost or Decimal(0)) + event.cost if known and event.cost is not None else None
-                )
+                call.cost = None if call.cost is None or event.cost is None else call.cost + event.cost
                 call.facts["usage"] = usage_json(call.usage)
                 call.facts["cost"] = None if call.cost is None else str(call.cost)
+
+    def lose_cost(self, run_id: str) -> None:
+        """Note that the cost of a nested run is unknown, and so is the cost of every call in progress that contains it."""
+        place = Place.from_id(run_id, self._root)
+        for call in self._live.values():
+            if call.place is not None and place.attempt_at(call.place):
+                call.cost = None
+                if call.usage is not None:
+                    call.facts["cost"] = None
 
     # Progress.
 

@@ -420,7 +420,11 @@ class Translator:
 
     def _executed(self, event: PromptExecuted, run: OpenRun) -> list[Event]:
         if run.tag is None:
-            return []  # `finish`, `fail` and `cancel` report the end of the outermost run
+            # `finish`, `fail` and `cancel` report the end of the outermost run. Requests that were cut off are in its cost only.
+            is_known, self._usage, self._cost = self._cost == event.cost, event.usage, event.cost
+            return [] if is_known else [self._spending()]
+        if event.cost is None:
+            self._calls.lose_cost(run.id)
         events = self._writer.drop(run) if run.is_writing else []
         return [*events, *self._nested.end(run, event.stop_reason)]
 

@@ -232,15 +232,15 @@ export function isAsked(view, callId, seen = new Set()) {
   );
 }
 
-/** The tokens and cost of the thread, summed over its runs. The cost is null if no run has one. */
+/** The tokens and cost of the thread, summed over its runs. The cost is null if that of one of them is unknown. */
 export function spent(view) {
   let input = 0;
   let output = 0;
-  let cost = null;
+  let cost = 0;
   for (const run of view.runs) {
     input += run.usage?.input ?? 0;
     output += run.usage?.output ?? 0;
-    if (run.cost !== null && run.cost !== undefined) cost = (cost ?? 0) + Number(run.cost);
+    cost = cost === null || run.cost === null ? null : cost + Number(run.cost ?? 0); // undefined until the run's first answer
   }
   return { input, output, cost };
 }
