@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import MemoryJournal
-from handrail.errors import DefinitionError
+from handrail.errors import DefinitionError, JournalAltered, JournalError
 from handrail.mcp.http import LIMITS
 from handrail.schema.problems import location_of
 from handrail.serve import asgi
@@ -37,7 +38,7 @@ from handrail.serve.server import Connection, Connections, address_of, is_reacha
 from handrail.testing import run_virtual
 from support import PATIENCE, warm_python
 from support.served_threads import over, texts
-from support.serving import BEARER, TOKEN, Client, said_by, serving, source
+from support.serving import BEARER, TOKEN, Client, said_by, serving, signed_in, source
 from support.warm_python import Program
 
 pytestmark = pytest.mark.once  # sockets, processes and limits do not depend on the Python version
@@ -248,6 +249,96 @@ async def test_an_internal_error_is_reported_without_details(
         assert incident in caplog.text
         assert "the inside" in caplog.text
         await client.serves()
+
+
+@pytest.mark.parametrize("where", ["admission", "route", "login"])
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (
+            JournalError("postgresql://tests@db.internal/x", "it is gone", "Start it.", is_lost=True),
+            503,
+            "JournalLost",
+        ),
+        (
+            JournalError("postgresql://tests@db.internal/x", "permission denied", "Grant it."),
+            500,
+            "ServerError",
+        ),
+        (
+            JournalAltered("postgresql://tests@db.internal/x", "users", "", 3, "", "it is missing"),
+            500,
+            "JournalAltered",
+        ),
+    ],
+    ids=["lost", "refused", "altered"],
+)
+async def test_an_error_of_the_journal_is_logged_and_does_not_tell_where_the_journal_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+    where: str,
+    error: JournalError,
+    status: int,
+    kind: str,
+):
+    """Not even to somebody who has not signed in. A client is to come back if the journal's database does not answer."""
+    people = People(tmp_path / "people.db")
+    people.add("ann", ["user"], "correct horse battery")
+    people.close()
+    async with serving(tmp_path) as client:
+        ann = {"Authorization": "Bearer ann:correct horse battery"}
+        assert (await client.ask("GET", "/threads", headers=ann)).status == 200
+
+        def broken(*given: Any, **named: Any) -> Any:
+            raise error
+
+        served = client.app
+        owner, name = (
+            (served.threads.journal.runs, "sessions")
+            if where == "route"
+            else (served.principals.people, "verify")
+        )
+        monkeypatch.setattr(owner, name, broken)
+        if where == "login":
+            said = await client.ask("POST", "/login", {"name": "ann", "password": "correct horse battery"})
+        else:
+            said = await client.ask("GET", "/threads", headers=ann)
+        assert (said.status, said.kind) == (status, kind)
+        assert "db.internal" not in said.body.decode()
+        assert "db.internal" in caplog.text
+        assert ("retry-after" in said.headers) == (status == 503)
+        monkeypatch.undo()
+        assert (await client.ask("GET", "/threads", headers=ann)).status == 200
+
+
+@pytest.mark.parametrize("act", ["sign_in", "revoke", "audit"])
+async def test_a_journal_that_does_not_answer_keeps_only_those_waiting_who_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+):
+    """Signing in and out and reading the audit log wait for the database. The server answers others meanwhile."""
+    people = People(tmp_path / "people.db")
+    people.add("ann", ["admin"], "correct horse battery")
+    people.close()
+    async with serving(tmp_path) as client:
+        ann = await signed_in(client, name="ann", password="correct horse battery")
+        answered, people = threading.Event(), client.app.principals.people
+        usual = getattr(people, act)
+
+        def slow(*given: Any, **named: Any) -> Any:
+            assert answered.wait(20), "nobody was answered meanwhile"
+            return usual(*given, **named)
+
+        monkeypatch.setattr(people, act, slow)
+        requests = {
+            "sign_in": ("POST", "/login", {"name": "ann", "password": "correct horse battery"}),
+            "revoke": ("POST", "/logout", {}),
+            "audit": ("GET", "/audit", None),
+        }
+        waiting = asyncio.create_task(client.ask(*requests[act], headers=ann))
+        await client.serves(ann)
+        answered.set()
+        assert (await waiting).status == 200
 
 
 async def test_static_files_have_types_and_tags(tmp_path: Path):

@@ -20,14 +20,20 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import DefinitionError
+from handrail.errors import DefinitionError, JournalError
 from handrail.ids import NewId, random_id
 from handrail.serve.access_log import AccessLog
 from handrail.serve.bodies import Bodies, replay
 from handrail.serve.limits import Limits, Quota, Rate, network_of
 from handrail.serve.metrics import BYTES_SENT, REQUESTS, Metrics, refuse
 from handrail.serve.principals import Principals, address_of
-from handrail.serve.refusals import INCIDENT, RequestRefused, error_response, server_error
+from handrail.serve.refusals import (
+    INCIDENT,
+    RequestRefused,
+    error_response,
+    journal_refusal,
+    server_error,
+)
 
 log = logging.getLogger("handrail.serve")
 
@@ -166,7 +172,8 @@ class GuardMiddleware:
             if PERSON in scope:
                 answer.reader = partial(self._principals.watch, scope[PERSON])
             await self._app(scope, receive, answer.send)
-        except RequestRefused as refused:
+        except (RequestRefused, JournalError) as error:
+            refused = journal_refusal(error, scope[INCIDENT]) if isinstance(error, JournalError) else error
             refuse(self._metrics, refused.kind)
             counted.close()  # whoever is refused takes nobody's place while the rest of the body is read
             await self._refuse(refused, scope, receive, answer)

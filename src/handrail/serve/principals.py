@@ -202,8 +202,12 @@ class Principals:
             raise RequestRefused(
                 409, "SignedIn", f"this browser is already signed in, as {live.name}. Sign out first."
             )
-        made = self.people.sign_in(
-            person.name, host=_host(request), issuer=self._issuer, address=address_of(request)
+        made = await asyncio.to_thread(
+            self.people.sign_in,
+            person.name,
+            host=_host(request),
+            issuer=self._issuer,
+            address=address_of(request),
         )
         self.people.note(person.name, "signed in", address_of(request), session=made.id)
         if body.link and self.has_links:
@@ -219,10 +223,10 @@ class Principals:
                 "another site's page can't sign in here. Sign in on the server's own page.",
             )
 
-    def sign_out(self, request: Request, person: Person) -> None:
+    async def sign_out(self, request: Request, person: Person) -> None:
         """End the session that a request belongs to, if any."""
         if person.session:
-            self.people.revoke(id=person.session)
+            await asyncio.to_thread(self.people.revoke, id=person.session)
             self.people.note(person.name, "signed out", address_of(request), session=person.session)
 
     def watch(self, person: Person) -> Callable[[], bool]:

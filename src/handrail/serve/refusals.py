@@ -17,6 +17,7 @@ A refusal is always JSON. It says what happened and often what to do, and reveal
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import shlex
@@ -27,8 +28,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from handrail.errors import AnswerRefused, HandrailError, RunBusy, RunUnknown, SessionError, UndoRefused
+from handrail.errors import (
+    AnswerRefused,
+    HandrailError,
+    JournalAltered,
+    JournalError,
+    RunBusy,
+    RunUnknown,
+    SessionError,
+    UndoRefused,
+)
 from handrail.schema import Problem
+
+log = logging.getLogger("handrail.serve")
 
 INCIDENT = "handrail.incident"
 """The key in a request's scope for its incident id. If the request fails, the error is logged under this id."""
@@ -163,13 +175,22 @@ def exception_handlers(
         refused(error.kind if isinstance(error, RequestRefused) else type(error).__name__)
         return error_response(error)
 
+    async def handle_journal(request: Request, error: Exception) -> Response:
+        assert isinstance(error, JournalError)
+        return await handle_ours(request, journal_refusal(error, request.scope[INCIDENT]))
+
     async def handle_framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         kind, message = _FRAMEWORK.get(error.status_code, ("Refused", "the request can't be served"))
         body = error_body(kind, message.format(served=served))
         return JSONResponse(body, error.status_code, error.headers)
 
-    return {HTTPException: handle_framework, HandrailError: handle_ours, Exception: _handle_defect}
+    return {
+        HTTPException: handle_framework,
+        JournalError: handle_journal,
+        HandrailError: handle_ours,
+        Exception: _handle_defect,
+    }
 
 
 def error_body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
@@ -197,6 +218,25 @@ def server_error(incident: str) -> RequestRefused:
         "ServerError",
         f"an internal server error occurred. The server's log has the details under {incident}",
     )
+
+
+def journal_refusal(error: JournalError, incident: str) -> RequestRefused:
+    """Log an error of the journal, and return the refusal, which does not say where the journal is."""
+    log.error("the journal failed a request (%s): %s", incident, error)
+    if error.is_lost:
+        return RequestRefused(
+            503,
+            "JournalLost",
+            "the server's journal does not answer. Try again soon. If you sent something, look first whether it has arrived.",
+            retry_after=5.0,
+        )
+    if isinstance(error, JournalAltered):
+        return RequestRefused(
+            500,
+            "JournalAltered",
+            f"{error.place_and_problem}. Ask the server's operator to run `handrail runs verify`.",
+        )
+    return server_error(incident)
 
 
 def fields_of(problems: Sequence[Problem]) -> list[tuple[str, str]]:

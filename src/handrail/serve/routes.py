@@ -219,7 +219,7 @@ class Routes:
 
     async def sign_out(self, request: Request) -> Response:
         await requests.read(request, requests.EmptyBody)
-        self._principals.sign_out(request, request.scope[PERSON])
+        await self._principals.sign_out(request, request.scope[PERSON])
         response = JSONResponse({})
         response.delete_cookie(cookie_name(request), httponly=True, samesite="strict")
         return response
@@ -463,10 +463,9 @@ class Routes:
         after = request.query_params.get("after", "0")
         if not after.isdecimal() or len(after) > 15:
             raise RequestRefused(422, "BadNumber", "`after` must be the number of an entry")
-        lines = (
-            json.dumps({**entry, "at": format_time(entry["at"])})
-            for entry in self._principals.people.audit(after=int(after), limit=_MOST_AUDITED)
-        )
+        people = self._principals.people
+        found = await asyncio.to_thread(people.audit, after=int(after), limit=_MOST_AUDITED)
+        lines = (json.dumps({**entry, "at": format_time(entry["at"])}) for entry in found)
         return PlainTextResponse("".join(f"{line}\n" for line in lines), media_type="application/jsonl")
 
     # History.
