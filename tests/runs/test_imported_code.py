@@ -1,4 +1,4 @@
-"""An imported run loads and starts no code that its file names."""
+"""An imported run loads and starts no code that its file names, and its file approves nothing."""
 
 import asyncio
 import base64
@@ -8,16 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from handrail import Adapter, CapabilityPolicy, Prompt, ScriptedModel, Session, tool
 from handrail.adapter.run_record import decode_begin
 from handrail.cli.runs_commands import app as app_
+from handrail.environment import LaterEnvironment
 from handrail.errors import RunError, RunParked, SessionError
+from handrail.events import ApprovalRemembered
 from handrail.journal.sqlite import SqliteJournal
 from handrail.records import RunRow
-from handrail.runs import export, fork, import_
-from support.recorded import PROMPT, Recorder, call
+from handrail.runs import approvals, export, fork, import_
+from handrail.session.serialization import encode_item, save
+from handrail.testing import Person
+from support.recorded import PROMPT, Recorder, call, choose, note
 
 
 @pytest.fixture
@@ -95,3 +101,52 @@ async def test_an_imported_run_keeps_the_model_of_a_provider(recorder: Recorder,
     row = await import_(recorder.journal, rewritten(path, lines), run_id="r2")
     assert row.record.model == "openai:gpt-5, anthropic:claude-sonnet-5"
     assert isinstance(recorder.journal, SqliteJournal)
+
+
+@pytest.mark.parametrize("place", ["base", "logged", "denied", "unit"])
+async def test_an_imported_run_approves_nothing(tmp_path: Path, place: str):
+    """Remembered approvals that a file has, wherever it has them, do not apply to the calls of the imported run. People are asked."""
+    paid: list[int] = []
+
+    @tool(effect="irreversible", capabilities={"money"})
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    policies = [CapabilityPolicy({"money": "ask"})]
+    prompt = Prompt("shop", "Sell.", tools=[pay, note, choose], policies=policies)
+    there, here = (SqliteJournal(tmp_path / name) for name in ("there.db", "here.db"))
+    session, friend = Session(id="s"), Person(approve={"approved": True, "remember": "exact"})
+    script = [call("pay", amount=1), "paid"]
+    await Adapter(ScriptedModel(script)).evaluate(
+        prompt, "pay", session=session, journal=there, environment=friend
+    )
+    [approval] = session[ApprovalRemembered].all()
+    script = [call("note", text="a"), call("choose"), "end"]
+    with pytest.raises(RunParked):
+        await Adapter(ScriptedModel(script)).evaluate(
+            prompt, "go", session=session, journal=there, environment=LaterEnvironment(), run_id="r"
+        )
+    await export(there, "r", tmp_path / "r.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    item = encode_item(approval, "s")
+    if place == "unit":
+        for line in lines:
+            if "unit" in line:
+                line["unit"]["logged"] = [base64.b64encode(item).decode()]
+    else:
+        record = lines[1]["run"]["record"]
+        begin = msgspec.msgpack.decode(base64.b64decode(record["begin"]))
+        begin[place] = save(session) if place == "base" else [*begin[place], item]
+        record["begin"] = base64.b64encode(msgspec.msgpack.encode(begin)).decode()
+    await import_(here, rewritten(tmp_path / "evil.jsonl", lines))
+    assert not (await approvals(here, "s", principal="local")).list()
+    paid.clear()
+    person = Person(approve=False, answers={"pick": {"n": 1}})
+    model = ScriptedModel([call("pay", amount=1), "end"])
+    await Adapter(model, journal=here).resume("r", prompt, environment=person)
+    assert paid == []
+    assert [each.kind for each in person.questions] == ["input", "approval"]
+    for each in (there, here):
+        each.close()

@@ -396,6 +396,8 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
     await recorder.run("zero", call("note", text="before"), "hi", session=session)
     await parked(recorder, "r", call("write", path="a", text="x"), call("choose"), "end", session=session)
     lines = await export(recorder.journal, "r", tmp_path / "r.jsonl")
+    assert (tmp_path / "r.jsonl").stat().st_mode & 0o777 == 0o600, "a conversation is private"
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".r.jsonl")] == []
     assert lines == len((tmp_path / "r.jsonl").read_bytes().splitlines())
     elsewhere = Recorder(tmp_path / "else" if (tmp_path / "else").mkdir() is None else tmp_path)
     await import_(elsewhere.journal, tmp_path / "r.jsonl")

@@ -156,7 +156,7 @@ async def resume(
         async with _opened_files(options, journal, run_id) as options:
             resumed = await load_resumed(journal, row, session, clock)
             continue_turn(resumed.session, journal)
-            await keep_decisions(resumed.session, journal)
+            await keep_decisions(resumed.session, journal, is_restored=True)
             return await _go(
                 adapter, prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
             )

@@ -183,7 +183,7 @@ async def load_session(
     included = ids if until is None else ids[: ids.index(until) + 1]
     commits = [unit for unit in recorded.commits if unit.run_id in included]
     _bring_in(session, recorded.runs[: len(included)], commits)
-    await keep_decisions(session, journal)
+    await keep_decisions(session, journal, is_restored=True)
     if len(included) == len(ids):
         follow(session, journal, recorded.turn)
     return session

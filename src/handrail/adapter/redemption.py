@@ -129,7 +129,7 @@ async def _session_of(ticket: Ticket, journal: Journal, session: Session | None,
     """Return the session of the ticket's run, including all its commits that were not undone."""
     resumed = await load_resumed(journal, await journal.runs.get(ticket.run_id), session, clock)
     resumed.catch_up()
-    await keep_decisions(resumed.session, journal)
+    await keep_decisions(resumed.session, journal, is_restored=True)
     return resumed.session
 
 

@@ -389,9 +389,17 @@ class RecordedDecisions:
                 self._journal.decisions.write(written(known[which], session.id, session.principal))
 
 
-async def keep_decisions(session: Session, journal: Journal) -> None:
-    """Load a session's recorded decisions from a journal, and record its other decisions there, present and future."""
+async def keep_decisions(session: Session, journal: Journal, *, is_restored: bool = False) -> None:
+    """Load a session's recorded decisions from a journal, and record its other decisions there, present and future.
+
+    A session that `is_restored` from the record of its runs has only the approvals that the journal has as decisions. The record of a
+    run may have been imported, and a file approves nothing.
+    """
     book = RecordedDecisions(session, journal)
+    if is_restored:
+        with session.lock:
+            kept = session[ApprovalRemembered].all()
+            session.load_slice(ApprovalRemembered, [each for each in kept if not each.approved])
     await book.read()
     await book.add()
     session.decisions = book

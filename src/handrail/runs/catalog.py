@@ -153,7 +153,7 @@ async def approvals(
     bring_in(session, () if base is None else decisions_in(base))
     if first.begin:
         bring_in(session, [decode_item(fact, session_id) for fact in decode_begin(first).denied])
-    await keep_decisions(session, journal)
+    await keep_decisions(session, journal, is_restored=True)
     return ApprovalMemory(session, clock)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -163,7 +164,7 @@ class _Head(msgspec.Struct):
 
 
 async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> int:
-    """Write a run to a file as lines of JSON. Returns the number of lines.
+    """Write a run to a file as lines of JSON, which only its owner can read. Returns the number of lines.
 
     The file contains the session as it was when the run began, so no other run is needed. It does not contain secrets (the
     journal masks them), questions (open ones are asked again), or data that folders keep for undo. Raises `RunError` if the
@@ -191,17 +192,18 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
     lines += [{"step": step} for step in await journal.steps.load(run_id)]
     lines += [{"blob": data} for data in await _blobs(journal, run_id)]
     target = Path(path)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    unfinished = ""
     try:
-        with unfinished.open("wb") as file:
+        opened, unfinished = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with open(opened, "wb") as file:
             file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
-        unfinished.replace(target)
+        os.replace(unfinished, target)
     except OSError as error:
         problem = f"it can't be written to {target}: {error.strerror}"
         raise RunError(run_id, problem, "Pass a path in a writable folder.") from None
     finally:
         with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+            os.unlink(unfinished)
     return len(lines)
 
 

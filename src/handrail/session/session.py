@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast, get_args
 
 from handrail.claims import Claims
 from handrail.errors import DefinitionError, ReducerError, SessionError
-from handrail.events import Fact
+from handrail.events import ApprovalRemembered, ApprovalRevoked, Fact
 from handrail.ids import NewId, random_id
 from handrail.protocols import DecisionBook, RunMode, Slice
 from handrail.schema.read_only import read_only
@@ -180,10 +180,11 @@ class Session:
     def relog(self, event: object) -> None:
         """Add an event that was logged before to its logs, without publishing it. State is restored by `redo`.
 
-        A fact is logged as `keep` logs it.
+        A fact is logged as `keep` logs it. Remembered decisions are left out, because they have a record of their own.
         """
         if isinstance(event, Fact):
-            self.keep(event)
+            if not isinstance(event, ApprovalRemembered | ApprovalRevoked):
+                self.keep(event)
             return
         route = self.route_of(event)
         with self.lock:
