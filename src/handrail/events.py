@@ -1,7 +1,7 @@
 """The facts that Handrail publishes. A call has one `ToolStarted` and one `ToolInvoked`, over all legs of its run.
 
 Facts go to the subscribers of the event bus. All except `ToolStarted`, `ToolResumed`, `Progress`, `Emitted`, `PromptRendered`,
-`ModelRequested` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
+`ModelRequested`, `PartialOutput` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
 own events with `context.emit`, which wraps them in `Emitted`.
 """
 
@@ -314,6 +314,21 @@ class CallDelta(Fact, frozen=True, gc=False):
     call_id: str
     name: str
     arguments: str
+    run_context: RunContext
+
+
+class PartialOutput(Fact, frozen=True):
+    """More of the typed answer of a streamed run has arrived. Published only if `output=` is an object or a list, without secrets.
+
+    Every answer begins with an empty `value`: so does one that is corrected, or that is requested again after a failure.
+    """
+
+    value: Any
+    """What is complete: a list of the complete items, a dict of the complete fields, or the whole answer.
+
+    Each part has been validated and has its type. A list or an object in a field is there while it is incomplete, in the same
+    form. The value is not changed later.
+    """
     run_context: RunContext
 
 

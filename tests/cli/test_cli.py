@@ -483,6 +483,36 @@ def test_json_is_one_object(folder: Path):
     }
 
 
+_TYPED = """
+from handrail import Agent, ScriptedModel, ToolCall
+from handrail.messages import Traits
+from handrail.models.scripted import Reply
+
+CALL = Reply("Here it is.", [ToolCall("final_answer", {"value": VALUE})])
+native = Agent(ScriptedModel(['{"value": WRITTEN}']), "x", output=TYPE)
+by_call = Agent(ScriptedModel([CALL], traits=Traits()), "x", output=TYPE)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "printed"),
+    [
+        ("int", 5, "5\n"),
+        ("list[int]", [1, 2], "[\n  1,\n  2\n]\n"),
+        ("int | str", "none", "none\n"),
+        ("dict[str, int]", {"a": 1}, '{\n  "a": 1\n}\n'),
+    ],
+)
+def test_a_typed_answer_is_printed_as_its_value(
+    folder: Path, here: Here, kind: str, value: object, printed: str
+):
+    """Standard output has the value alone, whether the model sent it in an object or by a call with text before it."""
+    text = _TYPED.replace("TYPE", kind).replace("VALUE", repr(value)).replace("WRITTEN", json.dumps(value))
+    (folder.parent / "typed.py").write_text(text)
+    for name in ("native", "by_call"):
+        assert here("run", f"typed.py:{name}", "x", "--no-journal")[:2] == (0, printed)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "kind"),
     [

@@ -104,6 +104,19 @@ def team(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_typed_answer_is_shown_once(tmp_path: Path, seen: Window):
+    """A typed answer that was streamed as the model wrote it is not printed again as its value."""
+    app = """from handrail import Agent, ScriptedModel
+agent = Agent(ScriptedModel(['{"value": [11, 22]}']), "x", output=list[int])
+"""
+    (tmp_path / "app.py").write_text(app)
+    start(seen, tmp_path, "run", "app.py", "go", "--no-journal")
+    seen.wait_for("1 request")
+    assert seen.end() == 0
+    assert '{"value": [11, 22]}' in seen.text()
+    assert seen.text().count("22") == 1
+
+
 def test_a_run_shows_what_is_in_progress(team: Path, seen: Window):
     """A run shows a spinner with a time and a bar, and does not echo what is typed.
 

@@ -6,27 +6,17 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from handrail.adapter.answer import Answer, FailedRequest, RecordedAnswer
-from handrail.adapter.mask import StreamMask
+from handrail.adapter.deltas import Deltas
 from handrail.cancellation import finish
 from handrail.errors import ModelError
-from handrail.events import (
-    AttachmentDelta,
-    CallDelta,
-    ModelRequested,
-    ModelResponded,
-    TextDelta,
-    ThoughtDelta,
-)
+from handrail.events import ModelRequested, ModelResponded
 from handrail.limits import BudgetTracker, Reservation
 from handrail.messages import (
     AssistantMessage,
     AttachmentPart,
-    CallPart,
     Message,
     ModelPart,
     ModelRequest,
-    StopPart,
-    TextPart,
     ThinkingPart,
     ToolMessage,
     Usage,
@@ -75,11 +65,11 @@ async def ask_once(
             parts = model.stream(request)
             try:
                 if request.stream:
-                    writing = None if masking is None else StreamMask(masking)
+                    deltas = Deltas(run)
                     async for part in parts:
                         answer.take(part)
                         await _keep_bytes(run, part)
-                        _publish_delta(run, part, writing)
+                        deltas.publish(part)
                 else:
                     async for part in parts:
                         answer.take(part)
@@ -140,7 +130,7 @@ def _tell_outside(run: Run, answer: Answer, streaming: bool) -> None:
         part = ThinkingPart(before + "\n".join(lines) + "\n")
         answer.take(part)
         if streaming:
-            _publish_delta(run, part, None)
+            Deltas(run).publish(part)
 
 
 def charge(
@@ -207,28 +197,3 @@ def _size(message: Message) -> int:
             for result in message.results
         )
     return len(message.text.encode()) + _PER_MESSAGE + sum(each.token_bound for each in message.attachments)
-
-
-def _publish_delta(run: Run, part: ModelPart, writing: StreamMask | None) -> None:
-    frame = run.frame
-    if isinstance(part, TextPart):
-        run.has_shown = True
-        if run.on_text is not None:
-            run.on_text(part.text)
-        frame.publish(TextDelta(part.text, frame.run_context))
-    elif isinstance(part, CallPart):
-        if writing is not None:
-            part = writing.take(part)
-            if not (part.id or part.name or part.arguments):
-                return
-        run.has_shown = True
-        frame.publish(CallDelta(part.index, part.id, part.name, part.arguments, frame.run_context))
-    elif isinstance(part, AttachmentPart):
-        run.has_shown = True
-        frame.publish(AttachmentDelta(part.attachment, frame.run_context))
-    elif isinstance(part, ThinkingPart):
-        run.has_shown = True
-        frame.publish(ThoughtDelta(part.text, frame.run_context))
-    elif isinstance(part, StopPart) and writing is not None:
-        for rest in writing.rest():
-            frame.publish(CallDelta(rest.index, "", "", rest.arguments, frame.run_context))

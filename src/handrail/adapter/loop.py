@@ -138,8 +138,7 @@ async def run_until_done(run: Run) -> Outcome:
     run_id = frame.run_context.run_id
     advisers = Advisers(run) if run.feedback or run.completion else None
     repairs = turns = 0
-    begun: list[str] = []
-    """The texts of answers that the provider paused and that the next answer continues."""
+    begun = run.begun
     try:
         while True:
             if run.rendered.live:
@@ -167,9 +166,10 @@ async def run_until_done(run: Run) -> Outcome:
                     continue
                 outcome = Outcome(answer.text, run.output.value_of(taken.value), "done")  # pyright: ignore[reportOptionalMemberAccess]  # it answers by a call, so there is one
             else:
+                text = "".join([*begun, answer.text])
+                begun.clear()
                 try:
-                    outcome = _outcome(run, answer, "".join([*begun, answer.text]))
-                    begun.clear()
+                    outcome = _outcome(run, answer, text)
                 except ToolValidationError as error:
                     repairs += 1
                     if repairs > REPAIRS:
@@ -277,7 +277,8 @@ def _outcome(run: Run, answer: Answer, text: str) -> Outcome:
         raise ToolValidationError(f"the answer was not given by calling {ANSWER_TOOL}")
     if reason == "length":
         raise ToolValidationError("the answer was cut off because it was too long. Make it shorter")
-    return Outcome(text, output.parse(text), reason)
+    value = output.parse(text)
+    return Outcome(output.text_of(text), value, reason)
 
 
 def _no_answer(run: Run, problem: str) -> Exception:

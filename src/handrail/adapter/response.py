@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, get_origin
 
 import msgspec
+import pydantic_core
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, create_model
 from pydantic_core import CoreSchema
 from typing_extensions import is_typeddict
@@ -24,6 +25,7 @@ from handrail.tools import Tool, ToolResult
 if TYPE_CHECKING:
     from handrail.adapter.conversation import Conversation
     from handrail.dispatch.frame import Frame
+    from handrail.schema.partial_values import PartialType, PartialValue
 
 OutputT = TypeVar("OutputT")
 
@@ -32,6 +34,7 @@ class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
     """The result of a run: its answer, its usage and cost, and why it ended."""
 
     text: str
+    """What the model wrote as its answer."""
     output: OutputT
     """The typed answer of a prompt with `output=...`; otherwise None."""
     usage: Usage
@@ -115,23 +118,50 @@ REPAIRS = 2
 _FENCED = re.compile(r"\A\s*```[a-zA-Z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
 
+class PlainAnswer:
+    """Base class of answer types whose values are plain JSON, although a class validates them."""
+
+    within: ClassVar[str] = ""
+    """The field that has the value, if an object was put around it; otherwise ""."""
+
+
 class Output:
     """The schema of a run's answer."""
 
-    __slots__ = ("_unwraps", "schema")
+    __slots__ = ("_partial", "_unwraps", "_within", "schema")
 
     def __init__(self, schema: Schema[Any]) -> None:
-        self._unwraps = schema.json_schema.get("type") != "object" or not _can_be_params(schema.annotation)
+        kind: Any = schema.annotation
+        self._unwraps = schema.json_schema.get("type") != "object" or not _can_be_params(kind)
         self.schema: Schema[Any] = _wrapped(schema) if self._unwraps else schema
+        self._within = "value" if self._unwraps else kind.within if _is_plain(kind) else ""
+        """The field that has the value, if the model sends it inside an object."""
+        self._partial: PartialType | None = None
 
     def parse(self, text: str) -> Any:
         """Parse an answer and return its value. Raises a `ToolValidationError` that lists the problems if it is invalid."""
-        fenced = _FENCED.match(text)
-        return self.value_of(self.schema.parse(fenced[1] if fenced else text))
+        return self.value_of(self.schema.parse(_unfenced(text)))
 
     def value_of(self, answer: Any) -> Any:
         """Return the value of a parsed answer, without the object that it was wrapped in, if any."""
         return answer.value if self._unwraps else answer
+
+    def text_of(self, text: str) -> str:
+        """Return the text of a valid answer, without the object that its value is wrapped in, if any."""
+        if not self._within:
+            return text
+        value = pydantic_core.from_json(_unfenced(text))[self._within]
+        return value if isinstance(value, str) else pydantic_core.to_json(value).decode()
+
+    def partial(self) -> PartialValue | None:
+        """Return a reader for an answer that arrives in pieces; None if the answer may contain secrets."""
+        from handrail.schema.partial_values import PartialType, PartialValue
+
+        if self.schema.secret:
+            return None
+        if self._partial is None:
+            self._partial = PartialType(self.schema.core, plain=_is_plain(self.schema.annotation))
+        return PartialValue(self._partial, self._within)
 
     def tool(self) -> Tool[Any, Any]:
         """Create the tool whose call is the answer. That call goes through the gate like any other."""
@@ -157,6 +187,15 @@ def what_to_correct(error: ToolValidationError, by_call: bool = False) -> str:
     """
     how = f"Call {ANSWER_TOOL} with it." if by_call else "Answer again, with nothing but the corrected JSON."
     return f"Your answer is invalid:\n{list_problems(error)}\n{how}"
+
+
+def _unfenced(text: str) -> str:
+    fenced = _FENCED.match(text)
+    return fenced[1] if fenced else text
+
+
+def _is_plain(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, PlainAnswer)
 
 
 def _can_be_params(annotation: Any) -> bool:

@@ -104,6 +104,8 @@ class Run:
         self.counted: tuple[int, int] = (0, 0)
         """The number of messages counted, and the tokens in a request with them: the provider's count, or an upper bound."""
         self.calls = 0
+        self.begun: list[str] = []
+        """The texts of answers that the provider paused and that the next answer continues."""
         self.answers = 0
         """The number of answers so far, including the one being awaited."""
         self.replays = False

@@ -271,7 +271,8 @@ async def carry_out(
         async with leased(journal, frame):
             ended = await _unless_parked(journal, frame, work)
         status = "done"
-        outcome = RunOutcome(text=ended.text, output=to_json(ended.output), stop_reason=ended.stop_reason)
+        output = to_json(ended.output, round_trip=True)
+        outcome = RunOutcome(text=ended.text, output=output, stop_reason=ended.stop_reason)
         return ended
     except RunParked as parked:
         status = "parked"

@@ -529,7 +529,8 @@ def attachments_data(response: PromptResponse[Any]) -> list[dict[str, Any]]:
 
 
 def answer_text(response: PromptResponse[Any]) -> str:
-    """Return a run's answer as text: the model's text, or its output as JSON if there is no text."""
-    if response.text or response.output is None:
-        return response.text
-    return json.dumps(pydantic_core.from_json(to_json(response.output)), indent=2, ensure_ascii=False)
+    """Return a run's answer as text: the model's text, or a typed answer as JSON if it is not text itself."""
+    output = response.output
+    if output is None or isinstance(output, str):
+        return response.text if output is None else output
+    return json.dumps(pydantic_core.from_json(to_json(output)), indent=2, ensure_ascii=False)

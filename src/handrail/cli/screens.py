@@ -189,12 +189,14 @@ class LiveView(View):
         self._flow = TextFlow(self.console.width)
         self._markdown = Markdown()
         self._streamed = ""
+        self._has_answered = False
+        """Whether the text of the newest message of the outermost run's model, which called nothing, has been streamed."""
         self._echo: contextlib.ExitStack | None = None
 
     @contextlib.contextmanager
     def begin(self) -> Generator[None]:
         self._flow, self._markdown = TextFlow(self.console.width), Markdown()
-        self._streamed = ""
+        self._streamed, self._has_answered = "", False
         with super().begin(), contextlib.ExitStack() as stack:
             self._echo = stack
             if self._keyboard is not None:
@@ -217,6 +219,10 @@ class LiveView(View):
             self._print(self.activity.update(event))
             self._print([self._markdown.line(line) for line in self._flow.feed(event.text)])
             return
+        if isinstance(event, MessageAdded) and event.run_id == self.activity.root:
+            message = event.message
+            answers = isinstance(message, AssistantMessage) and not message.calls
+            self._has_answered = answers and bool(message.text) and self._streamed.endswith(message.text)
         if isinstance(event, ToolStarted | ToolResumed | ModelResponded | ModelFailed):
             if event.run_context.run_id == self.activity.root:
                 self._end_text()
@@ -238,7 +244,7 @@ class LiveView(View):
         super().note(text, style)
 
     def answer(self, text: str) -> None:
-        if text and not self._streamed.endswith(text):
+        if text and not self._has_answered:
             markdown = Markdown()
             self._print([markdown.line(line) for line in TextFlow(self.console.width).wrap(text)])
 

@@ -87,6 +87,11 @@ class Schema(Generic[T]):
         self.secret = holds_secrets(self._adapter.core_schema, self.json_schema)
         """Whether values of the type can contain a secret."""
 
+    @property
+    def core(self) -> Any:
+        """Pydantic's core schema of the type."""
+        return self._adapter.core_schema
+
     def parse(self, data: str | bytes) -> T:
         """Parse JSON text into the type. Raises a `ToolValidationError` with the problems if it is invalid."""
         found: list[tuple[str, str]] = []
@@ -217,14 +222,14 @@ def schema_of(annotation: type[T]) -> Schema[T]:
     return Schema(annotation)
 
 
-def to_json(value: object) -> bytes:
-    """Return a Python value as JSON text.
+def to_json(value: object, *, round_trip: bool = False) -> bytes:
+    """Return a Python value as JSON text. With `round_trip`, computed fields, which can't be parsed, are left out.
 
     Supports dataclasses, models, enums, dates and paths. Secrets are masked. Raises `ToolValidationError` if the value
     can't be written as JSON.
     """
     try:
-        return pydantic_core.to_json(value, inf_nan_mode="constants")
+        return pydantic_core.to_json(value, inf_nan_mode="constants", round_trip=round_trip)
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError) as error:
         raise _unwritable(error) from None
 

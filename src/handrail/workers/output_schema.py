@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, create_model, model_validator
 from pydantic_core import SchemaError
 
+from handrail.adapter.response import PlainAnswer
 from handrail.errors import DefinitionError
 from handrail.schema import Schema
 from handrail.schema.kinds import as_count
@@ -47,7 +48,7 @@ _WORDS = frozenset(["type", *_NOTES, *_CHOICES]).union(*_FOR.values())
 _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
 
 
-class _Answer(BaseModel):
+class _Answer(BaseModel, PlainAnswer):
     """Base class of answer types. Validation returns plain data, not an instance."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=False)
@@ -57,11 +58,13 @@ class _Answer(BaseModel):
     def _plain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         made: BaseModel = handler(value)
         plain = made.model_dump(by_alias=True, exclude_unset=True)
-        return plain["value"] if issubclass(cls, _Wrapped) else plain
+        return plain[cls.within] if cls.within else plain
 
 
 class _Wrapped(_Answer):
     """Base class for answers that are not objects with fields. They are sent in a field, because providers require an object."""
+
+    within = "value"
 
 
 def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | None:
