@@ -507,11 +507,16 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path):
         except OSError as error:
             print(error)
     """)
-    mount = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1"'
+    said = run_mounted(tmp_path / "root", 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1"', script)
+    assert said == f"1\n'.': '{tmp_path}/root' is read-only. Make it writable, or use another folder\n"
+
+
+def run_mounted(root: Path, mount: str, script: str) -> str:
+    """Run a script on a folder for which something is mounted, and return its output. Skips the test if that is not possible."""
     unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
 
     def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [*unshare, "sh", "-ec", code, "sh", str(tmp_path / "root"), *arguments]
+        command = [*unshare, "sh", "-ec", code, "sh", str(root), *arguments]
         return subprocess.run(command, capture_output=True, text=True)
 
     mounted = run(mount)
@@ -519,7 +524,44 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path):
         pytest.skip(f"nothing can be mounted here: {mounted.stderr}")
     ran = run(f'{mount} && exec "$2" -c "$3" "$1"', sys.executable, script)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == f"1\n'.': '{tmp_path}/root' is read-only. Make it writable, or use another folder\n"
+    return ran.stdout
+
+
+@pytest.mark.parametrize("inner", ["mount --bind", "mount -t tmpfs"])
+def test_nothing_is_changed_in_a_mount_below_the_root(tmp_path: Path, inner: str):
+    """A call that changes files in a mount below the root is refused, and changes nothing elsewhere. The mount can't be removed either."""
+    fill(tmp_path, {"root/a": "1", "root/inner/x": "2", "other/x": "2"})
+    script = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from handrail import DirectoryFilesystem
+        root = Path(sys.argv[1])
+        inner = root / "inner"
+        (inner / "x").write_text("2")
+        files = DirectoryFilesystem(root)
+        changes = {
+            "write": lambda fork: fork.write("inner/x", "3"),
+            "create": lambda fork: fork.write("inner/y", "3"),
+            "delete": lambda fork: fork.delete("inner/x"),
+            "move": lambda fork: fork.move("inner/x", "x"),
+            "remove": lambda fork: fork.delete("inner", recursive=True),
+        }
+        for name, change in changes.items():
+            fork = files.fork(name)
+            fork.write("a", "changed")
+            change(fork)
+            try:
+                fork.prepare()
+                fork.apply()
+            except OSError as error:
+                print(name, "mount" in str(error) or "busy" in str(error))
+            fork.drop()
+        print((root / "a").read_text(), *[f"{each.name}={each.read_text()}" for each in inner.iterdir()])
+    """)
+    source = tmp_path / "other" if "bind" in inner else "none"
+    said = run_mounted(tmp_path / "root", f'{inner} {source} "$1/inner"', script)
+    expected = [f"{name} True" for name in ("write", "create", "delete", "move", "remove")]
+    assert said.splitlines() == [*expected, "1 x=2"]
 
 
 def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -27,6 +27,7 @@ from handrail.resources.directory.content import (
 )
 from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.directory.layer_stack import copy_out
+from handrail.resources.directory.staging import status_of
 from handrail.resources.facts import Facts, born_in, write_attributes, write_facts
 from handrail.resources.layer import Node, Over
 from handrail.resources.long_paths import reach
@@ -295,8 +296,8 @@ class _Stager:
             raise refusal(folder, error) from None
         try:
             status = os.fstat(fd)
-            if status.st_dev != self._root.st_dev:
-                problem = "it is on a different disk from the root, so it can't be part of the same commit. Choose another path"
+            if status_of(fd).mount != status_of(self._jail.fd).mount:
+                problem = "it is on a different disk or mount from the root, so it can't be part of the same commit. Choose another path"
                 raise FileError(folder, problem)
             if not os.access(f"/proc/self/fd/{fd}", os.W_OK | os.X_OK):
                 problem = "permission denied: the folder is not writable. Choose another, or change its mode"
