@@ -448,8 +448,8 @@ class Workspaces(Protocol):
         """
         ...
 
-    async def undo(self, unit: CommitUnit, entry: Entry, /) -> Sequence[str]:
-        """Reverse a unit's changes to workspaces, and record the entry in the unit's run. Returns the changed paths, sorted.
+    async def undo(self, undone: Sequence[tuple[CommitUnit, Entry]], /) -> None:
+        """Reverse the changes of a run's units to workspaces, in the given order, and record each unit's entry in the run. All or nothing.
 
         Raises `UndoRefused` if a path is no longer as the unit left it or a folder to remove has other files, `WorkspaceBusy`
         while a different run has the workspace, and `RunBusy` if this process does not own the unit's run.

@@ -243,9 +243,9 @@ async def test_an_undo_is_the_opposite_change_and_is_recorded_with_it(journal: A
     await journal.workspaces.release("w", "r")
     await journal.runs.leave("r", "done")
     with pytest.raises(RunBusy):  # so that nobody works on the run's session meanwhile
-        await journal.workspaces.undo(made, undone("c2"))
+        await journal.workspaces.undo([(made, undone("c2"))])
     await journal.runs.take("r", turn="same")
-    assert await journal.workspaces.undo(made, undone("c2")) == ["a", "b"]
+    await journal.workspaces.undo([(made, undone("c2"))])
     assert await journal.workspaces.files("w") == {"a": file(b"one"), "b": None}
     assert [entry.key for entry in await journal.calls.entries("r") if entry.kind == "undone"] == ["c2"]
 
@@ -257,9 +257,23 @@ async def test_an_undo_is_refused_if_its_paths_were_changed_since(journal: AnyJo
     await journal.runs.leave("r", "done")
     await journal.runs.take("r", turn="same")
     with pytest.raises(UndoRefused) as refused:
-        await journal.workspaces.undo(made, undone())
+        await journal.workspaces.undo([(made, undone())])
     assert refused.value.places == ("a",)
     assert await journal.workspaces.files("w") == {"a": file(b"mine"), "b": file(b"two")}
+    assert not await journal.calls.entries("r")
+
+
+async def test_several_are_undone_or_none(journal: AnyJournal):
+    """If one of the commits can't be undone, those before it in the list are not undone either, and nothing is recorded."""
+    first = await commit(journal, {"a": (None, b"one"), "b": (None, b"two")})
+    second = await commit(journal, {"c": (None, b"three")}, "c2")
+    await commit(journal, {"a": (b"one", b"mine")}, "c3")
+    await journal.workspaces.release("w", "r")
+    await journal.runs.leave("r", "done")
+    await journal.runs.take("r", turn="same")
+    with pytest.raises(UndoRefused):
+        await journal.workspaces.undo([(second, undone("c2")), (first, undone())])
+    assert await journal.workspaces.files("w") == {"a": file(b"mine"), "b": file(b"two"), "c": file(b"three")}
     assert not await journal.calls.entries("r")
 
 
@@ -272,7 +286,7 @@ async def test_an_undo_does_not_remove_a_folder_that_others_have_filled(journal:
     await journal.runs.leave("r", "done")
     await journal.runs.take("r", turn="same")
     with pytest.raises(UndoRefused) as refused:
-        await journal.workspaces.undo(made, undone())
+        await journal.workspaces.undo([(made, undone())])
     assert refused.value.places == ("d/a",)
 
 
@@ -284,7 +298,7 @@ async def test_an_undo_waits_until_no_run_has_the_workspace(journal: AnyJournal)
     await journal.workspaces.acquire("w", "r2")
     await journal.runs.take("r", turn="same")
     with pytest.raises(WorkspaceBusy, match="'r2'"):
-        await journal.workspaces.undo(made, undone())
+        await journal.workspaces.undo([(made, undone())])
 
 
 async def test_bytes_are_kept_as_long_as_the_workspace_or_a_run_refers_to_them(journal: AnyJournal):

@@ -135,6 +135,43 @@ async def test_the_places_in_the_way_are_named(recorder: Recorder):
     assert (done.slices, done.paths) == (["slice Noted"], ())
 
 
+async def test_an_inner_call_is_undone_with_the_call_around_it(recorder: Recorder):
+    """The id of an inner call, as `show` prints it, leads to the call that it committed into."""
+
+    @tool(effect="staged")
+    async def outer(context: ToolContext) -> str:
+        """Note something."""
+        return (await context.call("note", text="x")).message
+
+    await recorder.run("r", call("outer"), "end", prompt=Prompt("p", "Do.", tools=[*TOOLS, outer]))
+    (node,) = (await show(recorder.journal, "r")).turns[0].calls
+    with pytest.raises(RunError, match=f"inside the call '{node.id}', and is undone with that call"):
+        await undo(recorder.journal, "r", node.calls[0].id)
+
+
+async def test_a_compensation_is_not_undone(recorder: Recorder):
+    """What a compensation has changed stays: what it undid would otherwise be back, but not the effect."""
+
+    async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
+        context.session.dispatch(Noted("unbooked"))
+
+    @tool(effect="compensable", compensate=unbook)
+    async def book() -> str:
+        """Book."""
+        return "booked"
+
+    @tool
+    async def trip(context: ToolContext) -> str:
+        """Book, and fail."""
+        await context.call("book")
+        raise ValueError("no hotel")
+
+    await recorder.run("r", call("trip"), "end", prompt=Prompt("p", "Do.", tools=[book, trip]))
+    ids = {unit.tool: unit.call_id for unit in await recorder.journal.calls.load("r")}
+    with pytest.raises(UndoRefused, match="made to undo another call"):
+        await undo(recorder.journal, "r", ids["book.undo"])
+
+
 async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorder):
     """A later call that was itself undone does not prevent undoing the call before it."""
     await recorder.run("r", call("write", path="a", text="1"), call("write", path="a", text="2"), "end")

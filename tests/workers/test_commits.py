@@ -321,23 +321,85 @@ async def test_undoing_the_worker_undoes_each_of_its_calls(tmp_path: Path, fails
     assert "The call steps" in told
 
 
-async def test_an_undo_that_stops_half_way_says_what_it_has_undone(tmp_path: Path) -> None:
-    """If somebody has changed the file of an inner call, only later inner calls are undone. The error names them, and the model is told."""
+async def written_by_steps(at: Path, files: Any, *calls: ToolCall, **options: Any) -> tuple[Any, list[str]]:
+    """Run a worker that commits each of these calls. Returns its journal, and the ids of the run's calls, the worker's last."""
+    journal = MemoryJournal()
+    said = models(main=[to("steps")], steps=[*calls])
+    await team(at).run("main", "go", models=said, filesystem=files, journal=journal, run_id="run", **options)
+    return journal, [unit.call_id for unit in await journal.calls.load("run")]
+
+
+async def test_an_undo_that_would_stop_half_way_is_refused_first(tmp_path: Path) -> None:
+    """If somebody has changed the file of one inner call, none is undone, and the error names the call and the file."""
     (tmp_path / "files").mkdir()
-    files, journal, session = DirectoryFilesystem(tmp_path / "files"), MemoryJournal(), Session(id="s")
-    registry = team(tmp_path)
-    said = models(main=[to("steps")], steps=[written("a"), written("b"), written("c")])
-    arguments: Any = {"filesystem": files, "journal": journal, "session": session}
-    await registry.run("main", "go", models=said, run_id="run", **arguments)
-    _, second, third, worker = (unit.call_id for unit in await journal.calls.load("run"))
-    (tmp_path / "files" / "a").write_text("mine")
+    session = Session(id="s")
+    with DirectoryFilesystem(tmp_path / "files") as files:
+        calls = [written("a"), written("b"), written("c")]
+        journal, (first, *_, worker) = await written_by_steps(tmp_path, files, *calls, session=session)
+        (tmp_path / "files" / "a").write_text("mine")
+        with pytest.raises(UndoRefused, match="Nothing was changed") as refused:
+            await undo(journal, "run", worker, files, session=session)
+        assert (refused.value.call_id, refused.value.places, refused.value.undone) == (first, ("a",), ())
+        assert paths(files) == ["a", "b", "c"]
+        assert noted(session) == ["a", "b", "c"]
+        assert not [node for node in (await show(journal, "run")).calls if node.undone]
+
+
+async def test_an_undo_of_more_calls_than_are_kept_is_refused_first(tmp_path: Path) -> None:
+    """A folder keeps what its last calls replaced. If it no longer does for one of the inner calls, none is undone."""
+    (tmp_path / "files").mkdir()
+    with DirectoryFilesystem(tmp_path / "files", keep_calls=2) as files:
+        calls = [written("a"), written("b"), written("c")]
+        journal, (first, *_, worker) = await written_by_steps(tmp_path, files, *calls)
+        with pytest.raises(UndoRefused, match="only the last 2 calls are kept") as refused:
+            await undo(journal, "run", worker, files)
+        assert (refused.value.call_id, refused.value.undone) == (first, ())
+        assert paths(files) == ["a", "b", "c"]
+
+
+async def test_calls_that_change_the_same_file_are_undone_one_after_another(tmp_path: Path) -> None:
+    """Before an undo, each file is compared with what the undo of the later calls will have restored."""
+    (tmp_path / "files").mkdir()
+    with DirectoryFilesystem(tmp_path / "files") as files:
+        files.write("a", "0")
+        calls = [written("a", "1"), written("b/c"), written("a", "2"), written("b/c", "3"), written("a", "4")]
+        journal, (*_, worker) = await written_by_steps(tmp_path, files, *calls)
+        done = await undo(journal, "run", worker, files)
+        assert sorted(done.paths) == ["a", "b", "b/c"]
+        assert files.read("a") == "0"
+        assert paths(files) == ["a"]
+
+
+class Meddled:
+    """A folder in which somebody changes a file while an undo is under way, once it was checked."""
+
+    def __init__(self, files: DirectoryFilesystem, path: Path) -> None:
+        self.files, self.path = files, path
+
+    def check_undo(self, calls: Any, /) -> None:
+        self.files.check_undo(calls)
+        self.path.write_text("mine")
+
+    def undo(self, call_id: str, /, **which: Any) -> tuple[str, ...]:
+        return self.files.undo(call_id, **which)
+
+
+async def test_an_undo_that_stops_half_way_says_what_it_has_undone(tmp_path: Path) -> None:
+    """If somebody changes a file during an undo, only later inner calls are undone. The error names them, and the model is told."""
+    (tmp_path / "files").mkdir()
+    session, files = Session(id="s"), DirectoryFilesystem(tmp_path / "files")
+    calls = [written("a"), written("b"), written("c")]
+    journal, (_, second, third, worker) = await written_by_steps(tmp_path, files, *calls, session=session)
     with pytest.raises(UndoRefused, match=f"These calls stay undone: {third}, {second}") as refused:
-        await undo(journal, "run", worker, files, session=session)
+        await undo(journal, "run", worker, Meddled(files, tmp_path / "files" / "a"), session=session)
     assert refused.value.undone == (third, second)
     assert paths(files) == ["a"]
     assert noted(session) == ["a"]
     next_model = ScriptedModel(["Seen."])
-    await registry.run("main", "and now?", model=next_model, **arguments)
+    registry = WorkerRegistry(tmp_path / "team")
+    await registry.run(
+        "main", "and now?", model=next_model, filesystem=files, journal=journal, session=session
+    )
     (told,) = [each.text for each in next_model.requests[0].messages if "was undone" in each.text]
     assert told.count("which was made inside another call, was undone later") == 2
     assert "steps" not in told

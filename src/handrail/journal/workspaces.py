@@ -168,19 +168,20 @@ class SqliteWorkspaces:
 
         return await database.transact(fetch_all)
 
-    async def undo(self, unit: CommitUnit, entry: Entry, /) -> Sequence[str]:
-        database, run_id = self._database, unit.run_id
+    async def undo(self, undone: Sequence[tuple[CommitUnit, Entry]], /) -> None:
+        database = self._database
 
-        def undo(connection: Connection) -> Sequence[str]:
-            check_owner(connection, database.owner, run_id)
-            verified(connection, database.chains, run_id)
-            for delta in unit.workspaces:
-                _revert(connection, database, unit, delta)
-            chain = run_chain(run_id)
-            database.chains.append(connection, chain, entry.kind, entry.key, entry.body, at=entry.at)
-            return sorted(change.path for delta in unit.workspaces for change in delta.changes)
+        def undo(connection: Connection) -> None:
+            for run_id in dict.fromkeys(unit.run_id for unit, _ in undone):
+                check_owner(connection, database.owner, run_id)
+                verified(connection, database.chains, run_id)
+            for unit, entry in undone:
+                for delta in unit.workspaces:
+                    _revert(connection, database, unit, delta)
+                chain = run_chain(unit.run_id)
+                database.chains.append(connection, chain, entry.kind, entry.key, entry.body, at=entry.at)
 
-        return await database.transact(undo)
+        await database.transact(undo)
 
 
 def advance(connection: Connection, database: Database, run_id: str, delta: WorkspaceDelta) -> None:

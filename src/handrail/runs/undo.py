@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -14,7 +14,8 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunBusy, RunError, UndoRefused
 from handrail.journals import Journal
 from handrail.place import Place
-from handrail.records import CommitUnit, Entry, RunRow
+from handrail.records import CallKey, CommitUnit, Entry, RunRecord, RunRow
+from handrail.replay.records import InnerCall
 from handrail.session import Session
 from handrail.threads import run_in_thread
 
@@ -25,6 +26,8 @@ class UndoesFiles(Protocol):
     def undo(
         self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
     ) -> tuple[str, ...]: ...
+
+    def check_undo(self, calls: Iterable[CallKey], /) -> None: ...
 
 
 class Undoing(msgspec.Struct, frozen=True):
@@ -59,13 +62,16 @@ async def undo(
     names, or if the call
 
     - failed, and has no committed inner call left to undo,
-    - was undone or discarded before,
+    - was undone or discarded before, or is itself the compensation of another call,
     - has changes that are not applied,
-    - changed files in a folder, and no `filesystem` was passed, or
-    - changed files that are not recorded, or that belong to the run from which this one was forked.
+    - changed files in a folder, and no `filesystem` was passed,
+    - changed files that are not recorded, or that belong to the run from which this one was forked, or
+    - changed files that someone else has changed since, or whose earlier content is no longer kept.
 
-    `UndoRefused` is also raised if someone else has changed a file since, or if the folder no longer keeps what the call
-    replaced. Inner calls that were undone before that stay undone, and the error's `undone` lists them.
+    The same holds for each inner call that is undone with it. Only if someone changes a file while calls are being undone,
+    the inner calls that were undone before that stay undone. The error's `undone` lists them. In a workspace, all are undone
+    or none. If the disk reports an error, `FileError` is raised, and the calls that were undone before it stay undone.
+
     Raises `RunError` if the run has no such call, `RunBusy` or `SessionBusy` if a live process owns a run of the session, and
     `WorkspaceBusy` while a different run has the workspace.
     """
@@ -86,17 +92,29 @@ async def _undo(
     run_id = row.record.id
     entries = {(entry.kind, entry.key): entry for entry in await journal.calls.entries(run_id)}
     units = _units_of(await journal.calls.load(run_id), run_id, call_id, entries)
-    await _refuse_unapplied(journal, units)
+    waiting = {(each.run_id, each.call_id) for each in await journal.calls.unapplied()}
     own = {(unit.run_id, unit.call_id) for unit in units}
     for unit in units:
+        _refuse_unapplied(unit, waiting)
         later = await journal.calls.later(unit)
         _refuse_built_on(unit, [each for each in later if (each.run_id, each.call_id) not in own])
-        _refuse_files(unit, row, filesystem)
-    undone: list[Undoing] = []
+        _refuse_files(unit, row.record, filesystem)
+    *inner, outer = units
+    order, undone = [*reversed(inner), outer], list[Undoing]()
     try:
-        for unit in reversed(units[:-1]):
-            undone.append(await _undo_one(journal, unit, filesystem, clock, entries, outer=call_id))
-        undone.append(await _undo_one(journal, units[-1], filesystem, clock, entries, undone))
+        if any(unit.files for unit in units) and filesystem is not None:
+            begun = {unit.call_id for unit in units if ("undoing", unit.call_id) in entries}
+            await run_in_thread(lambda: _check_folder(filesystem, order, journal.id, begun))
+            for unit in order:
+                paths = await _undo_files(filesystem, unit, journal, clock, unit.call_id in begun)
+                done = _outcome(unit, paths, undone if unit is outer else ())
+                await _record(journal, [(unit, done)], call_id, clock)
+                undone.append(done)
+        else:
+            every = [_outcome(unit, _paths_of(unit)) for unit in order[:-1]]
+            every.append(_outcome(outer, _paths_of(outer), every))
+            await _record(journal, [*zip(order, every, strict=True)], call_id, clock)
+            undone = every
     except UndoRefused as refused:
         before = [each.call_id for each in undone]
         raise UndoRefused(refused.call_id, refused.places, refused.problem, before) from None
@@ -106,52 +124,49 @@ async def _undo(
     return undone[-1]
 
 
-async def _undo_one(
-    journal: Journal,
-    unit: CommitUnit,
-    filesystem: UndoesFiles | None,
-    clock: Clock,
-    entries: Mapping[tuple[str, str], Entry],
-    inner: Sequence[Undoing] = (),
-    outer: str = "",
-) -> Undoing:
-    """Undo one commit, and record that it is undone.
-
-    `inner` has the outcomes for its inner calls, which were undone first. If this commit is an inner call that is undone
-    with its outer call, `outer` is the id of that outer call.
-    """
-    now, call_id, run_id = clock.now().timestamp(), unit.call_id, unit.run_id
-    paths: Sequence[str] = ()
-    if unit.files and filesystem is not None:
-        begun = ("undoing", call_id) in entries
-        await journal.calls.note(run_id, Entry("undoing", call_id, now, b""))
-        paths = await run_in_thread(lambda: _undo_files(filesystem, unit, journal.id, begun))
-    elif unit.workspaces:
-        paths = sorted(change.path for delta in unit.workspaces for change in delta.changes)
+def _outcome(unit: CommitUnit, paths: Sequence[str], inner: Sequence[Undoing] = ()) -> Undoing:
+    """Return the outcome of undoing a commit, with those of its inner calls, which were undone first."""
     slices = [place for place in unit.writes if place.startswith("slice ")]
-    done = Undoing(call_id, unit.tool, paths, slices, unit.effects)
-    if inner:
-        every = (*inner, done)
-        done = Undoing(
-            call_id,
-            unit.tool,
-            _all(each.paths for each in every),
-            _all(each.slices for each in every),
-            _all(each.stands for each in every),
-        )
-    undone = UndoneCall(
+    done = Undoing(unit.call_id, unit.tool, paths, slices, unit.effects)
+    if not inner:
+        return done
+    every = (*inner, done)
+    return Undoing(
+        unit.call_id,
         unit.tool,
-        [*done.slices, *(f"file {path}" for path in done.paths)],
-        list(done.stands),
-        outer=outer,
-        is_inner=Place.parse(unit.place).outer is not None,
+        _all(each.paths for each in every),
+        _all(each.slices for each in every),
+        _all(each.stands for each in every),
     )
-    entry = Entry("undone", call_id, now, msgspec.msgpack.encode(undone))
-    if unit.workspaces:
-        await journal.workspaces.undo(unit, entry)
+
+
+def _paths_of(unit: CommitUnit) -> Sequence[str]:
+    """Return the paths that a unit changed in workspaces."""
+    return tuple(sorted(change.path for delta in unit.workspaces for change in delta.changes))
+
+
+async def _record(
+    journal: Journal, undone: Sequence[tuple[CommitUnit, Undoing]], call_id: str, clock: Clock
+) -> None:
+    """Record that commits are undone, and reverse their changes to workspaces, all or nothing.
+
+    `call_id` is the id of the call that was to be undone. Other commits are those of its inner calls.
+    """
+    now, entries = clock.now().timestamp(), list[tuple[CommitUnit, Entry]]()
+    for unit, done in undone:
+        call = UndoneCall(
+            unit.tool,
+            [*done.slices, *(f"file {path}" for path in done.paths)],
+            list(done.stands),
+            outer="" if unit.call_id == call_id else call_id,
+            is_inner=Place.parse(unit.place).outer is not None,
+        )
+        entries.append((unit, Entry("undone", unit.call_id, now, msgspec.msgpack.encode(call))))
+    if any(unit.workspaces for unit, _ in undone):
+        await journal.workspaces.undo(entries)
     else:
-        await journal.calls.note(run_id, entry)
-    return done
+        for unit, entry in entries:
+            await journal.calls.note(unit.run_id, entry)
 
 
 def _all(lists: Iterable[Sequence[str]]) -> list[str]:
@@ -179,7 +194,7 @@ def _units_of(
         near = (
             f"The call at that place has the id {found.call_id!r}."
             if found is not None
-            else "`handrail runs show` lists its calls."
+            else _around(units, call_id, entries) or "`handrail runs show` lists its calls."
         )
         raise RunError(run_id, f"it has no finished call {call_id!r}", near)
     done = entries.get(("undone", call_id))
@@ -187,6 +202,8 @@ def _units_of(
         given_up = msgspec.msgpack.decode(done.body, type=UndoneCall).discarded
         raise UndoRefused(call_id, (), f"it has already been {'discarded' if given_up else 'undone'}")
     call = Place.parse(found.place)
+    if call.kind != "call":
+        raise UndoRefused(call_id, (), "it was made to undo another call, or to find out what that had done")
     inner = [
         unit
         for unit in units
@@ -201,35 +218,72 @@ def _units_of(
     return [*inner, found]
 
 
-async def _refuse_unapplied(journal: Journal, units: Sequence[CommitUnit]) -> None:
-    waiting = {(each.run_id, each.call_id) for each in await journal.calls.unapplied()}
-    for unit in units:
-        if (unit.run_id, unit.call_id) in waiting:
-            problem = (
-                "its changes are not applied yet. Open its folder with this journal first, or discard them"
-            )
-            raise UndoRefused(unit.call_id, (), problem)
+def _around(units: Sequence[CommitUnit], call_id: str, entries: Mapping[tuple[str, str], Entry]) -> str:
+    """Return a sentence that names the call around an inner call that committed into it; "" if there is none."""
+    for (kind, key), entry in entries.items():
+        if kind == "inner call" and msgspec.msgpack.decode(entry.body, type=InnerCall).call_id == call_id:
+            place = Place.parse(key)
+            around = next((unit for unit in units if place.attempt_at(Place.parse(unit.place))), None)
+            if around is not None:
+                return f"It was made inside the call {around.call_id!r}, and is undone with that call."
+    return ""
 
 
-def _refuse_files(unit: CommitUnit, row: RunRow, filesystem: UndoesFiles | None) -> None:
+def _refuse_unapplied(unit: CommitUnit, waiting: Collection[tuple[str, str]]) -> None:
+    if (unit.run_id, unit.call_id) in waiting:
+        problem = "its changes are not applied yet. Open its folder with this journal first, or discard them"
+        raise UndoRefused(unit.call_id, (), problem)
+
+
+def _refuse_files(unit: CommitUnit, record: RunRecord, filesystem: UndoesFiles | None) -> None:
     if unit.files and filesystem is None:
         raise UndoRefused(
             unit.call_id, (), f"it changed files in {unit.root!r}. Pass the filesystem of that folder"
         )
     changed = unit.diff or any(place.startswith("file ") for place in unit.writes)
     if changed and not unit.files and not unit.workspaces:
-        origin = row.record.forked_from.rpartition("#")[0]
+        origin = record.forked_from.rpartition("#")[0]
         problem = f"its files belong to the run {origin!r}, so undo it there"
         raise UndoRefused(unit.call_id, (), problem if origin else "it changed files that are not recorded")
 
 
-def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, journal: str, begun: bool) -> Sequence[str]:
+def _check_folder(
+    filesystem: UndoesFiles, units: Iterable[CommitUnit], journal: str, begun: Collection[str]
+) -> None:
+    """Raise `UndoRefused` if the files of these units can't be undone in this order. An earlier undo may have restored those in `begun`."""
+    keys: list[CallKey] = []
+    for unit in units:
+        key = CallKey(unit.call_id, unit.run_id, unit.place, journal)
+        if unit.files and (unit.call_id not in begun or _is_kept(filesystem, key)):
+            keys.append(key)
+    filesystem.check_undo(keys)
+
+
+def _is_kept(filesystem: UndoesFiles, key: CallKey) -> bool:
     try:
-        return filesystem.undo(unit.call_id, run_id=unit.run_id, place=unit.place, journal=journal)
+        filesystem.check_undo([key])
     except UndoRefused as refused:
-        if begun and not refused.places:  # an earlier undo restored the files, but was not recorded
-            return [place.removeprefix("file ") for place in unit.writes if place.startswith("file ")]
-        raise
+        return bool(refused.places)
+    return True
+
+
+async def _undo_files(
+    filesystem: UndoesFiles, unit: CommitUnit, journal: Journal, clock: Clock, begun: bool
+) -> Sequence[str]:
+    """Restore the files of a unit, in its folder. Its workspaces are restored when the undo is recorded. Returns the paths of both."""
+    if not unit.files:
+        return _paths_of(unit)
+    await journal.calls.note(unit.run_id, Entry("undoing", unit.call_id, clock.now().timestamp(), b""))
+
+    def restore() -> Sequence[str]:
+        try:
+            return filesystem.undo(unit.call_id, run_id=unit.run_id, place=unit.place, journal=journal.id)
+        except UndoRefused as refused:
+            if begun and not refused.places:  # an earlier undo restored the files, but was not recorded
+                return [place.removeprefix("file ") for place in unit.writes if place.startswith("file ")]
+            raise
+
+    return [*await run_in_thread(restore), *_paths_of(unit)]
 
 
 def _refuse_built_on(unit: CommitUnit, later: Iterable[CommitUnit]) -> None:

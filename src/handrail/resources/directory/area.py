@@ -16,7 +16,7 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -48,6 +48,7 @@ from handrail.resources.directory.staging import (
     reported,
     status_of,
 )
+from handrail.resources.paths import ancestors
 from handrail.threads import is_on_loop
 
 log = logging.getLogger("handrail.files")
@@ -538,21 +539,8 @@ class Area:
         changed after the commit, or if another process has just undone or removed the commit. Raises `FileError` if the disk
         reports an error.
         """
-        steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
+        steps = self._steps_back(commit, {})
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)
-        installed = sorted(
-            step.path for step in steps if self.jail.is_installed(step.path, around=bool(step.before))
-        )
-        if installed:
-            problem = (
-                "its files belong to the installation that runs Handrail now, which nothing here can change"
-            )
-            raise UndoRefused(call_id, installed, problem)
-        against = sorted(step.path for step in steps if not self._is_unchanged(step))
-        if against:
-            raise UndoRefused(
-                call_id, against, "its files have been changed since by another call or by someone else"
-            )
         manifest = msgspec.structs.replace(commit.manifest, steps=steps, journal="")
         folder = self.mine / f"{_UNDO}{self.number()}.{commit.folder.name}"
         name = f"{_UNDO}-{self.mine.name}"
@@ -583,8 +571,42 @@ class Area:
             self._remove(folder)
         return tuple(sorted(step.path for step in steps))
 
-    def _is_unchanged(self, step: Step) -> bool:
+    def check_undo(self, commit: Commit, restored: dict[str, str]) -> None:
+        """Raise `UndoRefused` if `undo` would be refused after others, which were checked with the same `restored`.
+
+        `restored` has the identities of what those will have put at their paths, and gets what this one will put at its own.
+        What they will restore inside a folder is not known, so it is not checked.
+        """
+        for step in self._steps_back(commit, restored):
+            if step.do != "change":
+                restored[step.path] = step.after
+
+    def _steps_back(self, commit: Commit, restored: Mapping[str, str]) -> tuple[Step, ...]:
+        """Return the steps that undo a commit. Raises `UndoRefused` if they can't be done. See `check_undo` for `restored`."""
+        steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
+        call_id = commit.manifest.call_id
+        installed = sorted(
+            step.path for step in steps if self.jail.is_installed(step.path, around=bool(step.before))
+        )
+        if installed:
+            problem = (
+                "its files belong to the installation that runs Handrail now, which nothing here can change"
+            )
+            raise UndoRefused(call_id, installed, problem)
+        against = sorted(step.path for step in steps if not self._is_unchanged(step, restored))
+        if against:
+            raise UndoRefused(
+                call_id, against, "its files have been changed since by another call or by someone else"
+            )
+        return steps
+
+    def _is_unchanged(self, step: Step, restored: Mapping[str, str]) -> bool:
         """Return whether the step's path still holds what the step expects to displace; for a *change*, whether the path exists."""
+        if step.path in restored:
+            now = restored[step.path]
+            return bool(now) if step.do == "change" else now == step.before
+        if any(above in restored for above in ancestors(step.path)):
+            return True
         found = self.jail.look(step.path)
         if found is None:
             return step.do == "put" and not step.before

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from handrail.journals import Journal
 from handrail.operation import Operation
 from handrail.records import CallKey
 from handrail.resources.directory.area import Area
+from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.content import UNSEEN, node_of
 from handrail.resources.directory.directory_fork import DIRECT, DirectoryFork
 from handrail.resources.directory.disk import DISK, Disk
@@ -128,16 +129,33 @@ class DirectoryFilesystem(Linked):
         ground = self._ground
         with ground.direct:
             ground.jail.check_in_place()
-            key = CallKey(call_id, run_id, place, journal)
-            commit = ground.area.done(key)
-            if commit is None:
-                where = f" in run {run_id!r}" if run_id else " outside a run (name the run with run_id=)"
-                why = ground.area.history.why_not_kept(call_digest(key))
-                raise UndoRefused(call_id, (), f"no commit of this call is kept{where}: {why}")
-            for path in commit.manifest.paths:
-                refuse_claimed(self._claimed or {}, path)
+            commit = self._kept(CallKey(call_id, run_id, place, journal))
             with self._claiming(commit.manifest.places()):
                 return ground.area.undo(commit)
+
+    def check_undo(self, calls: Iterable[CallKey], /) -> None:
+        """Raise what `undo` would raise now for one of these calls, if they were undone one after another. Changes nothing.
+
+        It may still be refused later, because of what others change in the meantime.
+        """
+        ground = self._ground
+        restored: dict[str, str] = {}
+        with ground.direct:
+            ground.jail.check_in_place()
+            for key in calls:
+                ground.area.check_undo(self._kept(key), restored)
+
+    def _kept(self, key: CallKey) -> Commit:
+        """Return the kept commit of a call. Raises `UndoRefused` if none is kept, and `Conflict` if one of its paths is about to change."""
+        area, run_id = self._ground.area, key.run_id
+        commit = area.done(key)
+        if commit is None:
+            where = f" in run {run_id!r}" if run_id else " outside a run (name the run with run_id=)"
+            why = area.history.why_not_kept(call_digest(key))
+            raise UndoRefused(key.call_id, (), f"no commit of this call is kept{where}: {why}")
+        for path in commit.manifest.paths:
+            refuse_claimed(self._claimed or {}, path)
+        return commit
 
     def recover(self, journal: Journal, /) -> Operation[Recovered]:
         """Finish commits that a journal recorded but a dead process did not apply. Call it before using the folder.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,6 +46,9 @@ def check_size(path: str, size: int) -> None:
         raise FileLimitReached(path, f"{problem}. Make it smaller, or give it an ignored name")
 
 
+_IN_WORKSPACE = "its files are in a workspace. Use handrail.runs.undo, without a filesystem"
+
+
 class WorkspaceFilesystem(DirectoryFilesystem):
     """The files of a workspace on this host, while a run has it. Only forks can change them."""
 
@@ -78,8 +81,12 @@ class WorkspaceFilesystem(DirectoryFilesystem):
         self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
     ) -> tuple[str, ...]:
         """Always raise `UndoRefused`. `handrail.runs.undo` undoes a call in a workspace instead, on any host."""
-        problem = "its files are in a workspace. Use handrail.runs.undo, without a filesystem"
-        raise UndoRefused(call_id, (), problem)
+        raise UndoRefused(call_id, (), _IN_WORKSPACE)
+
+    def check_undo(self, calls: Iterable[CallKey], /) -> None:
+        """Raise what `undo` would raise."""
+        for key in calls:
+            raise UndoRefused(key.call_id, (), _IN_WORKSPACE)
 
     def made(self, delta: WorkspaceDelta) -> None:
         """Add a recorded commit to the copy's index. Call this once the commit is applied to the copy."""
