@@ -492,7 +492,12 @@ class JournalAltered(JournalError):
         whose = f"{of.get(chain, chain)} {id if chain == 'decisions' else repr(id)}"
         if chain in ("sessions", "users"):
             whose = f"list of {chain}"
-        place = f"{whose}, record {record}{named}" if chain != "file" else "the whole file"
+        rows = {
+            "audit": f"entry {id} of the audit log",
+            "sign-in": f"the sign-in {id!r}",
+            "file": "the whole file",
+        }
+        place = rows.get(chain) or f"{whose}, record {record}{named}"
         self.place_and_problem = f"{place}: {problem}"
         super().__init__(
             journal,
@@ -502,16 +507,18 @@ class JournalAltered(JournalError):
         self.chain = chain
         """The kind of chain that the record belongs to: `run`, `outside`, `session`, `sessions`, `decisions` or `step`.
 
-        It is `blob` for a blob, `workspace` for a workspace, `lease` for the lease of a process, and `file` for damage that belongs to no record.
+        It is `users` for the list of users, `sign-in` for a user's session, `audit` for an entry of the audit log, `blob` for a
+        blob, `workspace` for a workspace, `lease` for the lease of a process, and `file` for damage that belongs to no record.
         """
         self.id = id
         """What the chain belongs to, by name.
 
         This is the id of the run or session, the session and principal, the key of the step, the digest of the blob, the
-        name of the workspace, or the owner of the lease. It is "" for the list of sessions and for the file.
+        name of the workspace, the id of the sign-in, the number of the entry, or the owner of the lease. It is "" for the lists of
+        sessions and users and for the file.
         """
         self.record = record
-        """1-based position of the record in its chain; 0 if it was never recorded. It has no meaning for a blob, a workspace, a lease or a file."""
+        """1-based position of the record in its chain; 0 if it was never recorded. It has no meaning for what belongs to no chain, such as a blob."""
         self.what = what
         """The kind and key of the record; "" if they are not known."""
         self.problem = problem

@@ -7,6 +7,7 @@ journals share are in test_journal_contract.py.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,8 @@ from handrail import PostgresJournal, tool
 from handrail.dispatch import open_gate
 from handrail.errors import DefinitionError, JournalAltered, JournalError, RunBusy, SessionBusy
 from handrail.journal.postgres.address import is_url, parse_url
+from handrail.journal.postgres.schema import statements
+from handrail.journal.schema import VERSION
 from handrail.question import Vote
 from handrail.records import CommitUnit, Decision, Entry, RunRecord
 from journal.test_journal_contract import answer, ask, asked, request, run, unit
@@ -718,3 +721,9 @@ def test_the_server_ends_the_transactions_of_a_host_that_is_gone(
     with journal._database.connect() as connection:
         assert connection.execute("SHOW idle_in_transaction_session_timeout").fetchone() == (seconds,)
     journal.close()
+
+
+def test_whoever_changes_the_schema_changes_its_version():
+    """Otherwise a journal of an earlier version would be called altered. After a change, increase `VERSION` and correct this."""
+    text = "\n".join(statements())
+    assert (VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (15, "c97610de8fbd237a")

@@ -212,7 +212,7 @@ async def test_whoever_writes_to_the_table_of_users_makes_nobody_a_user(url: str
 
 @pytest.mark.once
 @pytest.mark.parametrize("change", ["name = 'ann'", "ends_at = ends_at + 1", "id = 'x'", "secret = 'x'"])
-def test_whoever_writes_to_the_table_of_sessions_has_none(url: str, change: str, caplog: Any):
+async def test_whoever_writes_to_the_table_of_sessions_has_none(url: str, change: str, caplog: Any):
     with closing(PostgresJournal(url)) as journal:
         people = People.of(journal, Path("no.db"))
         people.add("eve", ["user"], SECRET)
@@ -221,18 +221,83 @@ def test_whoever_writes_to_the_table_of_sessions_has_none(url: str, change: str,
         people.who_may_vote(None, "eve")
         assert people.session_of(made.secret, made.key, **AT) is None
         assert people.sessions() == []
+        [altered] = (await journal.runs.verify()).altered
+        assert altered.chain == "sign-in"
     assert "something other than Handrail wrote its row" in caplog.text
 
 
 @pytest.mark.once
-def test_an_altered_entry_of_the_audit_log_is_named(url: str):
+@pytest.mark.parametrize(
+    ("statement", "entry"),
+    [
+        ("UPDATE audit SET who = 'max' WHERE number = 2", 2),
+        ("DELETE FROM audit WHERE number = 1", 1),
+        ("DELETE FROM audit WHERE number IN (2, 3)", 2),
+        ("UPDATE audit SET number = number + 5 WHERE number = 2", 2),
+        (
+            "INSERT INTO audit SELECT number + 4, at, who, action, address, details, mac FROM audit WHERE number = 1",
+            5,
+        ),
+    ],
+    ids=["changed", "first removed", "removed", "moved", "copied"],
+)
+async def test_an_altered_entry_of_the_audit_log_is_named(url: str, statement: str, entry: int):
+    """Both to those who read the log and to those who verify the journal. The entries after it can still be read."""
     with closing(PostgresJournal(url)) as journal:
         people = People.of(journal, Path("no.db"))
-        people.note("eve", "signed in")
-        [entry] = people.audit()
-        execute(url, "UPDATE audit SET who = 'ann'")
-        with pytest.raises(JournalAltered, match=f"audit '{entry['number']}'.*its row was changed"):
+        for who in ("eve", "ann", "fay", "gus"):
+            people.note(who, "signed in")
+        assert [each["number"] for each in people.audit()] == [1, 2, 3, 4]
+        assert (await journal.runs.verify()).altered == []
+        execute(url, statement)
+        with pytest.raises(JournalAltered, match=f"entry {entry} of the audit log") as altered:
             people.audit()
+        assert (altered.value.chain, altered.value.id) == ("audit", str(entry))
+        assert str((await journal.runs.verify()).altered[0]) == str(altered.value)
+        execute(url, "DELETE FROM audit WHERE number > 4")
+        assert [each["who"] for each in people.audit(after=3)] == ["gus"]
+
+
+@pytest.mark.once
+def test_the_entries_of_many_processes_have_consecutive_numbers(url: str):
+    """Whoever continues to read after an entry misses none, because an entry with a lower number is never added later."""
+    with ExitStack() as during:
+        everybody = [
+            People.of(during.enter_context(closing(PostgresJournal(url))), Path("no.db")) for _ in range(4)
+        ]
+        for number in range(10):
+            for each in everybody:
+                each.note("ann", "signed in", session=str(number))
+        for each in everybody:
+            list(each.audit())  # its own entries come first
+        found = everybody[0].audit()
+    assert [each["number"] for each in found] == list(range(1, 41))
+    assert sorted(each["session"] for each in found) == sorted(
+        str(number) for number in range(10) for _ in everybody
+    )
+
+
+@pytest.mark.once
+def test_an_entry_waits_for_no_vacuum_and_needs_only_the_right_to_insert(url: str):
+    """PostgreSQL vacuums the table now and then, with this lock. An administrator may forbid changing and removing entries."""
+    role = f"appends_{parse_url(url).schema}"
+    execute(
+        url,
+        f"CREATE ROLE {role} LOGIN",
+        f"GRANT ALL ON SCHEMA {parse_url(url).schema} TO {role}",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA {parse_url(url).schema} TO {role}",
+        f"REVOKE UPDATE, DELETE, TRUNCATE ON audit FROM {role}",
+    )
+    address = parse_url(url)
+    with (
+        psycopg.connect(address.conninfo) as vacuum,
+        closing(PostgresJournal(url.replace("tests@", f"{role}@"))) as journal,
+    ):
+        vacuum.execute(f'LOCK TABLE "{address.schema}".audit IN SHARE UPDATE EXCLUSIVE MODE')  # pyright: ignore[reportArgumentType, reportCallIssue]  # a plain name
+        people = People.of(journal, Path("no.db"))
+        people.note("ann", "signed in")
+        assert [each["who"] for each in people.audit()] == ["ann"]
+    execute(url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
 @pytest.mark.once

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sqlite3
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -342,9 +342,10 @@ class Chains:
         In SQLite this does nothing, because other processes check the file for changes.
         """
 
-    def find_damage(self, connection: Connection) -> list[str]:
-        """Return what the database finds wrong with its own structure, in its own words."""
-        return find_damage(cast(sqlite3.Connection, connection))
+    def find_damage(self, connection: Connection) -> Iterator[JournalAltered]:
+        """Yield what is wrong besides the records: with the file's structure or, in PostgreSQL, with the rows of users' sessions and the audit log."""
+        for problem in find_damage(cast(sqlite3.Connection, connection)):
+            yield JournalAltered(self.path, "file", "", 0, "", problem)
 
     def row_mac(self, table: str, values: Sequence[object]) -> bytes:
         """Return the MAC of a row that belongs to no chain and may be updated, such as the row of a run."""

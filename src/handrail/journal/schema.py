@@ -14,7 +14,7 @@ from pathlib import Path
 
 from handrail.errors import JournalError
 
-VERSION = 14
+VERSION = 15
 """Version of the schema. A journal with another version is refused."""
 
 APPLICATION_ID = 0x48726A6C

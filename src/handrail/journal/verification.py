@@ -389,7 +389,7 @@ def verify_journal(connection: Connection, chains: Chains, run_id: str | None) -
 
 
 def _alterations(connection: Connection, chains: Chains, run_id: str | None) -> Iterator[JournalAltered]:
-    """Yield the first alteration in each run, session and other chain, each altered blob, and damage to the file.
+    """Yield the first alteration in each run, session and other chain, each altered blob, and what `Chains.find_damage` yields.
 
     If `run_id` is given, yield only the first alteration in that run's session.
     """
@@ -436,8 +436,7 @@ def _alterations(connection: Connection, chains: Chains, run_id: str | None) -> 
             yield altered
     yield from session_alterations(connection, chains, sessions)
     yield from _blob_alterations(connection, chains)
-    for problem in chains.find_damage(connection):
-        yield JournalAltered(chains.path, "file", "", 0, "", problem)
+    yield from chains.find_damage(connection)
 
 
 def _blob_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:

@@ -1,14 +1,14 @@
 """The accounts of a server's users in PostgreSQL, which all servers and workers of the journal share.
 
 Accounts are records of a chain, so that a changed, copied, removed or restored one is noticed. Sign-ins and the entries of the audit log
-are rows with MACs.
+are rows with MACs. The entries have consecutive numbers, so that a removed one is noticed unless it was the last.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,8 +16,8 @@ import msgspec
 
 from handrail.accounts import Account, Note, SignIn
 from handrail.clock import SYSTEM_CLOCK
-from handrail.errors import JournalError
-from handrail.journal.chains import fetch
+from handrail.errors import JournalAltered, JournalError
+from handrail.journal.chains import Chains, fetch
 from handrail.journal.connection import Connection
 from handrail.journal.postgres.notices import ACCOUNTS
 
@@ -121,14 +121,13 @@ class PostgresAccounts:
         return self._change(end)
 
     def note(self, note: Note, /) -> None:
-        row = msgspec.structs.astuple(note)
-        mac = self._database.chains.row_mac("audit", row)
-        query = "INSERT INTO audit (at, who, action, address, details, mac) VALUES (?, ?, ?, ?, ?, ?)"
+        values = msgspec.structs.astuple(note)
 
         def add(connection: Connection) -> None:
-            # An entry is visible before one with a higher number, so that a reader who continues after a number misses none.
-            connection.execute("LOCK TABLE audit IN SHARE ROW EXCLUSIVE MODE")
-            connection.execute(query, (*row, mac))
+            # Of two processes that choose the same number, one is run again once the other's entry is visible.
+            (number,) = connection.execute("SELECT coalesce(max(number), 0) + 1 FROM audit").fetchone()
+            mac = self._database.chains.row_mac("audit", (number, *values))
+            connection.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", (number, *values, mac))
 
         def report(done: Future[None]) -> None:
             if done.exception() is not None:
@@ -137,17 +136,15 @@ class PostgresAccounts:
         self._database.begin(add).add_done_callback(report)  # no request waits for it
 
     def notes(self, *, who: str | None, after: int, limit: int | None) -> Sequence[tuple[int, Note]]:
-        query = """SELECT number, at, who, action, address, details, mac FROM audit WHERE number > :after
-            AND (CAST(:who AS text) IS NULL OR who = :who) ORDER BY number LIMIT :limit"""
-        values = {"after": after, "who": who, "limit": limit}
-
         def read(connection: Connection) -> Sequence[tuple[int, Note]]:
             found: list[tuple[int, Note]] = []
-            for number, *row, mac in fetch(connection, query, **values):
-                if not self._database.chains.is_row("audit", row, mac):
-                    raise self._database.chains.altered(f"audit {number}", 1, "its row was changed")
-                found.append((number, Note(*row)))
-            return found
+            most = limit if who is None else None
+            for number, entry in _entries(connection, self._database.chains, after, most):
+                if isinstance(entry, JournalAltered):
+                    raise entry
+                if who in (None, entry.who):
+                    found.append((number, entry))
+            return found[:limit]
 
         return self._database.transact_now(read)
 
@@ -221,3 +218,31 @@ class PostgresAccounts:
             else:
                 log.error("the session %s is refused: something other than Handrail wrote its row", row[1])
         return found
+
+
+def alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
+    """Yield each session and each entry of the audit log that was altered, and the first of those that were removed together."""
+    for *row, mac in fetch(connection, _SIGN_IN):
+        chains.records_read += 1
+        if not chains.is_row("sign_ins", row, mac):
+            yield chains.altered(f"sign-in {row[1]}", 1, "something other than Handrail wrote its row")
+    for _, entry in _entries(connection, chains):
+        if isinstance(entry, JournalAltered):
+            yield entry
+
+
+def _entries(
+    connection: Connection, chains: Chains, after: int = 0, limit: int | None = None
+) -> Iterator[tuple[int, Note | JournalAltered]]:
+    """Yield the audit log's entries after this number, or what is wrong with them."""
+    query = """SELECT number, at, who, action, address, details, mac FROM audit WHERE number > :after
+        ORDER BY number LIMIT :limit"""
+    for number, *values, mac in fetch(connection, query, after=after, limit=limit):
+        chains.records_read += 1
+        if number != after + 1:
+            yield after + 1, chains.altered(f"audit {after + 1}", 1, "it is missing")
+        if chains.is_row("audit", (number, *values), mac):
+            yield number, Note(*values)
+        else:
+            yield number, chains.altered(f"audit {number}", 1, "its row was changed")
+        after = number

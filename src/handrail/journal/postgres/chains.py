@@ -11,11 +11,13 @@ of the records that this process has added or read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from handrail.errors import JournalAltered
 from handrail.journal.chains import MAC_BYTES, Chains, NewRecord, Record, run_chain
 from handrail.journal.connection import Connection
+from handrail.journal.postgres.accounts import alterations
 from handrail.journal.postgres.statements import PostgresConnection
 
 NOBODY = "-"
@@ -191,5 +193,5 @@ class PostgresChains(Chains):
         row = connection.execute(query, (run_id,)).fetchone() if run_id != chain else None
         return "" if row is None else row[0] or NOBODY
 
-    def find_damage(self, connection: Connection) -> list[str]:
-        return []  # PostgreSQL reports a damaged page when it is read
+    def find_damage(self, connection: Connection) -> Iterator[JournalAltered]:
+        return alterations(connection, self)  # PostgreSQL reports a damaged page when it is read

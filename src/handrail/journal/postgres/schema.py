@@ -28,7 +28,7 @@ _OWN = (
         mac bytea NOT NULL)""",
     """CREATE TABLE sign_ins (secret bytea PRIMARY KEY, id text COLLATE "C" NOT NULL, name text COLLATE "C" NOT NULL,
         ends_at double precision NOT NULL, body bytea NOT NULL, mac bytea NOT NULL)""",
-    """CREATE TABLE audit (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at double precision NOT NULL,
+    """CREATE TABLE audit (number bigint PRIMARY KEY, at double precision NOT NULL,
         who text COLLATE "C" NOT NULL, action text COLLATE "C" NOT NULL, address text COLLATE "C" NOT NULL,
         details text COLLATE "C" NOT NULL, mac bytea NOT NULL)""",
     "CREATE INDEX records_by_number ON records USING brin (number)",
