@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from handrail import Adapter, MemoryFilesystem, Prompt, Session, ToolContext, Workspace, tool
 from handrail.dispatch.turn import ToolCall
-from handrail.errors import RunBusy, RunError, RunParked, UndoRefused
+from handrail.errors import HandrailError, RunBusy, RunError, RunParked, UndoRefused
 from handrail.events import MessageAdded
 from handrail.journal.sqlite import SqliteJournal
 from handrail.messages import UserMessage
 from handrail.models.scripted import ScriptedModel
 from handrail.records import CallKey
 from handrail.resources.directory import DirectoryFilesystem
-from handrail.runs import fork, show, undo
+from handrail.runs import fork, show, undo, undo_problems
+from support.damage import set_lease
 from support.examples import at_most
 from support.recorded import PROMPT, TOOLS, Counted, Noted, Recorder, call
 
@@ -74,11 +75,18 @@ async def carry_out(base: Path, script: list[Any], split: int, target: int | Non
         if target is not None:
             unit = units[target]
             before = state_of(recorder, session)
+            problems = await undo_problems(recorder.journal, "s", recorder.files)
+            assert state_of(recorder, session) == before
             try:
                 await undo(recorder.journal, unit.run_id, unit.call_id, recorder.files, session=session)
             except UndoRefused as error:
                 refused = error
                 assert state_of(recorder, session) == before
+            if any(place.startswith("file ") for place in unit.writes):
+                problem = problems.get((unit.run_id, unit.call_id))
+                assert (
+                    problem is None if refused is None else problem is not None and refused.problem in problem
+                )
         return state_of(recorder, session), units, refused
     finally:
         recorder.close()
@@ -170,6 +178,59 @@ async def test_a_compensation_is_not_undone(recorder: Recorder):
     ids = {unit.tool: unit.call_id for unit in await recorder.journal.calls.load("r")}
     with pytest.raises(UndoRefused, match="made to undo another call"):
         await undo(recorder.journal, "r", ids["book.undo"])
+
+
+async def problem_of(recorder: Recorder, unit: Any, files: Any = None) -> str | None:
+    """Return why a call can't be undone, and check that `undo` then says the same."""
+    found = await undo_problems(recorder.journal, unit.session_id, files)
+    problem = found.get((unit.run_id, unit.call_id))
+    if problem is not None:
+        with pytest.raises(HandrailError) as refused:
+            await undo(recorder.journal, unit.run_id, unit.call_id, files)
+        assert problem.partition(" (")[0] in str(refused.value)
+    return problem
+
+
+async def test_what_can_not_be_undone_is_known_before(recorder: Recorder):
+    """The problem of each call is that with which an undo would be refused. Calls that can be undone, or changed no files, have none."""
+    await recorder.run("r", call("write", path="a", text="1"), call("write", path="b", text="1"), "end")
+    await recorder.run("other", call("note", text="x"), "end")
+    a, b = await recorder.journal.calls.load("r")
+    assert await problem_of(recorder, a, recorder.files) is None
+    assert "Pass the filesystem" in str(await problem_of(recorder, a))
+    with tempfile.TemporaryDirectory() as elsewhere, DirectoryFilesystem(elsewhere) as files:
+        assert "no commit of this call is kept" in str(await problem_of(recorder, a, files))
+    (recorder.folder / "a").write_text("mine")
+    assert "changed since" in str(await problem_of(recorder, a, recorder.files))
+    await undo(recorder.journal, "r", b.call_id, recorder.files)
+    assert "already been undone" in str(await problem_of(recorder, b, recorder.files))
+    (note,) = await recorder.journal.calls.load("other")
+    assert await undo_problems(recorder.journal, note.session_id) == {}
+
+
+async def test_nothing_can_be_undone_while_a_run_of_the_session_is_in_progress(recorder: Recorder):
+    """A process that executes a run of the session is in the way of every undo in it."""
+    session = Session(id="s")
+    await recorder.run("r", call("write", path="a", text="1"), "end", session=session)
+    (unit,) = await recorder.journal.calls.load("r")
+    other = SqliteJournal(recorder.journal.path, watch=None)
+    set_lease(other, "r", other.owner, 9e12)
+    assert "is in progress" in (await undo_problems(recorder.journal, "s", recorder.files))["r", unit.call_id]
+    with pytest.raises(RunBusy):
+        await undo(recorder.journal, "r", unit.call_id, recorder.files)
+    other.close()
+
+
+async def test_a_change_in_a_workspace_that_others_changed_since(recorder: Recorder):
+    """Calls of other sessions may have changed the same paths of a workspace."""
+    await recorder.run("r", call("write", path="a", text="1"), "end", filesystem=Workspace("w"))
+    (unit,) = await recorder.journal.calls.load("r")
+    assert await undo_problems(recorder.journal, unit.session_id) == {}
+    await recorder.run("next", call("write", path="b", text="2"), "end", filesystem=Workspace("w"))
+    assert await undo_problems(recorder.journal, unit.session_id) == {}
+    await recorder.run("last", call("write", path="a", text="3"), "end", filesystem=Workspace("w"))
+    problems = await undo_problems(recorder.journal, unit.session_id)
+    assert "have been changed since" in problems["r", unit.call_id]
 
 
 async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorder):

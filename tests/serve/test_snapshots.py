@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handrail import Prompt, ScriptedModel, ToolContext, tool
+from handrail.errors import UndoRefused
 from handrail.messages import AssistantMessage, Price, Traits, UserMessage
 from handrail.models.scripted import Reply
 from handrail.serve import snapshots
@@ -326,6 +327,30 @@ async def test_a_thought_is_shown_after_a_restart(tmp_path: Path) -> None:
             ("reasoning", "Let me think."),
             ("assistant", "So it is."),
         ]
+
+
+async def test_only_what_can_be_undone_is_undoable(tmp_path: Path) -> None:
+    """A file that a later call has read, that somebody has changed or whose folder is gone is not undoable, and the problem says why."""
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        names = ("read.txt", "changed.txt", "free.txt")
+        writes = [["write", {"path": name, "text": "x"}] for name in names]
+        await thread.say(plan(*([each] for each in writes), [["read", {"path": "read.txt"}]], "ok"))
+        await over(thread)
+        (tmp_path / "files" / "changed.txt").write_text("mine")
+        changes = await file_changes(app.journal, thread)
+        assert [each["undoable"] for each in changes] == [False, False, True]
+        assert "later call" in changes[0]["problem"]
+        assert "changed since" in changes[1]["problem"]
+        assert changes[2]["problem"] is None
+        for each in changes[:2]:
+            with pytest.raises(UndoRefused):
+                await thread.undo(each["call_id"])
+        await thread.undo(changes[2]["call_id"])
+        (tmp_path / "files").rename(tmp_path / "moved")
+        changes = await file_changes(app.journal, thread)
+        assert not any(each["undoable"] for each in changes)
+        assert not [each for each in changes if str(tmp_path) in str(each["problem"])]
 
 
 async def test_files_and_undo_are_shown(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from handrail.runs.replay import Divergence, replay
 from handrail.runs.transcript import said, session
 from handrail.runs.tree import CallNode, RunTree, Turn, show
 from handrail.runs.unapplied import discard, unapplied
-from handrail.runs.undo import Undoing, undo
+from handrail.runs.undo import Undoing, undo, undo_problems
 from handrail.runs.workspace_files import FilesPut, get_files, list_workspaces, put_files
 
 __all__ = [
@@ -40,4 +40,5 @@ __all__ = [
     "show",
     "unapplied",
     "undo",
+    "undo_problems",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -11,7 +11,7 @@ from handrail.adapter.run_lease import acquire_run, is_executing
 from handrail.adapter.run_record import heed_undone
 from handrail.adapter.undone_calls import UndoneCall, undone_in
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import RunBusy, RunError, UndoRefused
+from handrail.errors import Conflict, FileError, RunBusy, RunError, UndoRefused
 from handrail.journals import Journal
 from handrail.place import Place
 from handrail.records import CallKey, CommitUnit, Entry, RunRecord, RunRow
@@ -20,6 +20,7 @@ from handrail.session import Session
 from handrail.threads import run_in_thread
 
 
+@runtime_checkable
 class UndoesFiles(Protocol):
     """A filesystem that keeps the files that its commits replace, such as a `DirectoryFilesystem`."""
 
@@ -173,6 +174,71 @@ def _all(lists: Iterable[Sequence[str]]) -> list[str]:
     return list(dict.fromkeys(each for found in lists for each in found))
 
 
+async def undo_problems(
+    journal: Journal, session_id: str, filesystem: UndoesFiles | None = None
+) -> Mapping[tuple[str, str], str]:
+    """Return why those calls of a session that changed files can't be undone now, by run id and call id. Changes nothing.
+
+    `undo` may still refuse a call that is left out: whether calls of other sessions have used the same files since is not
+    checked, because that takes reading all later runs. A problem may contain the path of the folder.
+    """
+    units = await journal.calls.load_session(session_id)
+    changing = [unit for unit in units if any(place.startswith("file ") for place in unit.writes)]
+    if not changing:
+        return {}
+    rows = {run_id: await journal.runs.get(run_id) for run_id in {unit.run_id for unit in changing}}
+    try:
+        await check_nobody_works(journal, rows[changing[0].run_id])
+    except RunBusy:
+        return {(unit.run_id, unit.call_id): "a run of its session is in progress" for unit in changing}
+    waiting = {(each.run_id, each.call_id) for each in await journal.calls.unapplied()}
+    marks = {run_id: dict[tuple[str, str], Entry]() for run_id in {unit.run_id for unit in units}}
+    for run_id, entry in await journal.calls.marks(session_id):
+        marks.setdefault(run_id, {})[entry.kind, entry.key] = entry
+    since: dict[str, int] = {}
+    for delta in (delta for unit in changing for delta in unit.workspaces):
+        since[delta.name] = min(since.get(delta.name, delta.base), delta.base)
+    states = {name: await journal.workspaces.files(name, since=base + 1) for name, base in since.items()}
+    place = {(unit.run_id, unit.call_id): at for at, unit in enumerate(units)}
+
+    def check(call: CommitUnit) -> None:
+        run = [unit for unit in units if unit.run_id == call.run_id]
+        *inner, outer = _units_of(run, call.run_id, call.call_id, marks[call.run_id])
+        own = {(unit.run_id, unit.call_id) for unit in (*inner, outer)}
+        for unit in (*inner, outer):
+            _refuse_unapplied(unit, waiting)
+            later = (
+                each
+                for each in units[place[unit.run_id, unit.call_id] + 1 :]
+                if (each.run_id, each.call_id) not in own
+                and ("undone", each.call_id) not in marks[each.run_id]
+            )
+            _refuse_built_on(unit, later)
+            _refuse_files(unit, rows[call.run_id].record, filesystem)
+            changes = [(delta.name, each) for delta in unit.workspaces for each in delta.changes]
+            changed = [
+                each.path for name, each in changes if states[name].get(each.path, each.new) != each.new
+            ]
+            if changed:
+                raise UndoRefused(unit.call_id, changed, "these paths have been changed since")
+        if filesystem is not None:
+            _check_folder(filesystem, [*reversed(inner), outer], journal.id, ())
+
+    def check_all() -> Mapping[tuple[str, str], str]:
+        problems: dict[tuple[str, str], str] = {}
+        for unit in changing:
+            try:
+                check(unit)
+            except UndoRefused as refused:
+                where = f" ({', '.join(refused.places)})" if refused.places else ""
+                problems[unit.run_id, unit.call_id] = f"{refused.problem}{where}"
+            except (Conflict, FileError) as error:
+                problems[unit.run_id, unit.call_id] = str(error)
+        return problems
+
+    return await run_in_thread(check_all)
+
+
 async def check_nobody_works(journal: Journal, row: RunRow) -> None:
     """Raise `RunBusy` if a live process owns a run of the same session. A run that this process could not release does not count."""
     for other in await journal.runs.list(session_id=row.record.session_id):
@@ -208,7 +274,7 @@ def _units_of(
         unit
         for unit in units
         if unit.status == "ok"
-        and Place.parse(unit.place).attempt_at(call)
+        and unit.place.startswith(call.prefix())
         and ("undone", unit.call_id) not in entries
     ]
     if found.status != "ok" and not inner:
@@ -236,7 +302,7 @@ def _refuse_unapplied(unit: CommitUnit, waiting: Collection[tuple[str, str]]) ->
 
 
 def _refuse_files(unit: CommitUnit, record: RunRecord, filesystem: UndoesFiles | None) -> None:
-    if unit.files and filesystem is None:
+    if unit.files and not isinstance(filesystem, UndoesFiles):
         raise UndoRefused(
             unit.call_id, (), f"it changed files in {unit.root!r}. Pass the filesystem of that folder"
         )

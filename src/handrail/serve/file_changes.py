@@ -30,24 +30,22 @@ async def unapplied_calls(journal: Journal, live: LiveRun | None) -> Container[t
 async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
     """Return the file changes of a thread's successful calls, oldest first, including undone and unapplied ones.
 
-    Raises `ThreadUnknown` if the thread has no runs.
+    Each says whether it can be undone, and if not, why. Raises `ThreadUnknown` if the thread has no runs.
     """
     await seen.check_known()
     marks = await journal.calls.marks(seen.session_id)
     undone = {entry.key for _, entry in marks if entry.kind == "undone"}
     unapplied = await unapplied_calls(journal, seen.live)
+    problems = await runs.undo_problems(journal, seen.session_id, seen.files)
     found: list[dict[str, Any]] = []
     for unit in await journal.calls.load_session(seen.session_id):
         paths = paths_in(unit.writes)
         if paths and unit.status == "ok":
-            is_unapplied = (unit.run_id, unit.call_id) in unapplied
-            is_undone = unit.call_id in undone
-            can_undo = (
-                bool(unit.files or unit.workspaces)
-                and not is_undone
-                and not is_unapplied
-                and seen.live is None
-            )
+            problem = problems.get((unit.run_id, unit.call_id), "")
+            if unit.root and unit.root in problem:  # clients need not know paths of this machine
+                problem = "its folder is not here"
+            if seen.live is not None:
+                problem = "a run of this conversation is in progress"
             found.append(
                 {
                     "run_id": unit.run_id,
@@ -56,9 +54,10 @@ async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
                     "at": format_time(unit.at),
                     "paths": paths,
                     "diff": unit.diff,
-                    "undone": is_undone,
-                    "unapplied": is_unapplied,
-                    "undoable": can_undo,
+                    "undone": unit.call_id in undone,
+                    "unapplied": (unit.run_id, unit.call_id) in unapplied,
+                    "undoable": not problem,
+                    "problem": problem or None,
                 }
             )
     return found

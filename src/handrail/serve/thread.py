@@ -197,6 +197,11 @@ class Thread(ThreadRecord):
                 told = Translator(self.id, row.record.id)
                 self.feed.append([*told.begin_leg(self._setup.new_id()), *told.cancel()])
 
+    @property
+    def files(self) -> Any:
+        """The filesystem that the thread's runs change; None if they have no files."""
+        return self._source.files_of(self.principal)
+
     async def undo(self, call_id: str) -> Undoing:
         """Undo what one of this thread's calls committed.
 
@@ -216,7 +221,7 @@ class Thread(ThreadRecord):
                     self._journal,
                     unit.run_id,
                     call_id,
-                    self._source.files_of(self.principal),
+                    self.files,
                     session=self._session,
                     clock=self._setup.clock,
                 )

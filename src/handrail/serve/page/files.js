@@ -47,7 +47,7 @@ function Change({ change, onUndo, busy }) {
 
 /** An undo button, which asks for confirmation in the same place, or the reason why there is none. */
 export function Undo({ change, onUndo, busy }) {
-  const { call_id: id, tool, paths = [], undone, unapplied, undoable } = change;
+  const { call_id: id, tool, paths = [], undone, unapplied, undoable, problem } = change;
   const [asking, setAsking] = useState(false);
   const [refused, setRefused] = useState("");
   const [under, setUnder] = useState(false);
@@ -61,7 +61,7 @@ export function Undo({ change, onUndo, busy }) {
   }, [asking]);
   if (undone) return html`<span class="change-word">The changes were undone.</span>`;
   if (unapplied) return html`<span class="change-word">${UNAPPLIED}</span>`;
-  if (!undoable) return html`<span class="change-word">This can’t be undone now: a run is in progress, or the earlier content was not kept.</span>`;
+  if (!undoable) return html`<span class="change-word">This can’t be undone${problem ? `: ${problem}.` : "."}</span>`;
   const undo = async () => {
     setAsking(false);
     setRefused("");
