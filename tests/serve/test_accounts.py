@@ -10,8 +10,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
 from handrail import PostgresJournal
+from handrail.cli.commands import app
 from handrail.errors import DefinitionError, JournalAltered, JournalError
 from handrail.journal.postgres import accounts as postgres_accounts
 from handrail.journal.postgres.address import parse_url
@@ -298,6 +300,45 @@ def test_an_entry_waits_for_no_vacuum_and_needs_only_the_right_to_insert(url: st
         people.note("ann", "signed in")
         assert [each["who"] for each in people.audit()] == ["ann"]
     execute(url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+@pytest.mark.once
+def test_users_of_a_file_are_copied_to_the_database(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+):
+    """They keep their roles, tokens and passwords. Until then, the users in the file count nowhere, and a warning says so."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, journal: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, ["users", *words, "--journal", journal])
+        assert done.exit_code == code, done.output
+        return " ".join(done.output.split())
+
+    assert "no users" in run("list", journal="runs.db")
+    said = run("add", "ann", "--role", "finance", journal="runs.db")
+    token = said.partition("not be shown again: ")[2].split()[0]
+    assert "Restart servers" in said
+    assert "Restart servers" not in run("add", "eve", journal="runs.db")
+    run("add", "bob", journal="runs.db")
+    run("remove", "eve", journal="runs.db")
+    file = tmp_path / "runs.people.db"
+    with closing(PostgresJournal(url)) as journal:
+        people = People.of(journal, file)
+        assert not people.has_users()
+        assert f"handrail users copy {file}" in caplog.text
+        caplog.clear()
+        people.add("bob", ["admin"], SECRET)
+        said = run("copy", "runs.db", journal=url)
+        assert ("Added ann." in said, "Left bob" in said, "eve" in said) == (True, True, False)
+        run("copy", str(file), journal=url)
+        people = People.of(journal, file)
+        assert names(people) == [("ann", ["approver", "finance"]), ("bob", ["admin"])]
+        assert people.verify("ann", token) == people.find("ann")
+        assert people.verify("bob", SECRET) is not None
+        assert [(each["action"], each["user"]) for each in people.audit()] == [("user added", "ann")]
+        assert caplog.text == ""
+    assert "no file" in run("copy", "none.db", journal=url, code=2)
+    assert not (tmp_path / "none.people.db").exists()
 
 
 @pytest.mark.once

@@ -110,7 +110,7 @@ def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
 def journal_path(given: str | None) -> Path:
     """Return the path of the journal to use: the given file, else $HANDRAIL_JOURNAL, else the current folder's default.
 
-    For a journal in a database, this is also the current folder's default. A server keeps its users beside that path.
+    For a journal in a database, this is also the current folder's default.
     """
     named = _journal_name(given)
     return Path(named) if named and not is_url(named) else default_journal(Path.cwd())

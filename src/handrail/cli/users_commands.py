@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Generator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,8 @@ from handrail.rendering import counted, escape_line
 from handrail.serve.people import People, people_path
 
 app = typer.Typer(name="users", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+_FIRST = "Restart servers that are already running: until then, they let people in by link or token, and no user can sign in."
 
 Name = Annotated[str, typer.Argument(help="The user's name.")]
 
@@ -45,6 +48,7 @@ def add(
 ) -> None:
     """Add a user, and print their token unless --password is given. Only hashes of tokens and passwords are stored."""
     with _people(journal) as people:
+        is_first = not people.has_users()
         secret = people.add(name, roles or (), _read_password(name) if password else None)
         found = people.find(name)
         people.note("", "user added", user=name, roles=sorted(found.roles if found else ()))
@@ -54,6 +58,40 @@ def add(
             typer.echo(
                 f"Sign in on the page with it as the password. Programs send `Authorization: Bearer {name}:TOKEN`."
             )
+        if is_first:
+            typer.echo(_FIRST)
+
+
+@app.command()
+def copy(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A journal in a file, such as runs.db, or the file of its users."
+        ),
+    ],
+    journal: JournalFile = None,
+) -> None:
+    """Copy the users of another journal, with their roles, tokens and passwords, for example from a file to PostgreSQL."""
+    with _people(journal) as people:
+        beside = people_path(Path(file))
+        path = beside if beside.exists() else Path(file)
+        if not path.is_file():
+            raise UsageError(
+                f"there is no file {str(beside)!r}. A server keeps its users beside its journal."
+            )
+        is_first = not people.has_users()
+        with contextlib.closing(People(path)) as others:
+            added = people.copy(others)
+            left = [name for name, *_ in others.list() if name not in added]
+        for name in added:
+            found = people.find(name)
+            people.note("", "user added", user=name, roles=sorted(found.roles if found else ()))
+            typer.echo(f"Added {name}.")
+        for name in left:
+            typer.echo(f"Left {name} as they are, because there is already a user of this name.")
+        if added and is_first:
+            typer.echo(_FIRST)
 
 
 @app.command(name="list")
@@ -61,7 +99,10 @@ def list_users(journal: JournalFile = None) -> None:
     """List the users, their roles, and their sessions."""
     with _people(journal) as people:
         sessions = people.sessions()
-        for name, roles, _ in people.list():
+        users = people.list()
+        if not users:
+            typer.echo("There are no users. `handrail users add NAME` adds one.")
+        for name, roles, _ in users:
             mine = [each for each in sessions if each.name == name]
             typer.echo(f"{name}  {', '.join(sorted(roles))}  {counted(len(mine), 'session')}")
         for each in sessions:

@@ -5,15 +5,20 @@ No usable secret is kept: passwords and tokens are hashed with scrypt, session s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
+import logging
 import re
 import secrets
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from handrail.accounts import Account, Accounts, Note, SignIn
 from handrail.clock import SYSTEM_CLOCK, Clock
@@ -23,6 +28,8 @@ from handrail.serve.roles import ROLES, Action, may
 
 if TYPE_CHECKING:
     from handrail.journals import Journal
+
+log = logging.getLogger("handrail.serve")
 
 SESSION_SECONDS = 7 * 24 * 3600
 MIN_PASSWORD = 12
@@ -90,10 +97,22 @@ class People:
 
     @classmethod
     def of(cls, journal: Journal | None, file: Path) -> People:
-        """Return the people of a journal: those in its database or, if it is not in PostgreSQL, those in the file."""
+        """Return the people of a journal: those in its database or, if it is not in PostgreSQL, those in the file.
+
+        Logs a warning if the file has users and the database has none.
+        """
         if journal is None or journal.accounts is None:
             return cls(file)
-        return cls(journal.accounts, clock=journal.clock)
+        people = cls(journal.accounts, clock=journal.clock)
+        if file.exists() and not people.has_users():
+            with contextlib.suppress(DefinitionError), contextlib.closing(cls(file)) as others:
+                if others.has_users():
+                    log.warning(
+                        "the users in %s do not count, because the journal is in PostgreSQL, and nobody is a user there. "
+                        "Copy them: handrail users copy %s",
+                        *(file, shlex.quote(str(file))),
+                    )
+        return people
 
     def close(self) -> None:
         self._accounts.close()
@@ -133,6 +152,18 @@ class People:
                 f"there is already a user {name!r}. Remove them first: `handrail users remove {name}`."
             )
         return secret
+
+    def copy(self, others: People) -> Sequence[str]:
+        """Add the users of `others`, with their roles and secrets, and return the names that were added.
+
+        A name that a user here already has is left alone.
+        """
+        now = self.now()
+        return [
+            each.name
+            for each in others._accounts.all().values()
+            if each.removed_at is None and self._accounts.add(msgspec.structs.replace(each, added_at=now))
+        ]
 
     def remove(self, name: str) -> bool:
         """Remove a user and end their sessions. Returns False if there is no such user."""
