@@ -9,6 +9,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from handrail.errors import HandrailError
+
 _GROUP: Any = BaseExceptionGroup
 _members_of: Any = BaseExceptionGroup.exceptions.__get__  # pyright: ignore[reportUnknownMemberType, reportFunctionMemberAccess, reportAttributeAccessIssue]  # a descriptor
 _SHORT = 300
@@ -39,6 +41,11 @@ def in_short(error: BaseException) -> str:
         if told:
             return f"{'; '.join(dict.fromkeys(told))}{more}"
     return _one_line(error)
+
+
+def described(error: BaseException) -> str:
+    """Return an error's message as the reason why a run failed. Errors that are not Handrail's are named, since a message such as `'x'` says little."""
+    return (words_of(error) if isinstance(error, HandrailError) else "") or in_short(error)
 
 
 def _one_line(error: BaseException) -> str:

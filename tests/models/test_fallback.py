@@ -34,6 +34,7 @@ from handrail import (
 from handrail.adapter import Retry
 from handrail.errors import RunParked
 from handrail.events import ModelFailed, ModelRequested, ModelResponded, PromptExecuted, TextDelta
+from handrail.limits import BudgetTracker
 from handrail.messages import AssistantMessage, ModelPart, ModelRequest, Price, Traits, Usage, UsagePart
 from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply
@@ -318,6 +319,31 @@ async def test_the_cost_of_an_answer_that_was_cut_off_uncounted_is_unknown(
     journal.questions.answer(answer_to(parked.value.questions[0], "yes"))
     response = await Adapter(model, retry=QUICK, journal=journal).resume("r1", prompt)
     assert (response.cost, (await show(journal, "r1")).cost) == (expected, expected)
+
+
+async def test_a_request_that_is_stopped_may_have_cost_something() -> None:
+    """If a run is cancelled while it waits for an answer, its cost is unknown, and the reserved amount counts as spent."""
+    asked = asyncio.Event()
+
+    async def answer(request: ModelRequest) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    session, journal, budget = Session(), MemoryJournal(), BudgetTracker(Budget(tokens=9000))
+    adapter = Adapter(ScriptedModel(answer, traits=Traits(DEAR)), journal=journal)
+    run = asyncio.ensure_future(
+        adapter.evaluate(Prompt("p", "Be brief."), "Go.", session=session, budget=budget, run_id="r")
+    )
+    await asked.wait()
+    run.cancel()
+    await asyncio.wait([run])
+    (ended,) = session[PromptExecuted].all()
+    assert (ended.stop_reason, ended.cost) == ("cancelled", None)
+    assert budget.spent()["tokens"] > 4000
+    tree = await show(journal, "r")
+    assert (tree.standing, tree.cost, tree.turns) == ("cancelled", None, [])
+    assert tree.outcome.unanswered is not None
+    assert [each.model for each in tree.outcome.unanswered.failed] == ["scripted:script"]
 
 
 async def test_a_resumed_run_is_charged_for_nested_requests_that_were_not_counted() -> None:

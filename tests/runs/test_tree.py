@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from handrail import Prompt, ToolContext, TransientError, tool
+from handrail import Adapter, Prompt, ScriptedModel, ToolContext, TransientError, tool
+from handrail.adapter import Retry
 from handrail.adapter.run_record import decode_outcome
 from handrail.cli import runs_view as view
 from handrail.cli.runs_view import print_item
+from handrail.errors import PromptEvaluationError
 from handrail.messages import AssistantMessage
+from handrail.models import ModelUnavailable
 from handrail.runs import CallNode, RunTree, cancel, show
 from handrail.serve.snapshots import run_tree
 from support.operations import close_when
@@ -101,6 +104,35 @@ async def test_the_terminal_shows_the_marks(recorder: Recorder, capsys: pytest.C
     ended = {mark: re.findall(rf"✓ (\S+) .*  {mark}", shown) for mark in ("compensated", "rolled back")}
     assert ended == {"compensated": ["book"], "rolled back": ["note"]}
     assert re.findall(r"can't be undone: (\S+)", shown) == ["send"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "tries", "requests", "error"),
+    [
+        (ModelUnavailable("x:y", "Overloaded", status=529), 2, "Overloaded", "model 'x:y': Overloaded (status 529)"),
+        (KeyError("my own bug"), 1, "KeyError: 'my own bug'", "KeyError: 'my own bug'"),
+    ],
+    ids=["model", "code"],
+)  # fmt: skip
+async def test_a_run_that_ends_without_an_answer_shows_the_requests_for_it(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str], raised: Exception, tries: int, requests: str, error: str
+):  # fmt: skip
+    """The last step of such a run has a time and the requests that failed, in the terminal and on the page. The error is whole."""
+    script = ScriptedModel([call("note", text="a"), *[raised] * 2], name="a:1")
+    adapter = Adapter(script, journal=recorder.journal, retry=Retry(attempts=2, first_wait=0.0))
+    with pytest.raises((PromptEvaluationError, KeyError)):
+        await adapter.evaluate(Prompt("a-long-name-" * 5, "Do.", tools=[note]), "go", run_id="r")
+    tree = await show(recorder.journal, "r")
+    last = run_tree(tree)["turns"][-1]
+    assert (last["number"], last["answered"]) == (2, False)
+    assert last["failed"] == [{"model": "a:1", "error": requests}] * tries
+    assert (last["at"], last["seconds"]) >= (tree.turns[0].at, 0)
+    print_item(view.run_tree(tree, full=False))
+    shown = capsys.readouterr().out
+    assert re.search(r"step 2 .* · no answer", shown)
+    assert shown.count(f"✗ a:1: {requests}") == tries
+    assert error in shown.splitlines()[-1]
+    assert tree.steps == 1  # `fork` takes answers only
 
 
 async def test_what_a_compensation_could_not_undo_stands(recorder: Recorder):

@@ -76,6 +76,7 @@ class Answer:
         "_view",
         "attempt",
         "charged",
+        "interrupted",
         "model",
         "sent",
         "stop",
@@ -98,6 +99,8 @@ class Answer:
         self.usage = _NONE
         self.charged: Charged = {}
         """The amounts that the budget was charged, if the provider did not report the usage; otherwise empty."""
+        self.interrupted = False
+        """Whether the request was stopped while its answer was awaited."""
         self.stop: StopPart | None = None
         self.sent: SentPart | None = None
         self._view: RequestView | None = None
@@ -135,7 +138,9 @@ class Answer:
     @property
     def begun(self) -> bool:
         """Whether the request has been sent, as far as is known. If so, the provider may charge for it."""
-        return bool(self.sent or self._texts or self._pieces or self._thoughts or self._attached)
+        return self.interrupted or bool(
+            self.sent or self._texts or self._pieces or self._thoughts or self._attached
+        )
 
     @property
     def is_paused(self) -> bool:
@@ -258,6 +263,16 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
         return AssistantMessage(
             self.text, calls, self.stop.kept, self.thought, self.attachments, self.offsets
         )
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """The requests for an answer that never came, with which a run ended."""
+
+    at: float
+    """When the first request began, in seconds since 1970."""
+    seconds: float
+    """The time until the last request had failed, in seconds."""
+    failed: tuple[FailedRequest, ...]
 
 
 class _Answered(Protocol):

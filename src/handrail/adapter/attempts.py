@@ -13,6 +13,7 @@ from handrail.adapter.answer import (
     Answer,
     FailedRequest,
     RecordedAnswer,
+    Unanswered,
     offer_of,
     read_answer,
     write_answer,
@@ -29,6 +30,7 @@ from handrail.replay.attachments import load
 if TYPE_CHECKING:
     from handrail.adapter.run import Run
     from handrail.adapter.settings import Retry
+    from handrail.deadline import Deadline
 
 _QUICK_ATTEMPTS = 2
 """Maximum number of attempts with one model, if there is a next candidate."""
@@ -55,8 +57,15 @@ async def ask(run: Run) -> Answer:
         run.leave_record()
     deadline = frame.deadline
     attempts = Attempts(run)
-    if deadline is None:
-        return await attempts.answer()
+    try:
+        return await (attempts.answer() if deadline is None else _in_time(run, attempts, deadline))
+    except BaseException:
+        frame.model.unanswered = attempts.unanswered()
+        raise
+
+
+async def _in_time(run: Run, attempts: Attempts, deadline: Deadline) -> Answer:
+    """Ask the model until the deadline. Raises `PromptEvaluationError` if it passes before the model has answered."""
     scope = open_scope()
     scope.start_deadline(deadline)
     try:
@@ -93,10 +102,11 @@ def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
 class Attempts:
     """The requests that are made for one answer. Each has its own events, cost and budget reservation."""
 
-    __slots__ = ("_failed", "_number", "_run")
+    __slots__ = ("_began", "_failed", "_number", "_run")
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._began = run.frame.monotonic()
         self._number = 0
         self._failed: list[FailedRequest] = []
 
@@ -106,6 +116,13 @@ class Attempts:
         If a candidate fails or refuses, the next one may be asked.
         """
         return self._judge_first() if self._run.judges_offers else self._begin()
+
+    def unanswered(self) -> Unanswered | None:
+        """Return the requests that failed, which is all of them if no model answers; None if there are none."""
+        if not self._failed:
+            return None
+        seconds = self._run.frame.monotonic() - self._began
+        return Unanswered(self._run.frame.log.now() - seconds, seconds, tuple(self._failed))
 
     async def _judge_first(self) -> Answer:
         await self._run.judge_offers()

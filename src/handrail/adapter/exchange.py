@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,9 @@ from handrail.models import ModelAnswerBroken
 from handrail.models.blocks import outside_lines
 from handrail.models.prices import most_of
 from handrail.models.provider_tools import check_provider_tools
+from handrail.raised_errors import in_short
 from handrail.replay.attachments import store
+from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
     from handrail.adapter.run import Run
@@ -44,9 +47,9 @@ async def ask_once(
 ) -> tuple[Answer, float, Decimal | None]:
     """Ask the run's model once. Returns its complete answer, the seconds it took, and its cost (None if unknown).
 
-    Even if the request fails, the budget is charged for it, and the tokens that the provider had reported by then are
-    added to the run's costs. Raises `ModelError` if the request fails, after adding it to `failed`, and
-    `BudgetExceededError` if the budget does not allow the request.
+    Even if the request fails, it is added to `failed`, the budget is charged for it, and the tokens that the provider had
+    reported by then are added to the run's costs. Raises `ModelError` if the request fails, and `BudgetExceededError`
+    if the budget does not allow it.
     """
     frame, model = run.frame, run.model
     request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
@@ -74,7 +77,8 @@ async def ask_once(
                     async for part in parts:
                         answer.take(part)
                         await _keep_bytes(run, part)
-            except BaseException:
+            except BaseException as error:
+                answer.interrupted = isinstance(error, asyncio.CancelledError)
                 await parts.aclose()
                 raise
             if answer.stop is None:
@@ -90,10 +94,16 @@ async def ask_once(
         return answer, seconds, cost
     except BaseException as error:
         usage, cost = _charge_cut(run, answer, reserved)
-        if isinstance(error, ModelError):
-            problem = error.problem[:_MOST_SAID]
-            failed.append(FailedRequest(model.name, problem, usage=usage, cost=cost, charged=answer.charged))
+        problem = _problem_of(error)[:_MOST_SAID]
+        failed.append(FailedRequest(model.name, problem, usage=usage, cost=cost, charged=answer.charged))
         raise
+
+
+def _problem_of(error: BaseException) -> str:
+    if isinstance(error, ModelError):
+        return error.problem
+    is_stopped = isinstance(error, asyncio.CancelledError | GeneratorExit)
+    return "it was stopped before it had answered" if is_stopped else clean_text(in_short(error))
 
 
 async def _keep_bytes(run: Run, part: ModelPart) -> None:

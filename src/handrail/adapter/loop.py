@@ -30,6 +30,7 @@ from handrail.errors import ToolValidationError, VisibilityExpansionRequired
 from handrail.messages import CallAnswered, CallAsked, Model, ToolMessage, UserMessage
 from handrail.models import ModelRequestRefused
 from handrail.prompt import OPENER, Opening, Prompt, RenderedPrompt
+from handrail.raised_errors import described
 from handrail.replay.attachments import attached_to
 from handrail.replay.marks import is_masked
 from handrail.replay.records import RecordedResult
@@ -123,7 +124,7 @@ async def run_in(
         ended = outcome.stop_reason
         return msgspec.structs.replace(outcome, attachments=made_in(conversation.messages.since(began)))
     except Exception as error:
-        ended = f"failed: {error}"
+        ended = f"failed: {described(error)}"
         raise
     finally:
         frame.task = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.adapter.answer import offer_of
+from handrail.adapter.answer import Unanswered, offer_of
 from handrail.adapter.apps import code_of
 from handrail.adapter.conversation import Conversation, sendable
 from handrail.adapter.followed_turns import follow, followed
@@ -36,6 +36,7 @@ from handrail.journals import Journal
 from handrail.messages import Message, Model, ModelSettings, Usage
 from handrail.models.names import reference_to
 from handrail.prompt import Prompt, RenderedPrompt
+from handrail.raised_errors import described
 from handrail.records import Entry, RunRecord, RunRow, RunStatus
 from handrail.replay.attachments import attached_to, store
 from handrail.replay.log import RunLog
@@ -104,6 +105,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Message] = []  # the messages that the run added to its session's conversation
     opened: list[str] = []  # the sections that the run's model opened; later runs show them in full
     logged: list[bytes] = []  # what calls without a recorded end have logged, such as cancelled ones
+    unanswered: Unanswered | None = None  # the requests for the answer that the run ended without
 
 
 def decode_begin(record: RunRecord) -> RunBegin:
@@ -294,7 +296,7 @@ async def carry_out(
         raise
     except Exception as error:
         status = "failed"
-        words = str(error).encode(errors="replace").decode()  # a lone surrogate can't be recorded
+        words = clean_text(described(error))
         phase = error.phase if isinstance(error, PromptEvaluationError) else ""
         outcome = RunOutcome(stop_reason="failed", error=words, phase=phase)
         raise
@@ -306,6 +308,7 @@ async def carry_out(
             messages=conversation.shown_since(began),
             opened=conversation.opened[shown:],
             logged=frame.log.unrecorded,
+            unanswered=frame.model.unanswered if status in ("failed", "cancelled") else None,
         )
         if not frame.log.closed or status in ("parked", "running"):
             with contextlib.suppress(RunBusy):

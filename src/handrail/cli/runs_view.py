@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from handrail.adapter.answer import FailedRequest, Unanswered
 from handrail.cli.activity import format_money, format_spending
 from handrail.cli.screens import make_console
 from handrail.environment.form import DIFF_LINES, diff_lines
@@ -153,8 +154,11 @@ def run_tree(tree: RunTree, full: bool) -> Any:
         shown.add(Text(f"» {_text(tree.begin.message, full)}"))
     for turn in tree.turns:
         _add_turn(shown, turn, full, record.model)
+    if tree.outcome.unanswered is not None:
+        _add_unanswered(shown, tree.steps + 1, tree.outcome.unanswered, full)
     if tree.outcome.error:
-        shown.add(Text(f"✗ {_text(tree.outcome.error, full)}", "red"))
+        error = escape(tree.outcome.error) if full else _line(tree.outcome.error, _MAX_PROBLEM)
+        shown.add(Text(f"✗ {error}", "red"))
     for asked in tree.questions:
         if asked.answer is None:
             shown.add(question_text(asked.question, full))
@@ -174,8 +178,7 @@ def _add_turn(above: Tree, turn: Turn, full: bool, usual: str = "") -> None:
     tokens = "" if turn.usage is None else f" · {turn.usage.input:,} in, {turn.usage.output:,} out"
     cost = "" if turn.cost is None else f" · {format_money(turn.cost)}"
     text.append(f"  {_seconds(turn.seconds)}{tokens}{cost}", "not bold dim")
-    for each in turn.failed:
-        text.append(f"\n✗ {_line(each.model, 60)}: {_text(each.error, full)}", "not bold yellow")
+    _add_failed(text, turn.failed, full)
     if turn.text:
         text.append(f"\n{_text(turn.text, full)}", "not bold default")
     for attachment in turn.attachments:
@@ -183,6 +186,18 @@ def _add_turn(above: Tree, turn: Turn, full: bool, usual: str = "") -> None:
     node = above.add(text)
     for call in turn.calls:
         _add_call(node, call, full)
+
+
+def _add_unanswered(above: Tree, number: int, unanswered: Unanswered, full: bool) -> None:
+    text = Text(f"step {number}", "bold cyan")
+    text.append(f"  {_seconds(unanswered.seconds)} · no answer", "not bold dim")
+    _add_failed(text, unanswered.failed, full)
+    above.add(text)
+
+
+def _add_failed(text: Text, failed: Sequence[FailedRequest], full: bool) -> None:
+    for each in failed:
+        text.append(f"\n✗ {_line(each.model, 60)}: {_text(each.error, full)}", "not bold yellow")
 
 
 def _add_call(above: Tree, call: CallNode, full: bool) -> None:
@@ -350,7 +365,7 @@ def run_data(line: RunLine) -> dict[str, Any]:
 def tree_data(tree: RunTree) -> dict[str, Any]:
     said: Any = {
         **run_data(RunLine(tree.row, tree.standing)), "message": tree.begin.message, "turns": tree.turns,
-        "text": tree.outcome.text, "error": tree.outcome.error, "usage": tree.usage,
+        "unanswered": tree.outcome.unanswered, "text": tree.outcome.text, "error": tree.outcome.error, "usage": tree.usage,
         "cost": None if tree.cost is None else str(tree.cost),
         "waiting": [question_data(asked.question) for asked in tree.questions if asked.answer is None],
         "unapplied": tree.unapplied,

@@ -106,6 +106,8 @@ class ModelSide(msgspec.Struct, eq=False):
     """The request and the response that led to the current calls."""
     adapter: Callable[[Any], BoundAdapter] | None = None
     prompt_model: Callable[[Any], PromptModel] | None = None
+    unanswered: Any = None
+    """The requests for the answer that the run ended without, as an `Unanswered`; None if it ended otherwise."""
 
 
 class Costs:

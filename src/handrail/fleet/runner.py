@@ -31,6 +31,7 @@ from handrail.fleet.apps import FleetApp
 from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
 from handrail.fleet.submission import repeat, this_host
 from handrail.limits import Budget
+from handrail.raised_errors import described
 from handrail.records import OVER, RunRow, WorkerRow
 from handrail.rendering import counted
 from handrail.replay.attachments import load as load_attachments
@@ -396,7 +397,9 @@ class Runner:
             pause = _BUSY_SECONDS if isinstance(error, _Busy) else _RETRY_SECONDS
             later = journal.clock.now().timestamp() + pause
             if row.status == "queued" and is_mine and not isinstance(error, JournalError | _Busy):
-                outcome = RunOutcome(stop_reason="failed", cost=Decimal(0), error=str(error), phase="begin")
+                outcome = RunOutcome(
+                    stop_reason="failed", cost=Decimal(0), error=described(error), phase="begin"
+                )
                 await journal.runs.leave(run_id, "failed", msgspec.msgpack.encode(outcome))
             elif is_mine:
                 await journal.runs.leave(run_id, row.status, row.outcome, due_at=later)

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from handrail.adapter.answer import total
+from handrail.adapter.answer import FailedRequest, Unanswered, total
 from handrail.adapter.run_record import decode_begin, decode_outcome
 from handrail.errors import JournalAltered
 from handrail.journals import Journal
@@ -439,7 +439,26 @@ def _nested_status(run: NestedRun, call: CallNode) -> str:
 def run_tree(found: RunTree) -> dict[str, Any]:
     """Return a run as a JSON tree, for the timeline."""
     line = run_line(found.row, found)
-    return {**line, "turns": [_turn_json(each) for each in found.turns]}
+    turns = [_turn_json(each) for each in found.turns]
+    if found.outcome.unanswered is not None:
+        turns.append(_unanswered_json(found.steps + 1, found.outcome.unanswered))
+    return {**line, "turns": turns}
+
+
+def _unanswered_json(number: int, unanswered: Unanswered) -> dict[str, Any]:
+    """Return the turn that a run ended in, because no model answered."""
+    return {
+        "number": number,
+        "at": unanswered.at,
+        "seconds": unanswered.seconds,
+        "answered": False,
+        "failed": _failed_json(unanswered.failed),
+        "calls": [],
+    }
+
+
+def _failed_json(failed: Iterable[FailedRequest]) -> list[dict[str, Any]]:
+    return [{"model": each.model, "error": each.error} for each in failed]
 
 
 def _turn_json(each: Turn) -> dict[str, Any]:
@@ -451,7 +470,7 @@ def _turn_json(each: Turn) -> dict[str, Any]:
         "model": each.model,
         "usage": None if each.usage is None else usage_json(each.usage),
         "cost": format_cost(each.cost),
-        "failed": [{"model": one.model, "error": one.error} for one in each.failed],
+        "failed": _failed_json(each.failed),
         "calls": [_call_json(call) for call in each.calls],
     }
 

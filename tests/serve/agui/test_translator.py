@@ -460,6 +460,32 @@ def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -
 # --- single features --------------------------------------------------------------------------------------
 
 
+async def test_the_cost_of_a_run_that_was_stopped_is_unknown() -> None:
+    """The end of a run reports its cost, if requests that were cut off have changed what is known of it."""
+    asked = asyncio.Event()
+
+    async def answer(request: Any) -> Any:
+        if len(request.messages) == 1:
+            return Reply(calls=[ToolCall("nothing")], usage=Usage(10, 5, requests=1))
+        asked.set()
+        await asyncio.Event().wait()
+
+    session, told = Session(), Translator("t", "r")
+    costs: list[Any] = []
+
+    def take(event: object) -> None:
+        found = [each.data for each in told.take(event)]
+        costs.extend(each["value"]["cost"] for each in found if each.get("name") == "handrail.usage")
+
+    session.dispatcher.subscribe(object, take)
+    adapter = Adapter(ScriptedModel(answer, traits=Traits(Price(Decimal(1_000_000), Decimal(0)))))
+    run = asyncio.ensure_future(adapter.evaluate(Prompt("p", "Do."), "go", session=session, run_id="r"))
+    await asked.wait()
+    run.cancel()
+    await asyncio.wait([run])
+    assert costs == ["10", None]
+
+
 async def test_what_the_page_is_told_of_calls() -> None:
     """The page's events report each call's start, waits and end, its inner calls, and the cost of nested runs."""
     small = Small(Stage())

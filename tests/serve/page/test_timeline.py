@@ -195,6 +195,22 @@ def test_nothing_yet_one_span_and_five_hundred(shown: Widgets):
     expect(items(shown).last).to_be_focused()
 
 
+def test_a_failed_run_says_why(shown: Widgets):
+    """The reason of a failed run stands below its spans, or in their place. A turn without an answer is marked as failed."""
+    failed = {"number": 2, "at": BEGAN + 3, "seconds": 1, "answered": False, "calls": []}
+    failed["failed"] = [{"model": "a:1", "error": "Overloaded"}]
+    error = "prompt 'p': model 'a:1': Overloaded. It was tried 2 times."
+    shown.show("timeline", tree={**tree(turn(1, 0, 2), failed, status="failed"), "error": error})
+    expect(shown.page.get_by_text(error)).to_be_visible()
+    expect(items(shown).nth(1)).to_have_accessible_name(
+        "Turn 2 · a:1 failed: Overloaded · no answer · 1 s · after 3 s"
+    )
+    assert shown.page.locator("svg .cross").count() == 1
+    shown.show("timeline", tree={**tree(status="failed"), "error": error})
+    expect(shown.page.get_by_text(error)).to_be_visible()
+    expect(shown.page.get_by_text("Nothing")).to_have_count(0)
+
+
 def test_no_timeline_is_wider_than_a_phone(shown: Widgets):
     """At a width of 390 pixels, the timeline scrolls inside its box and the page does not scroll sideways."""
     shown.page.set_viewport_size({"width": 390, "height": 800})

@@ -24,6 +24,12 @@ test("a turn has the failures that came before its answer", () => {
   assert.deepEqual(spans.map((span) => span.failed), [failed, []]);
 });
 
+test("a turn that nobody answered has failed", () => {
+  const unanswered = { number: 2, at: 2, seconds: 3, answered: false, failed: [{ model: "a:1", error: "down" }], calls: [] };
+  const spans = spansOf({ status: "failed", turns: [turn(1, 0, 1), unanswered] }, 0);
+  assert.deepEqual(spans.map((span) => [span.status, span.start, span.end]), [["ok", 0, 1], ["error", 2, 5]]);
+});
+
 test("a call says how what it did was reversed", () => {
   const inner = [call("book", 2, 1, { compensated: true }), call("note", 2, 1, { rolled_back: true }), call("read", 2, 1)];
   const spans = spansOf({ status: "cancelled", turns: [turn(1, 0, 1, [call("trip", 2, 1, { status: "cancelled", calls: inner, undone: true })])] }, 0);

@@ -12,7 +12,7 @@ const MOST_ZOOM = 64;
 export function Timeline({ tree }) {
   const now = useNow(isGoing(tree));
   const spans = useMemo(() => spansOf(tree, now), [tree, now]);
-  if (!spans.length) return html`<div class="state"><p>Nothing has happened in this run yet.</p></div>`;
+  if (!spans.length) return html`<div class="state"><p>${tree.error || (isGoing(tree) ? "Nothing has happened in this run yet." : "Nothing happened in this run.")}</p></div>`;
   return html`<${Spans} tree=${tree} spans=${spans} />`;
 }
 
@@ -56,6 +56,7 @@ function Spans({ tree, spans }) {
       </div>
     </div>
     <p class="timeline-detail">${detailOf(shown, axis.start)}</p>
+    ${tree.error && html`<p class="timeline-error"><span class="span-sign status-error" aria-hidden="true">${SIGNS.error}</span> ${tree.error}</p>`}
     <${Legend} spans=${spans} axis=${axis} />
   </section>`;
 }
@@ -139,7 +140,9 @@ export function wordOf(status) {
 export function detailOf(span, start) {
   const parts = [span.kind === "turn" && span.model ? `${span.label} (${span.model})` : span.label];
   if (span.kind === "run") parts.push("nested run");
-  for (const { model, error } of span.failed ?? []) parts.push(`${model} failed before: ${error}`);
+  const unanswered = span.kind === "turn" && span.status === "error";
+  for (const { model, error } of span.failed ?? []) parts.push(`${model} failed${unanswered ? "" : " before"}: ${error}`);
+  if (unanswered) parts.push("no answer");
   if (span.kind === "call") parts.push(span.status, ...span.reversed);
   parts.push(span.open ? `${lasting(span.end - span.start)} so far` : lasting(span.end - span.start));
   for (const wait of span.waits) {
@@ -178,7 +181,7 @@ function Legend({ spans, axis }) {
   const marks = [
     ["turn", "model", spans.some((span) => span.kind === "turn")],
     ["call", "call", spans.some((span) => span.kind === "call")],
-    ["bad", "failed (cross)", spans.some((span) => span.failed?.length || (span.kind === "call" && !["ok", "running", "waiting"].includes(span.status)))],
+    ["bad", "failed (cross)", spans.some((span) => span.failed?.length || (span.kind !== "run" && !["ok", "running", "waiting"].includes(span.status)))],
     ["wait", "waiting for a person", spans.some((span) => span.waits.length)],
     ["break", "time omitted", axis.stretches.some((one) => one.broken)],
   ];

@@ -67,7 +67,7 @@ function bar(span, top, x, width, hatch) {
   const left = x(span.start);
   const wide = Math.max(3, x(span.end) - left);
   const y = top + (ROW - BAR) / 2;
-  const bad = span.kind === "call" && !FINE.includes(span.status);
+  const bad = span.kind !== "run" && !FINE.includes(span.status);
   const kind = `bar is-${span.kind} ${bad ? "is-bad" : ""} ${span.open ? "is-open" : ""}`;
   if (span.kind === "run") {
     // A nested run is a bracket over its contents.

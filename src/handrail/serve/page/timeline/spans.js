@@ -37,7 +37,7 @@ function turnsInto(made, turns, prefix, depth, parent) {
     const first = Math.min(...calls.map((call) => seconds(call.at) ?? Infinity));
     const end = Math.min(endOf(made, start, turn.seconds), Math.max(first, start));
     made.spans.push({
-      id, parent, depth, kind: "turn", label: `Turn ${turn.number ?? at + 1}`, model: turn.model ?? null, status: "ok", start, end,
+      id, parent, depth, kind: "turn", label: `Turn ${turn.number ?? at + 1}`, model: turn.model ?? null, status: turn.answered === false ? "error" : "ok", start, end,
       open: made.goes && isOpen(turn) && !calls.length, waits: [], usage: turn.usage ?? null, cost: turn.cost ?? null,
       message: turn.text ?? "", failed: turn.failed ?? [], children: false,
     });
