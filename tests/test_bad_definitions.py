@@ -189,6 +189,12 @@ FIELDS: dict[str, Row] = {
         "'read' is an effect, not a capability",
         "effect='read'",
     ),
+    "returns-bytes": (
+        lambda: make(result=list[bytes | None]),
+        ToolDefinitionError,
+        "returns list[",
+        "an Attachment",
+    ),
     "capability-list": (lambda: make(capabilities=[["net"]]), ToolDefinitionError, "['net']", "as in"),
     "read-with-write-capability": (
         lambda: make(effect="read", capabilities={"fs.write"}),

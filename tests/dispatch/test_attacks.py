@@ -624,6 +624,31 @@ def test_a_result_of_another_type_than_declared_fails_the_call(value: Any, words
     run_virtual(main)
 
 
+@pytest.mark.parametrize(
+    "paid", [ToolResult.ok(message="paid"), ToolResult("paid", None), ToolResult.ok(None), ToolResult.ok()]
+)
+def test_a_result_may_lack_a_value_of_the_declared_type(paid: ToolResult[Any]) -> None:
+    """A call that succeeded stands if its handler returns a `ToolResult` without a value, with any declared type."""
+
+    async def main() -> None:
+        @tool(effect="irreversible")
+        async def pay() -> ToolResult[int]:
+            """Pay."""
+            return paid
+
+        @tool(effect="irreversible")
+        async def outer(context: ToolContext) -> str:
+            """Pay, too."""
+            return str((await context.call("pay")).unwrap())
+
+        rig = Rig([pay, outer], journal=MemoryJournal())
+        result = await rig.call("pay")
+        assert (result.success, result.value, result.render()) == (True, None, paid.message or "done")
+        assert (await rig.call("outer")).value == "None"
+
+    run_virtual(main)
+
+
 def test_a_result_that_can_not_be_shown_fails_the_call() -> None:
     """A result that can't be encoded as JSON fails the call, even without a declared type."""
 

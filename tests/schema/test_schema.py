@@ -1103,6 +1103,13 @@ def test_a_secret_is_masked_when_dumped():
 # --- types that are refused ----------------------------------------------------------------------
 
 
+class Corner(enum.Enum):
+    """An enum whose values JSON does not have."""
+
+    TOP_LEFT = (0, 0)
+    OTHER = object()
+
+
 @pytest.mark.parametrize(
     ("annotation", "words"),
     [
@@ -1110,6 +1117,8 @@ def test_a_secret_is_masked_when_dumped():
         (list[range], "list[range] can't be described to a model: "),
         (Iterator[int], "Iterator[int] can't be described to a model: "),
         (type[int], "type[int] can't be described to a model: a class can't be sent as JSON. Use "),
+        (Corner, "Corner can't be described to a model: a value of the enum is neither text nor a number. "),
+        (dict[tuple[int, int], str], "dict[tuple[int, int], str] can't be described to a model: a key "),
     ],
     ids=str,
 )

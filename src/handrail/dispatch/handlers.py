@@ -32,7 +32,7 @@ from handrail.schema.problems import describe
 from handrail.spelling import nearest
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import refusal
-from handrail.tools.result import clean_text, keep_rendering, renders
+from handrail.tools.result import clean_text, keep_rendering, lacks_value, renders
 
 _RETRIES = 2
 """Maximum number of times that a call is retried after transient failures."""
@@ -262,7 +262,12 @@ def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
     elif not isinstance(result, _RESULT):
         raise SignatureMismatch(f"its handler returned {describe_kind(result)} instead of a ToolResult")
     value = result.value
-    if declared is not None and not isinstance(value, declared) and result.success:
+    if (
+        declared is not None
+        and not isinstance(value, declared)
+        and result.success
+        and not lacks_value(result)
+    ):
         raise WrongResult(f"it returned {_described(value)} but declares {describe(tool.result)}")
     _check_rendering(tool, result, attempt)
 

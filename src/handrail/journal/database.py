@@ -13,7 +13,6 @@ from queue import SimpleQueue
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
-import pydantic_core
 
 from handrail.cancellation import Pending
 from handrail.clock import Clock
@@ -34,6 +33,7 @@ from handrail.journal.schema import (
     find_alteration,
     is_blank,
 )
+from handrail.schema.kinds import to_plain
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ _threaded: weakref.WeakSet[Database] = weakref.WeakSet()
 """The open databases whose jobs run in a thread of their own."""
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=pydantic_core.to_jsonable_python).encode
+_encode = msgspec.msgpack.Encoder(enc_hook=to_plain).encode
 
 
 def encode(value: object, what: str, *names: str) -> bytes:

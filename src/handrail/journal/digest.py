@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pydantic_core
 
 from handrail.errors import JournalError
 from handrail.journal.location import KEY_SUFFIX, check_private, check_secret, create_folders, state_folder
 from handrail.rendering import counted
+from handrail.schema.kinds import to_plain
 
 log = logging.getLogger("handrail.journal")
 
@@ -173,7 +173,5 @@ def _make(path: Path) -> None:
 
 def digest(key: bytes, *parts: Any) -> str:
     """Compute a keyed digest over JSON values, in the given order."""
-    body = b"\0".join(
-        msgspec.json.encode(pydantic_core.to_jsonable_python(part), order="sorted") for part in parts
-    )
+    body = b"\0".join(msgspec.json.encode(to_plain(part), order="sorted") for part in parts)
     return hmac.digest(key, b"handrail question\0" + body, hashlib.sha256).hex()

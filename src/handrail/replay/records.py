@@ -57,6 +57,13 @@ class _Written(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
     attachments: tuple[Attachment, ...] = ()
     """References to the attachments, whose bytes are blobs of the journal."""
+    number: str = ""
+    """The value as text, if it has a number that JSON does not have, such as NaN. `value` is then null."""
+
+    @property
+    def json(self) -> bytes:
+        """The value as JSON, in which numbers can be NaN or infinite."""
+        return self.number.encode() or bytes(self.value)
 
 
 _encode = msgspec.json.Encoder().encode
@@ -74,16 +81,26 @@ def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
             f"its return value {error}, and this run has a journal: return plain data"
         ) from None
     message, excluded = clean_text(result.message), bool(result.exclude_value_from_context)
-    return _encode(
-        _Written(message, msgspec.Raw(json), bool(result.success), excluded, shown, result.attachments)
-    )
+    number = "" if _is_strict(json) else json.decode()
+    value, success = msgspec.Raw(b"null" if number else json), bool(result.success)
+    return _encode(_Written(message, value, success, excluded, shown, result.attachments, number))
+
+
+def _is_strict(json: bytes) -> bool:
+    """Return whether JSON text has no NaN and no infinity."""
+    if b"NaN" not in json and b"Infinity" not in json:
+        return True
+    try:
+        msgspec.json.decode(json)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
     """Decode a recorded result. The value of a success has the declared type if it still matches that type."""
     found = msgspec.json.decode(written, type=_Written)
-    written = bytes(found.value)
-    value = read_value(tool, written) if found.success else pydantic_core.from_json(written)
+    value = read_value(tool, found.json) if found.success else pydantic_core.from_json(found.json)
     return RecordedResult(
         found.message, value, found.success, found.excluded, found.attachments, text=found.text
     )
@@ -92,7 +109,7 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
 def read_plain(written: bytes, *, has_value: bool = True) -> RecordedResult:
     """Decode a recorded result whose tool is not known. Its value is plain data; without `has_value`, it is left out."""
     found = msgspec.json.decode(written, type=_Written)
-    value = pydantic_core.from_json(bytes(found.value)) if has_value else None
+    value = pydantic_core.from_json(found.json) if has_value else None
     return RecordedResult(
         found.message, value, found.success, found.excluded, found.attachments, text=found.text
     )
@@ -117,7 +134,7 @@ def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
     """Decode a value as the declared type, or as plain data if there is none or the value no longer matches it."""
     schema = tool.result_schema
     try:
-        return pydantic_core.from_json(written) if schema is None else schema.parse(written)
+        return pydantic_core.from_json(written) if schema is None else schema.restore(written)
     except ToolValidationError:
         return pydantic_core.from_json(written)
 

@@ -23,6 +23,7 @@ from pydantic_core import core_schema
 
 from handrail.errors import DefinitionError, ToolValidationError
 from handrail.raised_errors import in_short, words_of
+from handrail.schema.kinds import write_path
 from handrail.schema.problems import (
     MAX_PROBLEMS,
     NOT_FINITE,
@@ -114,6 +115,16 @@ class Schema(Generic[T]):
         problems = [Problem(where, what) for where, what in bounded(found, others)]
         raise ToolValidationError("; ".join(map(str, problems)), problems)
 
+    def restore(self, data: bytes) -> T:
+        """Parse JSON text that was written from a value of the type, so that numbers may be NaN or infinite.
+
+        Raises `ToolValidationError` if it does not match the type.
+        """
+        try:
+            return cast(T, self._validate(data, strict=True, extra="forbid"))
+        except Exception as error:  # the user's validator or `__post_init__` may raise any error
+            raise ToolValidationError(f"it does not match the type: {type(error).__name__}") from None
+
     def _first_errors(self, error: pydantic_core.ValidationError, data: str | bytes) -> tuple[list[Any], int]:
         """Return the errors to describe, and how many others there are.
 
@@ -204,6 +215,11 @@ class Schema(Generic[T]):
         """
         return pydantic_core.from_json(self.mask(self.clear(value)))
 
+    @property
+    def has_bytes(self) -> bool:
+        """Whether values of the type can contain bytes that are written as text. Most bytes are not text."""
+        return _has_bytes(self._adapter.core_schema)
+
     def __repr__(self) -> str:
         return f"Schema({self.annotation!r})"
 
@@ -229,7 +245,9 @@ def to_json(value: object, *, round_trip: bool = False) -> bytes:
     can't be written as JSON.
     """
     try:
-        return pydantic_core.to_json(value, inf_nan_mode="constants", round_trip=round_trip)
+        return pydantic_core.to_json(
+            value, inf_nan_mode="constants", round_trip=round_trip, fallback=write_path
+        )
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError) as error:
         raise _unwritable(error) from None
 
@@ -290,7 +308,9 @@ def _stands_at(value: Any, location: tuple[str | int, ...]) -> Any:
 
 
 def _unwritable(error: Exception) -> ToolValidationError:
-    problem = Problem("", f"can't be written as JSON: {error}")
+    # Pydantic repeats its own name around the error of a fallback.
+    why = str(error).rpartition("PydanticSerializationError: ")[2]
+    problem = Problem("", f"can't be written as JSON: {why}")
     return ToolValidationError(str(problem), [problem])
 
 
@@ -378,7 +398,20 @@ def _indescribable(annotation: Any, error: Exception) -> DefinitionError:
     )
 
 
+def _has_bytes(part: Any) -> bool:
+    if isinstance(part, dict):
+        known = cast("dict[str, Any]", part)
+        if "serialization" in known or known.get("config", {}).get("ser_json_bytes", "utf8") != "utf8":
+            return False
+        return known.get("type") == "bytes" or any(map(_has_bytes, known.values()))
+    return isinstance(part, list | tuple) and any(map(_has_bytes, cast("list[Any]", part)))
+
+
 # --- JSON Schema -------------------------------------------------------------------------------
+
+
+_NO_KEYS = frozenset(["tuple", "frozenset", "dataclass", "model"])
+"""Core schemas of types that JSON can't have as keys."""
 
 
 class _Closed(GenerateJsonSchema):
@@ -405,6 +438,16 @@ class _Closed(GenerateJsonSchema):
 
     def generator_schema(self, schema: core_schema.GeneratorSchema) -> JsonSchemaValue:
         raise PydanticUserError("the items of an Iterable are validated only when they are read", code=None)
+
+    def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
+        if not all(isinstance(each.value, str | int | float | None) for each in schema["members"]):
+            raise PydanticUserError("a value of the enum is neither text nor a number", code=None)
+        return super().enum_schema(schema)
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        if schema.get("keys_schema", {}).get("type") in _NO_KEYS:
+            raise PydanticUserError("a key of a mapping is text in JSON", code=None)
+        return super().dict_schema(schema)
 
     def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
         raise PydanticUserError("a class can't be sent as JSON", code=None)

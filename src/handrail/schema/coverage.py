@@ -16,6 +16,7 @@ import msgspec
 import pydantic_core
 from pydantic import BaseModel, RootModel, SecretBytes, SecretStr
 
+from handrail.schema.kinds import write_path
 from handrail.schema.secrets import MASK
 
 _MISSING = object()
@@ -120,7 +121,7 @@ def _is_shown(value: Any, shown: Any) -> bool:
     if isinstance(value, Enum):
         value = value.value
     try:
-        usual = pydantic_core.to_jsonable_python(value, inf_nan_mode="constants")
+        usual = pydantic_core.to_jsonable_python(value, inf_nan_mode="constants", fallback=write_path)
     except (pydantic_core.PydanticSerializationError, ValueError):
         return True
     return type(usual) is type(shown) and (usual == shown or usual != usual)

@@ -14,6 +14,7 @@ import pydantic_core
 from pydantic import Secret, SecretStr, TypeAdapter
 from pydantic_core import core_schema
 
+from handrail.schema.kinds import write_path
 from handrail.schema.problems import Location, forms_of, inside, location_of
 
 MASK = str(SecretStr("any"))
@@ -126,7 +127,7 @@ _ANYTHING = pydantic_core.SchemaSerializer(core_schema.any_schema())
 def in_clear(value: object, serializer: pydantic_core.SchemaSerializer = _ANYTHING) -> bytes:
     """Return a Python value as JSON text with its secrets unmasked. Parse the text immediately, and never keep it."""
     plain = serializer.to_python(value, by_alias=True, round_trip=True, warnings=False)
-    return pydantic_core.to_json(_revealed(plain), inf_nan_mode="constants")
+    return pydantic_core.to_json(_revealed(plain), inf_nan_mode="constants", fallback=write_path)
 
 
 def _revealed(value: Any) -> Any:

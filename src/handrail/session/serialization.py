@@ -15,7 +15,7 @@ from pydantic.errors import PydanticUserError
 from handrail.errors import Conflict, EventRefused, SessionError
 from handrail.ids import NewId, random_id
 from handrail.protocols import RunMode
-from handrail.schema.kinds import describe_kind
+from handrail.schema.kinds import describe_kind, write_path
 from handrail.session.fork import SessionFork
 from handrail.session.kinds import is_kind, kind_named, name_of, remember
 from handrail.session.session import Session
@@ -276,7 +276,7 @@ def _encoded(item: Any, session: str) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    return pydantic_core.to_json(value, round_trip=True, inf_nan_mode="strings")
+    return pydantic_core.to_json(value, round_trip=True, inf_nan_mode="strings", fallback=write_path)
 
 
 def _fallback(value: Any) -> Any:

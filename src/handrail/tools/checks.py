@@ -229,6 +229,11 @@ class _Check:
                 "its params contain an Attachment, which a model can't write",
                 "Take a path or a name instead, and return attachments in the result.",
             )
+        if result is not None and result.has_bytes:
+            raise self.error(
+                f"it returns {describe(tool.result)}, and bytes can't be written as JSON",
+                "Return text, or an Attachment for a picture, a sound or a document.",
+            )
         self.fill("_schema", schema)
         self.fill("result_class", _class_of(tool.result))
         self.fill("copy_params", quick_copy(tool.params, self.namespace) or partial(_parse_again, tool))

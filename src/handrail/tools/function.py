@@ -27,7 +27,6 @@ from typing import (
     overload,
 )
 
-import pydantic_core
 from pydantic import Field
 from pydantic.fields import FieldInfo
 from pydantic.warnings import UnsupportedFieldAttributeWarning
@@ -35,10 +34,11 @@ from pydantic.warnings import UnsupportedFieldAttributeWarning
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidationError
 from handrail.schema import Schema
+from handrail.schema.kinds import to_plain
 from handrail.schema.problems import describe
 from handrail.spelling import check_arguments
 from handrail.tools.definition import Tool, ToolOptions
-from handrail.tools.result import ToolResult
+from handrail.tools.result import ToolResult, plain_result
 from handrail.tools.signature import (
     MISSING,
     Signature,
@@ -300,7 +300,7 @@ def _field(name: str, annotation: Any, default: Any) -> tuple[str, Any, Any]:
         return name, annotation, dataclasses.field()
     if type(default).__hash__ is not None:
         return name, annotation, dataclasses.field(default=default)
-    shown = Field(json_schema_extra={"default": pydantic_core.to_jsonable_python(default)})
+    shown = Field(json_schema_extra={"default": to_plain(default)})
     copied = dataclasses.field(default_factory=lambda: copy.deepcopy(default))
     return name, Annotated[annotation, shown], copied
 
@@ -312,14 +312,14 @@ def _handler(function: Any, signature: Signature, context_name: str | None) -> A
     def plain_handler(params: Any, *, context: Any) -> ToolResult[Any]:
         arguments = params.__dict__
         value = function(**(arguments if context_name is None else {**arguments, context_name: context}))
-        return cast(ToolResult[Any], value) if isinstance(value, ToolResult) else ToolResult("", value)
+        return cast(ToolResult[Any], value) if isinstance(value, ToolResult) else plain_result(value)
 
     async def async_handler(params: Any, *, context: Any) -> ToolResult[Any]:
         arguments = params.__dict__
         value = await function(
             **(arguments if context_name is None else {**arguments, context_name: context})
         )
-        return cast(ToolResult[Any], value) if isinstance(value, ToolResult) else ToolResult("", value)
+        return cast(ToolResult[Any], value) if isinstance(value, ToolResult) else plain_result(value)
 
     handler: Any = async_handler if signature.is_async else plain_handler
     wanted = MISSING if context_name is None else signature.annotation(context_name)

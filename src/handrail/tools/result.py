@@ -98,6 +98,19 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
         return self.message or shown or ("done" if self.success else "failed")
 
 
+def plain_result(value: Any) -> ToolResult[Any]:
+    """Return the result of a function that returned a plain value. Unlike in a result of its own, None is a value here."""
+    result = ToolResult("", value)
+    if value is None:
+        cast(Any, result).__dict__["plain"] = True  # a Struct with dict=True has a plain dict
+    return result
+
+
+def lacks_value(result: ToolResult[Any]) -> bool:
+    """Return whether a result has no value, whatever type was declared: the handler created it with None."""
+    return result.value is None and "plain" not in result.__dict__
+
+
 _NUMBERS = frozenset([int, float, bool])
 
 # The gate renders a result before the call is committed, and keeps the rendering in the result's `__dict__`. So a value
