@@ -155,7 +155,7 @@ class Agent(Generic[OutputT]):
         continue, for example after a failed request or at a limit, `RunParked` if the run is parked, and `ConversationBusy`
         if another run uses the session.
         """
-        check_names("run", RunArguments, arguments)
+        check_names("run", RunArguments, arguments, ["message"])
         return self.adapter.evaluate(self.prompt, params, message=message, **arguments)
 
     def stream(
@@ -165,7 +165,7 @@ class Agent(Generic[OutputT]):
 
         The arguments are those of `run`. The run starts when the stream is iterated or its `.response` is awaited.
         """
-        check_names("stream", RunArguments, arguments)
+        check_names("stream", RunArguments, arguments, ["message"])
         return self.adapter.stream(self.prompt, params, message=message, **arguments)
 
     def resume(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from types import CodeType
 from typing import Any, TypeVar
@@ -30,14 +30,21 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     )
 
 
-def check_arguments(called: str, known: Iterable[str], given: Iterable[str]) -> None:
+def check_arguments(
+    called: str, known: Iterable[str], given: Iterable[str], positional: Sequence[str] = ()
+) -> None:
     """Raise `TypeError` for the first given name that is not known.
 
     The message suggests a known name that is similar, or lists all of them if none is. `called` is the function as its
-    caller wrote it.
+    caller wrote it, and `positional` are its arguments that can't be passed by name, of which the message says that.
     """
     names = frozenset(known)
     for name in given:
+        if name in positional:
+            example = ", ".join(positional[: positional.index(name) + 1])
+            raise TypeError(
+                f"{called} takes {name!r} by position, not by name. Write {called.removeprefix('@')}({example}), without `{name}=`."
+            )
         if name not in names:
             near = nearest(name, sorted(names))
             takes = ", ".join(sorted(names)) or "no arguments by name"
@@ -54,12 +61,13 @@ def checked_arguments(cls: C) -> C:
     make: Any = cls.__init__
     code: CodeType = make.__code__
     end = code.co_argcount + code.co_kwonlyargcount
-    known = frozenset(code.co_varnames[max(1, code.co_posonlyargcount) : end])
+    first = max(1, code.co_posonlyargcount)  # after `self`
+    positional, known = code.co_varnames[1:first], frozenset(code.co_varnames[first:end])
 
     @functools.wraps(make)
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
         if not named.keys() <= known:
-            check_arguments(type(self).__name__, known, named)
+            check_arguments(type(self).__name__, known, named, positional)
         make(self, *arguments, **named)
 
     cls.__init__ = __init__

@@ -10,6 +10,7 @@ import pytest
 from handrail import (
     Adapter,
     Agent,
+    Attachment,
     Budget,
     Deadline,
     MemoryFilesystem,
@@ -88,8 +89,27 @@ def test_an_argument_that_a_worker_does_not_take_is_named(
 
 @pytest.mark.parametrize("verb", ["run", "stream"])
 def test_an_agent_takes_its_message_by_position_only(verb: str) -> None:
-    with pytest.raises(TypeError, match=rf"^{verb} takes no argument 'message'\."):
-        getattr(Agent(ScriptedModel(["x"]), "Answer."), verb)("hi", message="no")
+    with pytest.raises(TypeError, match=rf"^{verb} takes 'message' by position, .* {verb}\(message\)"):
+        getattr(Agent(ScriptedModel(["x"]), "Answer."), verb)(message="hi")
+
+
+@pytest.mark.parametrize(
+    ("function", "values", "name", "hint"),
+    [
+        (lambda *values, **given: adapter().evaluate(*values, **given), [PROMPT], "params", "evaluate(prompt, params)"),
+        (lambda *values, **given: adapter().resume(*values, **given), ["r"], "prompt", "resume(run_id, prompt)"),
+        (Attachment, [], "source", "Attachment(source)"),
+        (tool, [], "function", "tool(function)"),
+    ],
+    ids=["evaluate", "resume", "Attachment", "tool"],
+)  # fmt: skip
+def test_an_argument_by_position_is_not_said_to_be_unknown(
+    function: Any, values: list[Any], name: str, hint: str
+) -> None:
+    """The error for an argument by name that is taken by position only says how to write the call."""
+    with pytest.raises(TypeError, match="by position, not by name") as refused:
+        function(*values, **{name: None})
+    assert hint in str(refused.value)
 
 
 TAKEN_BY: dict[Any, Callable[..., Any]] = {

@@ -210,7 +210,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """
         if not arguments:
             return self
-        check_names(verb, kind, arguments)
+        check_names(verb, kind, arguments, _POSITIONAL.get(verb, ()))
         given: dict[str, Any] = {}
         for name, value in arguments.items():
             if value is not None:
@@ -290,9 +290,21 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 # --- checks, for callers without a type checker -------------------------------------------------------
 
 
-def check_names(verb: str, kind: type, arguments: Iterable[str]) -> None:
-    """Raise `TypeError` for the first argument that is not in `kind`, the `TypedDict` of the arguments that `verb` takes."""
-    check_arguments(verb, kind.__annotations__, arguments)
+_POSITIONAL = {
+    "evaluate": ("prompt", "params"),
+    "stream": ("prompt", "params"),
+    "resume": ("run_id", "prompt"),
+    "resume_stream": ("run_id", "prompt"),
+}
+"""The arguments that an adapter's methods take by position only."""
+
+
+def check_names(verb: str, kind: type, arguments: Iterable[str], positional: Sequence[str] = ()) -> None:
+    """Raise `TypeError` for the first argument that is not in `kind`, the `TypedDict` of the arguments that `verb` takes.
+
+    `positional` are the arguments that it takes by position only.
+    """
+    check_arguments(verb, kind.__annotations__, arguments, positional)
 
 
 _WANTED: Mapping[str, tuple[Any, str]] = {

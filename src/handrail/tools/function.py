@@ -112,7 +112,7 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     parameter annotated `ToolContext`, or a subclass of it, is injected and never shown to the model. A plain return value
     becomes `ToolResult.ok(value)`. Raises `ToolDefinitionError` if the definition is invalid.
     """
-    check_arguments("@tool", ("name", "description", *ToolOptions.__annotations__), options)
+    check_arguments("@tool", ("name", "description", *ToolOptions.__annotations__), options, ["function"])
     if function is None:
         return functools.partial(_tool, **options)
     return _tool(function, **options)
