@@ -178,7 +178,7 @@ def test_a_folder_given_as_a_text_is_told_what_makes_it_files():
 
 
 def test_decorators_that_need_parentheses_say_so():
-    """`@kept` without parentheses and `@tool_context("x")` are refused where they stand, with what to write."""
+    """`@kept` without parentheses, and decorators with a bare word, are refused where they stand, with what to write."""
     bare: Any = kept
     with pytest.raises(DefinitionError, match=r"@kept above Note has no arguments. Write @kept\(kind="):
 
@@ -186,6 +186,11 @@ def test_decorators_that_need_parentheses_say_so():
         class Note:
             pass
 
-    marker: Any = tool_context
-    with pytest.raises(DefinitionError, match=r"@tool_context\(param='ctx'\)"):
-        marker("ctx")
+    mistakes: list[tuple[Any, str, str]] = [
+        (tool_context, "ctx", r"@tool_context\(param='ctx'\)"),
+        (tool, "fare", r"@tool\(name='fare'\)"),
+        (bare, "log", r"@kept\(kind='log'\)"),
+    ]
+    for decorator, word, words in mistakes:
+        with pytest.raises(DefinitionError, match=words):
+            decorator(word)

@@ -17,7 +17,7 @@ import pytest
 
 import handrail
 from handrail import errors, events
-from support.documents import DOCS, ROOT
+from support.documents import DOCS, ROOT, documents
 
 pytestmark = pytest.mark.once  # the builder is installed for only one interpreter
 
@@ -130,6 +130,23 @@ def test_every_name_of_a_public_part_is_in_the_reference(part: str):
     page = (DOCS / "reference" / f"{part}.md").read_text()
     names = importlib.import_module(f"handrail.{part}").__all__
     assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_every_import_on_the_pages_works():
+    """Every name that a page imports from Handrail exists, in snippets that the tests don't run and in prose too."""
+    imports = {
+        found
+        for page in documents()
+        for found in re.findall(r"from (handrail[\w.]*) import (\w+(?: as \w+)?(?:, \w+)*)", page.read_text())
+    }
+    assert len(imports) > 50
+    missing: list[str] = []
+    for module, names in imports:
+        try:
+            exec(f"from {module} import {names}", {})
+        except ImportError as error:
+            missing.append(str(error))
+    assert missing == []
 
 
 def test_a_broken_link_fails_the_build(tmp_path: Path):

@@ -88,6 +88,10 @@ def kept(
 
     The arguments are the fields of `SliceRules`.
     """
+    if isinstance(nothing, str):
+        raise DefinitionError(
+            f"@kept({nothing!r}) has an argument without a name. Write @kept(kind={nothing!r})."
+        )
     if nothing is not None:
         name = getattr(nothing, "__name__", repr(nothing))
         raise DefinitionError(

@@ -123,6 +123,10 @@ def _tool(
 ) -> Any:
     if isinstance(function, Tool):
         raise ToolDefinitionError(function.name, "it is already a tool", "Use `@tool` once, on the function.")
+    if isinstance(function, str):
+        raise ToolDefinitionError(
+            function, f"`@tool({function!r})` is not above a function", f"Write `@tool(name={function!r})`."
+        )
     called = name or _name_of(function)
     namespace = caller_namespace()
     signature = read(called, function, namespace, "function")
