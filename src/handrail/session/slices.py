@@ -88,12 +88,13 @@ def kept(
 
     The arguments are the fields of `SliceRules`.
     """
-    if isinstance(nothing, str):
+    given: Any = nothing
+    if isinstance(given, str):
         raise DefinitionError(
-            f"@kept({nothing!r}) has an argument without a name. Write @kept(kind={nothing!r})."
+            f"@kept({given!r}) has an argument without a name. Write @kept(kind={given!r})."
         )
-    if nothing is not None:
-        name = getattr(nothing, "__name__", repr(nothing))
+    if given is not None:
+        name = getattr(given, "__name__", repr(given))
         raise DefinitionError(
             f"@kept above {name} has no arguments. Write @kept(kind=...), or leave it out: items are state by default."
         )
