@@ -19,7 +19,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 HIDDEN = "[secret]"
 """The text that replaces a secret."""
 _MIN_LENGTH = 6
-"""Minimum length of a value that is hidden. A shorter value may occur inside ordinary words."""
+"""Minimum length of a value that is hidden wherever it occurs. A shorter value may occur inside ordinary words."""
 _NAMED = re.compile(
     r"key|token|secret|passw|passphrase|credential|auth|cookie|session|bearer|signature|private|pwd|dsn|jwt|\bpat\b|_pat\b",
     re.IGNORECASE,
@@ -40,6 +40,19 @@ _PUBLIC_HEADERS = frozenset(
 def is_secret_name(name: str) -> bool:
     """Return whether the name of a variable suggests that its value is a secret."""
     return _NAMED.search(name) is not None
+
+
+def replace_secret(text: str, secret: str, hidden: str = HIDDEN) -> str:
+    """Return a text with `hidden` in place of each occurrence of a secret.
+
+    A secret of fewer than six characters, such as the `x` that a local server takes as its key, may occur inside ordinary
+    words. It is replaced only where it stands alone: not beside a letter, a digit or `_`.
+    """
+    if secret not in text:
+        return text
+    if len(secret) >= _MIN_LENGTH:
+        return text.replace(secret, hidden)
+    return re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", lambda _: hidden, text)
 
 
 class Secrets:
@@ -72,8 +85,7 @@ class Secrets:
     def hide(self, text: str) -> str:
         """Return a text with `[secret]` in place of each secret."""
         for value in self.values:
-            if value in text:
-                text = text.replace(value, HIDDEN)
+            text = replace_secret(text, value)
         return text
 
     def hide_in_bytes(self, content: bytes) -> bytes:

@@ -559,6 +559,8 @@ def test_every_password_of_a_url_is_masked_in_messages():
     address = parse_url("postgresql://me:one%20two@host/db?sslpassword=one%20two%203&password=four")
     told = address.without_secret("one two 3, one%20two%203, one two, one%20two, four")
     assert told == ", ".join(["***"] * 5)
+    short = parse_url("postgresql://me:a@host/db")
+    assert short.without_secret("the password 'a' has failed") == "the password '***' has failed"
 
 
 @pytest.mark.parametrize("password", ["12/horse", "12?horse", "12#horse", "12/a?b#horse"])

@@ -120,6 +120,38 @@ def test_a_provider_that_says_the_key_back_is_not_repeated(monkeypatch: pytest.M
     assert KEY not in everything(raised.value)
 
 
+SHORT_KEYS = [
+    (
+        "x",
+        "maximum of x: Bearer x, 'x', x.",
+        "maximum of [the key]: Bearer [the key], '[the key]', [the key].",
+    ),
+    ("none", "Nonetheless none", "Nonetheless [the key]"),
+    ("a+b", "aa+bb a+b", "aa+bb [the key]"),
+    ("sk-long", "desk-longer", "de[the key]er"),
+]
+
+
+@pytest.mark.parametrize(("key", "said", "shown"), SHORT_KEYS)
+def test_a_short_key_is_hidden_where_it_stands_alone(
+    monkeypatch: pytest.MonkeyPatch, key: str, said: str, shown: str
+) -> None:
+    """A key such as `x` is hidden as a word of its own, and does not garble other words. A longer key is hidden everywhere."""
+    from handrail.models import bridge
+    from handrail.models.http import Endpoint
+    from handrail.models.providers import Key
+
+    monkeypatch.setenv("PLANTED_API_KEY", key)
+    provider = Endpoint(
+        "m", "http://127.0.0.1:1", keys=(Key("PLANTED_API_KEY", "x-api-key", ""),), key_needed=True
+    )
+    assert provider._without_key(said) == shown
+    assert bridge._without_secrets(said) == shown
+    monkeypatch.delenv("PLANTED_API_KEY")
+    monkeypatch.setenv("PLANTED_TOKENS_ARE_FAST", "true")
+    assert bridge._without_secrets("not true") == "not true"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_secret_headers_are_recorded_nowhere(tmp_path: Path, stream: bool) -> None:
     """A value of `headers` that a provider repeats is in no error, no request id and no cassette."""

@@ -53,6 +53,7 @@ from handrail.models.media import attachment_with, kept_data, place_for, said_in
 from handrail.models.parts import AUDIO, IMAGES, PDF, text_with
 from handrail.models.request_settings import BRIDGE, settings_fields
 from handrail.schema import Schema
+from handrail.secrets import replace_secret
 from handrail.tools import Tool
 
 _STOPS: dict[str | None, StopReason] = {
@@ -305,7 +306,7 @@ class _Pieces:
 
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-_SHORTEST_SECRET = 6
+_SHORTEST = 6
 _MOST_SAID = 500
 
 
@@ -343,11 +344,12 @@ def _said(error: Exception) -> str:
 def _without_secrets(text: str) -> str:
     """Return a message without secrets, because some providers echo the key.
 
-    The key's variable differs by provider, so every variable whose name suggests a secret is considered.
+    The key's variable differs by provider, so every variable whose name suggests a secret is considered. Short values are
+    only considered to be keys if the variable is named like one, because other settings are common words too.
     """
     for name, value in os.environ.items():
-        if len(value) >= _SHORTEST_SECRET and _SECRET.search(name):
-            text = text.replace(value, "[the key]")
+        if value and (name.upper().endswith("API_KEY") or (len(value) >= _SHORTEST and _SECRET.search(name))):
+            text = replace_secret(text, value, "[the key]")
     return text
 
 

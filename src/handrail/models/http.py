@@ -34,7 +34,7 @@ from handrail.models import (
 from handrail.models.providers import Key
 from handrail.models.rate_limits import requests_left, resets_at, retry_after, tokens_left
 from handrail.models.recorder import current_recorder
-from handrail.secrets import Secrets
+from handrail.secrets import Secrets, replace_secret
 from handrail.threads import forget_closed
 from handrail.tools.result import clean_text
 
@@ -302,7 +302,7 @@ class Endpoint:
     def _without_key(self, text: str) -> str:
         """Return a message without the keys and the values of headers, because some providers echo them in errors."""
         for value in filter(None, (key.find() for key in self._keys)):
-            text = text.replace(value, "[the key]")
+            text = replace_secret(text, value, "[the key]")
         return self._secrets.hide(text)
 
     # Responses.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from handrail.errors import JournalError
+from handrail.secrets import replace_secret
 
 SCHEMES = ("postgresql://", "postgres://")
 DEFAULT_SCHEMA = "handrail"
@@ -89,7 +90,7 @@ class Address(NamedTuple):
         """Return a message from the driver or the server, with `***` in place of each password."""
         spellings = {spelling for each in self.secrets for spelling in (each, quote(each, safe=""))}
         for each in sorted(spellings, key=len, reverse=True):  # one may be part of another
-            text = text.replace(each, "***")
+            text = replace_secret(text, each, "***")
         return text
 
 
