@@ -730,7 +730,8 @@ def test_plain_result_is_required_of_a_handler() -> None:
 
         rig = Rig([Tool("work", "Work.", handler, effect="staged")])
         result = await rig.call("work")
-        assert "returned a str instead of a ToolResult" in result.message
+        assert result.message == "work failed: its handler returned a str instead of a ToolResult."
+        assert rig.status("work") == "error"  # `invalid` is a call that did not run
         rig.assert_untouched()
 
     run_virtual(main)

@@ -68,11 +68,11 @@ def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran:
 
 
 class SignatureMismatch(Exception):
-    """Raised when a handler can't be called with params and a context, or does not return a `ToolResult`."""
+    """Raised when a handler can't be called with params and a context."""
 
 
 class WrongResult(Exception):
-    """Raised when a handler returns a result that does not have the declared type, or that can't be shown or recorded."""
+    """Raised when a handler returns no `ToolResult`, or one that does not have the declared type or can't be shown or recorded."""
 
 
 class Unsuccessful(Exception):

@@ -242,8 +242,8 @@ _is_ascii = str.isascii
 def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
     """Check that a handler's result can be shown and, if it is a success, has the declared type.
 
-    Raises `SignatureMismatch` if the result is not a `ToolResult`, `Unsuccessful` if it is a failure whose value can't be
-    shown, and `WrongResult` for any other problem. In each case the call is not committed yet, so it is undone.
+    Raises `Unsuccessful` if the result is a failure whose value can't be shown, and `WrongResult` for any other problem. In
+    each case the call is not committed yet, so it is undone.
     """
     declared = tool.result_class
     if type(result) is _RESULT:
@@ -260,7 +260,7 @@ def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
         except TypeError:
             pass  # the message or the value is not text
     elif not isinstance(result, _RESULT):
-        raise SignatureMismatch(f"its handler returned {describe_kind(result)} instead of a ToolResult")
+        raise WrongResult(f"its handler returned {describe_kind(result)} instead of a ToolResult")
     value = result.value
     if (
         declared is not None
