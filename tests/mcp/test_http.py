@@ -312,7 +312,8 @@ async def test_calls_that_come_while_the_server_stops_are_refused() -> None:
     await served.calls.begin(slow, {}, principal="ann", asks=False)
     await begun.wait()
     stopping = asyncio.ensure_future(app.stop())
-    await asyncio.sleep(0)
+    while not served.calls.is_stopping:
+        await asyncio.sleep(0)
     transport = httpx2.ASGITransport(app)
     options: Any = {"base_url": "http://127.0.0.1", "headers": BEARER}
     async with httpx2.AsyncClient(transport=transport, timeout=PATIENCE, **options) as http:

@@ -103,10 +103,10 @@ async def test_an_app_under_another_server_logs_its_link(tmp_path: Path, caplog:
     journal = SqliteJournal(tmp_path / "runs.db")
     app = asgi(source(), journal=journal)
     with caplog.at_level(logging.WARNING, "handrail.serve"):
-        async with app._lifespan(None):  # type: ignore[arg-type]  # pyright: ignore[reportPrivateUsage]
+        async with app.lifespan():
             pass
     journal.close()
-    assert re.search(r"/#link=[\w-]{43}$", caplog.records[0].getMessage())
+    assert re.search(r" #link=[\w-]{43}$", caplog.records[0].getMessage())
 
 
 def test_the_browser_gets_the_link_from_a_private_file_not_from_an_argument(monkeypatch: pytest.MonkeyPatch):
@@ -177,7 +177,7 @@ def real_server(folder: Path, *given: str, **env: str) -> Generator[tuple[Client
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
-        found = re.search(r"https?://\S+?/", line)
+        found = re.search(r"https?://[^/]+/", line)
         assert found is not None, line
         yield Client(found[0].replace("https", "http"), None), line  # type: ignore[arg-type]
     finally:
@@ -236,6 +236,15 @@ async def test_behind_a_proxy_with_tls_people_sign_in_and_the_cookie_is_for_tls_
         # a page of plain HTTP is a different origin
         plain = {**seen, "Origin": "http://chat.example"}
         assert (await client.ask("POST", "/login", {"token": TOKEN}, plain)).kind == "OriginRefused"
+
+
+def test_the_printed_address_has_the_prefix(tmp_path: Path):
+    """With `--prefix`, the server answers with and without the prefix, because some proxies remove it."""
+    (tmp_path / "desk.py").write_text(SPYING)
+    with real_server(tmp_path, "--prefix", "/agents/") as (client, line):
+        assert f"http://{client.host}/agents/#link=" in line
+        for path in ("/agents/health", "/health"):
+            assert asyncio.run(client.ask("GET", path)).status == 200
 
 
 def test_over_tls_the_cookie_is_for_tls_and_this_host_only(tmp_path: Path):

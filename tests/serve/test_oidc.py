@@ -48,7 +48,7 @@ async def link_from(client: Client, where: str, sub: str) -> str:
     """Sign in at the provider, and return the code of the link to which the server redirects the browser."""
     said = await came_back(client, where, sub)
     assert said.status == 303, said.body
-    return said.headers["location"].removeprefix("/#link=")
+    return said.headers["location"].removeprefix("../#link=")
 
 
 def users_in(folder: Path) -> None:
@@ -62,7 +62,7 @@ async def test_somebody_whom_the_provider_names_gets_in_with_the_roles_they_have
 ):
     users_in(tmp_path)
     async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret")) as client:
-        assert (await client.ask("GET", "/health")).json["sign_in"] == "/oidc/login"
+        assert (await client.ask("GET", "/health")).json["sign_in"] == "oidc/login"
         where, secret = await begun(client)
         asked = urllib.parse.parse_qs(urllib.parse.urlsplit(where).query)
         assert asked["code_challenge_method"] == ["S256"]

@@ -16,8 +16,8 @@ import uvicorn
 
 from handrail import SqliteJournal
 from handrail.serve import Limits, asgi
-from handrail.serve.app import on_stop_signal
 from handrail.serve.feed import EventStream, Feed, Streams, follow
+from handrail.serve.lifespan import on_stop_signal
 from handrail.serve.metrics import EVENTS_SENT, PrometheusMetrics
 from support import PATIENCE, warm_python
 from support.reserved_port import reserved_port

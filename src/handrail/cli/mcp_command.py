@@ -136,7 +136,8 @@ async def _serve_http(
 
     tls = tls_of(options.tls_cert, options.tls_key)
     with contextlib.closing(listen_at(options.host, options.port)) as listening:
-        address = address_of(listening, "http" if tls is None else "https").rstrip("/") + PATH
+        scheme = "http" if tls is None else "https"
+        address = address_of(listening, scheme, options.prefix).rstrip("/") + PATH
         issuer = _issuer_of(options, address)
         if issuer is not None and token is not None:
             raise UsageError(
@@ -153,6 +154,7 @@ async def _serve_http(
             people=people,
             hosts=options.hosts or (),
             origins=options.origins or (),
+            prefix=options.prefix,
             access_log=options.access_log,
         )
 

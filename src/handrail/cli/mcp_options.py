@@ -153,3 +153,11 @@ class McpOptions:
             help="Another site that may use this server, such as https://chat.example; repeatable.",
         ),
     ] = None
+    prefix: Annotated[
+        str,
+        typer.Option(
+            "--prefix",
+            metavar="PATH",
+            help="The path below which a proxy offers this server, such as /agents, whether or not the proxy removes it.",
+        ),
+    ] = ""

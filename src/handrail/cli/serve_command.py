@@ -65,6 +65,7 @@ def serve(options: ServeOptions) -> int:
                 renderers=loaded.renderers,
                 hosts=options.hosts or (),
                 origins=options.origins or (),
+                prefix=options.prefix,
                 access_log=options.access_log,
                 submit=_submit(options, loaded, journal) if options.submit else None,
             )
@@ -112,7 +113,7 @@ def page_note() -> str:
 async def _serve(options: ServeOptions, app: ServedApp, listening: socket.socket, tls: Tls | None) -> None:
     from handrail.serve.server import address_of, is_reachable, run
 
-    address = address_of(listening, "http" if tls is None else "https")
+    address = address_of(listening, "http" if tls is None else "https", options.prefix)
     principals, browser = app.principals, BrowserFile()
 
     def entrance() -> str:

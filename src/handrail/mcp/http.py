@@ -7,8 +7,8 @@ belongs to the principal who sent it, and so does each call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from handrail.mcp.server import ToolServer
 from handrail.schema.size import MOST_VALUES
 from handrail.serve.access_log import AccessLog
 from handrail.serve.bodies import BodyLimit, BodyRoute
+from handrail.serve.lifespan import Lifespan
 from handrail.serve.limits import Limits, Quota
 from handrail.serve.metrics import PrometheusMetrics
 from handrail.serve.middleware import PERSON, PRINCIPAL, GuardMiddleware
@@ -49,7 +50,7 @@ class HttpServer:
     Without any of these, every request but those for the page itself is refused. With an `issuer` there is no page, because a
     browser has no access token. A request ends, and with it its stream, when its access token expires or its user is removed; the
     calls of a removed user are cancelled. `hosts` are additional host names that the server answers to, and `origins` are additional origins whose
-    pages may use it. Raises `DefinitionError` if both `issuer` and `authenticate` are given, if `token` is invalid or is
+    pages may use it. `prefix` is the path below which clients reach the server, if a proxy adds it. Raises `DefinitionError` if both `issuer` and `authenticate` are given, if `token` is invalid or is
     given together with either of them or with users, or if the access log can't be opened.
     """
 
@@ -63,6 +64,7 @@ class HttpServer:
         people: People | None = None,
         hosts: Iterable[str] = (),
         origins: Iterable[str] = (),
+        prefix: str = "",
         limits: Limits = LIMITS,
         access_log: Path | None = None,
     ) -> None:
@@ -96,22 +98,24 @@ class HttpServer:
             routes += page.routes()
         else:  # a browser has no access token, so a page could not know who answers
             routes += issuer.routes()
+        self._lifespan = Lifespan(self._start, self._stop)
         app = Starlette(
             routes=routes,
-            lifespan=self._lifespan,
+            lifespan=self.lifespan,
             exception_handlers=exception_handlers(lambda kind: None, served=f"MCP is at `{PATH}`."),
         )
         app.router.redirect_slashes = False
         self._is_stopping = asyncio.Event()
         self._sessions: asyncio.Task[None] | None = None
         self._guard = GuardMiddleware(
-            _Admission(app, served, self.principals, limits.streams),
+            self._lifespan.wrap(_Admission(app, served, self.principals, limits.streams)),
             principals=self.principals,
             routes=routes,
             metrics=self.metrics,
             limits=limits,
             hosts=hosts,
             origins=origins,
+            prefix=prefix,
             stopping=lambda: served.calls.is_stopping,
             access=None if access_log is None else AccessLog(access_log),
         )
@@ -123,8 +127,22 @@ class HttpServer:
         """Return the number of calls that this process is executing."""
         return self.served.calls.running()
 
+    def lifespan(self, app: object = None) -> AbstractAsyncContextManager[None]:
+        """Start the server, and stop it at the end of the block. Pass it to an app that this one is mounted in.
+
+        A server that is not started refuses every request.
+        """
+        return self._lifespan.run()
+
     async def start(self) -> None:
-        """Start the SDK's session manager. Before this, no request to `/mcp` can be answered."""
+        """Start the SDK's session manager. Before this, every request is refused."""
+        await self._lifespan.start()
+
+    async def stop(self) -> None:
+        """Accept no new work, and park or cancel every call, as `LiveCall.leave` does. Calling this again has no further effect."""
+        await self._lifespan.stop()
+
+    async def _start(self) -> None:
         started = asyncio.Event()
 
         async def run() -> None:
@@ -135,19 +153,11 @@ class HttpServer:
         self._sessions = asyncio.get_running_loop().create_task(run())
         await started.wait()
 
-    async def stop(self) -> None:
-        """Accept no new work, and park or cancel every call, as `LiveCall.leave` does. Calling this again has no further effect."""
-        if not self._is_stopping.is_set():
-            await self.served.calls.stop()
-            self._is_stopping.set()
+    async def _stop(self) -> None:
+        await self.served.calls.stop()
+        self._is_stopping.set()
         if self._sessions is not None:
             await asyncio.wait([self._sessions])
-
-    @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
-        await self.start()
-        yield
-        await self.stop()
 
 
 class _Admission:

@@ -14,14 +14,16 @@ from urllib.parse import urlsplit
 import httpx2
 import jwt
 from mcp.server.auth.provider import AccessToken
-from mcp.server.auth.routes import build_resource_metadata_url, create_protected_resource_routes
+from mcp.server.auth.routes import create_protected_resource_routes
 from pydantic import AnyHttpUrl
 from starlette.requests import Request
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
+from handrail.serve.middleware import RESOURCE_METADATA
 from handrail.serve.people import RESERVED
+from handrail.serve.prefix import prefix_of
 from handrail.serve.principals import is_principal
 from handrail.serve.refusals import RequestRefused
 
@@ -88,9 +90,14 @@ class Issuer:
         self._reading = asyncio.Lock()
 
     def routes(self) -> Sequence[BaseRoute]:
-        """Return the route that serves the metadata, from which clients learn where to get a token."""
+        """Return the route that serves the metadata, from which clients learn where to get a token.
+
+        It serves every path that could belong to the resource. RFC 9728 puts the resource's whole path at its end, and below a
+        prefix only what follows the prefix arrives here.
+        """
         issuers = [AnyHttpUrl(self.address)]
-        return create_protected_resource_routes(self._resource, issuers, list(self.scopes) or None)
+        [made] = create_protected_resource_routes(self._resource, issuers, list(self.scopes) or None)
+        return [Route(f"{RESOURCE_METADATA}{{place:path}}", made.endpoint, methods=["GET", "OPTIONS"])]
 
     async def authenticate(self, request: Request) -> str:
         """Return the principal who sent a request.
@@ -100,18 +107,18 @@ class Issuer:
         """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            raise self._refused("TokenMissing", "this server needs an access token", "")
+            raise self._refused(request, "TokenMissing", "this server needs an access token", "")
         found = await self.verify_token(token.strip())
         if found is None or not found.subject:
             problem = "the token is not valid, has expired, is not for this server, or is not an access token"
-            raise self._refused("TokenWrong", problem, 'error="invalid_token", ')
+            raise self._refused(request, "TokenWrong", problem, 'error="invalid_token", ')
         if not is_principal(found.subject) or found.subject == RESERVED:
             problem = f"the subject of the access token can't be a principal: {found.subject[:80]!r}"
-            raise self._refused("SubjectRefused", problem, 'error="invalid_token", ')
+            raise self._refused(request, "SubjectRefused", problem, 'error="invalid_token", ')
         missing = [each for each in self.scopes if each not in found.scopes]
         if missing:
             problem = f"the access token lacks the scope {missing[0]!r}"
-            raise self._refused("ScopeMissing", problem, 'error="insufficient_scope", ', 403)
+            raise self._refused(request, "ScopeMissing", problem, 'error="insufficient_scope", ', 403)
         until, clock = (found.expires_at or 0) + LEEWAY, self._clock
         request.scope[IS_CURRENT] = lambda: clock.now().timestamp() < until
         return found.subject
@@ -200,15 +207,23 @@ class Issuer:
             raise ValueError("the metadata names a different issuer")
         return found
 
-    def _refused(self, kind: str, problem: str, error: str, status: int = 401) -> RequestRefused:
-        metadata = build_resource_metadata_url(self._resource)
+    def _refused(
+        self, request: Request, kind: str, problem: str, error: str, status: int = 401
+    ) -> RequestRefused:
         wanted = f'scope="{" ".join(self.scopes)}", ' if self.scopes else ""
         return RequestRefused(
             status,
             kind,
             f"{problem}. Get a token from {self.address}, and send it as `Authorization: Bearer TOKEN`.",
-            challenge=f'Bearer {error}{wanted}resource_metadata="{metadata}"',
+            challenge=f'Bearer {error}{wanted}resource_metadata="{self._metadata_at(request)}"',
         )
+
+    def _metadata_at(self, request: Request) -> str:
+        """Return the address of the metadata. Below a prefix it is there too, because nothing else of the host leads to this server."""
+        where, prefix = urlsplit(str(self._resource)), prefix_of(request)
+        path = where.path.rstrip("/")
+        below = path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
+        return where._replace(path=f"{prefix}{RESOURCE_METADATA}{below}", query="").geturl()
 
 
 def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:

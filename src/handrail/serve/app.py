@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
@@ -20,6 +17,7 @@ from handrail.journals import Journal
 from handrail.serve.access_log import AccessLog
 from handrail.serve.feed import Streams
 from handrail.serve.inbox import Inbox
+from handrail.serve.lifespan import Lifespan
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import PrometheusMetrics, end_leg, refuse
 from handrail.serve.middleware import GuardMiddleware
@@ -42,7 +40,8 @@ class ServedApp:
     those that wait for an answer. A run that waits for an answer is parked after `park_after` seconds. On shutdown, the
     app parks its runs. A run that is still working after `grace` seconds is cut off. `renderers` is the path of a script
     with renderers for the page. `hosts` are additional host names that the app answers to, and `origins` are additional
-    origins whose pages may use it. `access_log` is a file that gets a line of JSON for every HTTP request. With `submit`,
+    origins whose pages may use it. `prefix` is the path below which browsers reach the app, such as `/agents`, if a proxy adds it; an
+    app that is mounted in another one knows it. `access_log` is a file that gets a line of JSON for every HTTP request. With `submit`,
     workers execute the new runs, and this process shows them; this needs a journal in PostgreSQL.
 
     Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
@@ -51,7 +50,7 @@ class ServedApp:
 
     Raises `DefinitionError` if `oidc` is given without users or together with `authenticate`, if `submit` is given and
     the journal is not in PostgreSQL, if `token` is too short, can't be sent in a header, or is given together with
-    users or `authenticate`, or if the access log can't be opened.
+    users or `authenticate`, if `prefix` is not a path, or if the access log can't be opened.
     """
 
     def __init__(
@@ -66,6 +65,7 @@ class ServedApp:
         renderers: Path | None = None,
         hosts: Iterable[str] = (),
         origins: Iterable[str] = (),
+        prefix: str = "",
         limits: Limits | None = None,
         access_log: Path | None = None,
         submit: Submit | None = None,
@@ -95,8 +95,8 @@ class ServedApp:
         self.inbox = Inbox(self.threads, principals)
         self.streams = Streams(self.limits, self.metrics)
         self._grace = grace
-        self._stop_task: asyncio.Task[None] | None = None
         self._logs_link = token is None
+        self._lifespan = Lifespan(self._start, self._stop, self._offer_link)
         if oidc is not None and not principals.has_people:
             raise DefinitionError(
                 "OpenID Connect needs users, and can't be used together with `authenticate`. Add a user with "
@@ -114,18 +114,19 @@ class ServedApp:
         )
         app = Starlette(
             routes=[*routes.list(), *(() if oidc is None else oidc.routes(principals))],
-            lifespan=self._lifespan,
+            lifespan=self.lifespan,
             exception_handlers=exception_handlers(partial(refuse, self.metrics)),
         )
         app.router.redirect_slashes = False
         self._guard = GuardMiddleware(
-            app,
+            self._lifespan.wrap(app),
             principals=principals,
             routes=app.routes,
             metrics=self.metrics,
             limits=self.limits,
             hosts=hosts,
             origins=origins,
+            prefix=prefix,
             stopping=lambda: self.threads.stopping,
             access=None if access_log is None else AccessLog(access_log),
         )
@@ -133,13 +134,20 @@ class ServedApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._guard(scope, receive, send)
 
+    def lifespan(self, app: object = None) -> AbstractAsyncContextManager[None]:
+        """Start the app, and stop it at the end of the block, as an ASGI server does.
+
+        Pass it to an app that this one is mounted in: `Starlette(routes=[Mount("/desk", desk)], lifespan=desk.lifespan)`.
+        An app that is not started refuses every request.
+        """
+        return self._lifespan.run()
+
     async def start(self) -> None:
         """Resume the runs that an earlier process left unfinished, and count the votes that it did not count.
 
         Runs that wait for an answer stay parked, unless the votes decide their question.
         """
-        await self.threads.start()
-        await self.inbox.count_all()
+        await self._lifespan.start()
 
     def running(self) -> int:
         """Return the number of runs that this process has in memory, including those that wait for an answer."""
@@ -147,64 +155,28 @@ class ServedApp:
 
     async def stop(self) -> None:
         """Accept no new work, park every run, and end every stream. Calling it again has no further effect."""
-        await asyncio.shield(self._start_stopping())
+        await self._lifespan.stop()
 
-    def _log_link(self) -> None:
-        log.warning(
-            "to open the page, append this to the server's address (it works once): /#link=%s",
-            self.principals.new_link(),
-        )
-
-    def _start_stopping(self) -> asyncio.Task[None]:
-        if self._stop_task is None:
-            self._stop_task = asyncio.get_running_loop().create_task(self._stop())
-        return self._stop_task
+    async def _start(self) -> None:
+        await self.threads.start()
+        await self.inbox.count_all()
 
     async def _stop(self) -> None:
         await self.threads.stop(self._grace)
         await asyncio.sleep(0.05)  # feeds wake their readers in batches, so wait for the last batch
         self.streams.close()
 
-    @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
-        await self.start()
+    def _offer_link(self) -> None:
         if self._logs_link and self.principals.has_links:
             self.principals.link_used = self._log_link
             self._log_link()
-        with on_stop_signal(self._start_stopping):
-            yield
-        await self.stop()
+
+    def _log_link(self) -> None:
+        log.warning(
+            "to open the page of %r, append this to its address, which ends in a slash (it works once): #link=%s",
+            self.threads.source.name,
+            self.principals.new_link(),
+        )
 
 
 asgi = ServedApp
-
-
-@contextmanager
-def on_stop_signal(stop: Callable[[], object]) -> Generator[None]:
-    """Schedule `stop` in the event loop on SIGINT or SIGTERM, and then call the handler that was installed before.
-
-    Without this, server and app would wait for each other: the server shuts the app down only when all connections are
-    closed, and a stream's connection closes only when the app ends the stream. A signal without a handler, or with
-    Python's own, keeps its effect. Outside the main thread this does nothing, because only the main thread can install
-    signal handlers.
-    """
-    loop = asyncio.get_running_loop()
-    handlers: dict[int, Callable[[int, Any], Any]] = {}
-
-    def handle(number: int, frame: Any) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stop)
-        handlers[number](number, frame)
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before = signal.getsignal(number)
-            if callable(before) and before is not signal.default_int_handler:
-                handlers[number] = before
-                signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, before in handlers.items():
-            if signal.getsignal(number) is handle:
-                signal.signal(number, before)

@@ -26,6 +26,7 @@ from handrail.serve.access_log import AccessLog
 from handrail.serve.bodies import Bodies, replay
 from handrail.serve.limits import Limits, Quota, Rate, network_of
 from handrail.serve.metrics import BYTES_SENT, REQUESTS, Metrics, refuse
+from handrail.serve.prefix import parse_prefix, placed, prefix_of, route_path
 from handrail.serve.principals import Principals, address_of
 from handrail.serve.refusals import (
     INCIDENT,
@@ -74,7 +75,7 @@ _DRAIN_SECONDS = 1.0
 
 def is_static(path: str) -> bool:
     """Return whether a path is the page or one of its files, which are public and the same for everyone."""
-    return path == "/" or path.startswith("/assets/")
+    return path in ("", "/") or path.startswith("/assets/")
 
 
 def is_open(path: str) -> bool:
@@ -89,7 +90,7 @@ def is_open(path: str) -> bool:
 class GuardMiddleware:
     """Checks load, headers, origin, principal, rate and body, in this order, and then calls the app, whose routes are `routes`.
 
-    Raises `DefinitionError` for a host or an origin that no browser could send.
+    Raises `DefinitionError` for a host or an origin that no browser could send, and for a prefix that is not a path.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class GuardMiddleware:
         limits: Limits,
         hosts: Iterable[str] = (),
         origins: Iterable[str] = (),
+        prefix: str = "",
         stopping: Callable[[], bool] = lambda: False,
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
@@ -114,6 +116,7 @@ class GuardMiddleware:
         self._limits = limits
         self._hosts = frozenset(map(_parse_host, hosts))
         self._origins = frozenset(map(_parse_origin, origins))
+        self._prefix = parse_prefix(prefix)
         self._stopping = stopping
         self._clock = clock
         self._new_id = new_id
@@ -138,7 +141,7 @@ class GuardMiddleware:
             with contextlib.ExitStack() as counted:
                 self._in_progress += 1
                 counted.callback(self._leave)
-                await self._serve(scope, receive, send, counted)
+                await self._serve(placed(scope, self._prefix), receive, send, counted)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
@@ -171,7 +174,8 @@ class GuardMiddleware:
             receive = await self._admit(request, receive, body, place)
             if PERSON in scope:
                 answer.reader = partial(self._principals.watch, scope[PERSON])
-            await self._app(scope, receive, answer.send)
+            app = self._app if route_path(request) else _add_slash(request)
+            await app(scope, receive, answer.send)
         except (RequestRefused, JournalError) as error:
             refused = journal_refusal(error, scope[INCIDENT]) if isinstance(error, JournalError) else error
             refuse(self._metrics, refused.kind)
@@ -204,7 +208,7 @@ class GuardMiddleware:
     # The checks.
 
     def _check_load(self, request: Request) -> None:
-        if self._in_progress > self._limits.connections and request.scope["path"] != "/health":
+        if self._in_progress > self._limits.connections and route_path(request) != "/health":
             raise RequestRefused(
                 503,
                 "TooManyConnections",
@@ -238,7 +242,7 @@ class GuardMiddleware:
             raise _method_refused()
 
     def _check_origin(self, request: Request) -> None:
-        path = request.scope["path"]
+        path = route_path(request)
         if (is_static(path) or path == CALLBACK) and request.method in _SAFE:
             return
         origin = request.headers.get("origin")
@@ -264,7 +268,7 @@ class GuardMiddleware:
 
         Returns a `receive` that replays the body, if it was read. Raises `RequestRefused` if one of the checks fails.
         """
-        path, method = request.scope["path"], request.method
+        path, method = route_path(request), request.method
         if method == "OPTIONS" or (method == "HEAD" and not is_static(path)):
             raise _method_refused()
         if is_open(path):
@@ -429,6 +433,11 @@ class _Sender:
             self.sent += len(message.get("body", b""))
             self._metrics.add(BYTES_SENT, len(message.get("body", b"")))
         await self._send(message)
+
+
+def _add_slash(request: Request) -> Response:
+    """Return a redirect from the app's prefix to the page, whose addresses are relative."""
+    return Response(status_code=307, headers={"location": f"{prefix_of(request).rpartition('/')[2]}/"})
 
 
 def _method_refused() -> RequestRefused:

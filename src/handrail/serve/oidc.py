@@ -23,6 +23,7 @@ from handrail.errors import DefinitionError
 from handrail.serve import missing_extra
 from handrail.serve.limits import Rate, network_of
 from handrail.serve.middleware import CALLBACK
+from handrail.serve.prefix import prefix_of
 from handrail.serve.principals import Principals, address_of
 from handrail.serve.refusals import RequestRefused
 from handrail.serve.requests import EmptyBody, read
@@ -54,8 +55,8 @@ class OidcProvider:
     every port of a host can set the host's cookies, and so plant the sign-in of somebody else.
 
     A user's name is the value of `claim` in the ID token: `email`, which the provider must have verified, or another
-    claim such as `sub`. Pass `address` if browsers see the server at a different scheme or host than its requests show,
-    for example behind a proxy. Raises `DefinitionError` if a package is missing, or if the issuer is neither an https
+    claim such as `sub`. Pass `address`, the page's address, if browsers see it at a different scheme, host or prefix than requests
+    show, for example behind a proxy. Raises `DefinitionError` if a package is missing, or if the issuer is neither an https
     URL nor local.
     """
 
@@ -100,14 +101,14 @@ class OidcProvider:
                     "too many sign-ins from this address. Try again after the time in the `Retry-After` header.",
                     retry_after=wait,
                 )
-            address = self._address or f"{request.url.scheme}://{request.headers['host']}"
+            address = self._address or f"{request.url.scheme}://{request.headers['host']}{prefix_of(request)}"
             where, secret = await self.begin(f"{address}{CALLBACK}")
             return JSONResponse({"address": where, "secret": secret})
 
         async def finish(request: Request) -> Response:
             given = request.query_params
             name, secret = await self.finish(given.get("state", ""), given.get("code", ""))
-            return RedirectResponse(f"/#link={principals.link_for(name, request, secret)}", 303)
+            return RedirectResponse(f"../#link={principals.link_for(name, request, secret)}", 303)
 
         return [Route("/oidc/login", begin, methods=["POST"]), Route(CALLBACK, finish)]
 

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
 from weakref import WeakValueDictionary
 
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
 from handrail.serve.limits import Limits, Rate, network_of
 from handrail.serve.people import SESSION_SECONDS, People, Person
+from handrail.serve.prefix import prefix_of, route_path
 from handrail.serve.refusals import RequestRefused, ThreadNameRefused
 from handrail.serve.roles import ROLES, Action, may
 
@@ -285,7 +287,7 @@ class Principals:
         if not value or not self._is_own_origin(request):
             return None
         key = request.headers.get(KEY_HEADER)
-        if key is None and not (request.method == "GET" and request.scope["path"] == _NO_KEY):
+        if key is None and not (request.method == "GET" and route_path(request) == _NO_KEY):
             return None
         found = self.people.session_of(value, key, host=_host(request), issuer=self._issuer)
         if found is None or (self.has_people and self.people.find(found.name) is None):
@@ -402,11 +404,18 @@ class Principals:
 def cookie_name(request: Request) -> str:
     """Return the name of the session cookie. It contains the port, because a browser shares cookies among all ports of a host.
 
-    Over TLS, the prefix `__Host-` keeps other hosts of the same domain from setting the cookie.
+    It also contains the app's prefix, because a host may have several apps. Over TLS, `__Host-` keeps other hosts of the same domain
+    from setting the cookie.
     """
     secure = request.url.scheme == "https"
-    prefix = "__Host-" if secure else ""
-    return f"{prefix}handrail-{request.url.port or (443 if secure else 80)}"
+    start = "__Host-" if secure else ""
+    place = quote(prefix_of(request), safe="%")
+    return f"{start}handrail-{request.url.port or (443 if secure else 80)}{place}"
+
+
+def cookie_path(request: Request) -> str:
+    """Return the path of the session cookie: the app's prefix, or over TLS the whole host, as `__Host-` demands."""
+    return "/" if request.url.scheme == "https" else f"{prefix_of(request)}/"
 
 
 def address_of(request: Request) -> str:

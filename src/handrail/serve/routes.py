@@ -35,7 +35,7 @@ from handrail.serve.metrics import RUNS_STARTED, PrometheusMetrics
 from handrail.serve.middleware import PERSON, PRINCIPAL
 from handrail.serve.pages import Pages
 from handrail.serve.people import Person
-from handrail.serve.principals import Principals, address_of, check_role, cookie_name
+from handrail.serve.principals import Principals, address_of, check_role, cookie_name, cookie_path
 from handrail.serve.refusals import RequestRefused
 from handrail.serve.roles import ACTIONS, Action
 from handrail.serve.thread import Thread
@@ -197,7 +197,7 @@ class Routes:
                 "people": self._principals.has_people,
                 "session": bool(request.scope[PERSON].session),
                 "version": version("handrail"),
-                "renderers": "/app/renderers.js" if self._renderers is not None else None,
+                "renderers": "app/renderers.js" if self._renderers is not None else None,
                 "threads": True,
             }
         )
@@ -211,6 +211,7 @@ class Routes:
             cookie.name,
             cookie.value,
             max_age=cookie.seconds,
+            path=cookie_path(request),
             httponly=True,
             samesite="strict",
             secure=request.url.scheme == "https",
@@ -221,18 +222,20 @@ class Routes:
         await requests.read(request, requests.EmptyBody)
         await self._principals.sign_out(request, request.scope[PERSON])
         response = JSONResponse({})
-        response.delete_cookie(cookie_name(request), httponly=True, samesite="strict")
+        response.delete_cookie(
+            cookie_name(request), path=cookie_path(request), httponly=True, samesite="strict"
+        )
         return response
 
     async def health(self, request: Request) -> Response:
-        """Report whether the server is up, with status 503 while it stops, and where to sign in with a provider, if any.
+        """Report whether the server is up, with status 503 while it stops, and the relative address to sign in with a provider, if any.
 
         Authenticated clients also get the version, and how many runs and threads are in memory.
         """
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
         if self._has_oidc:
-            health["sign_in"] = "/oidc/login"
+            health["sign_in"] = "oidc/login"
         try:
             await self._principals.of(request)
         except RequestRefused:

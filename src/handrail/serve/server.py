@@ -23,6 +23,7 @@ from handrail.errors import DefinitionError
 from handrail.serve.limits import Limits, network_of
 from handrail.serve.metrics import Metrics, refuse
 from handrail.serve.middleware import HEADERS
+from handrail.serve.prefix import parse_prefix
 from handrail.serve.refusals import error_body
 
 _BACKLOG = 2048
@@ -69,13 +70,13 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
-def address_of(listening: socket.socket, scheme: str = "http") -> str:
-    """Return the URL to open in a browser, such as `http://127.0.0.1:8600/`."""
+def address_of(listening: socket.socket, scheme: str = "http", prefix: str = "") -> str:
+    """Return the URL to open in a browser, such as `http://127.0.0.1:8600/`, or with the prefix `/agents/` at its end."""
     host, port = listening.getsockname()[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.is_unspecified:
-        return f"{scheme}://{'[::1]' if address.version == 6 else '127.0.0.1'}:{port}/"
-    return f"{scheme}://{f'[{host}]' if address.version == 6 else host}:{port}/"
+        host = "::1" if address.version == 6 else "127.0.0.1"
+    return f"{scheme}://{f'[{host}]' if address.version == 6 else host}:{port}{parse_prefix(prefix)}/"
 
 
 def is_reachable(listening: socket.socket) -> bool:

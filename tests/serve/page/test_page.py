@@ -478,7 +478,7 @@ def test_an_app_brings_its_own_renderer(desk: Desk):
     """The renderer that is registered for a question's name shows the question. If it fails, the form is shown."""
     own = desk.folder / "renderers.js"
     own.write_text(
-        'import { html, register } from "/assets/renderers.js";\n'
+        'import { html, register } from "../assets/renderers.js";\n'
         'register("colour", ({ question, submit }) =>'
         ' html`<button onClick=${() => submit("green")}>Green, for ${question.payload.question}</button>`);\n'
         'register("table", () => { throw new Error("broken on purpose"); });\n'

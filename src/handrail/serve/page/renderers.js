@@ -1,9 +1,9 @@
 // Renderers of questions. A question is shown by the renderer that is registered for its name (the first argument of
 // `wait_for`, or the handoff's name). If there is none, it is shown as a form that is generated from its schema.
 //
-// An app's own renderers are in a module that is served as /app/renderers.js:
+// An app's own renderers are in a module that is served as app/renderers.js:
 //
-//     import { html, register } from "/assets/renderers.js";
+//     import { html, register } from "../assets/renderers.js";
 //     register("pick_colour", ({ question, submit }) => html`<button onClick=${() => submit("red")}>Red</button>`);
 
 import { html, useErrorBoundary, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";

@@ -10,10 +10,12 @@ export class ServerError extends Error {
   }
 }
 
+// An origin may have several apps, each below a prefix of its own.
+const prefix = (globalThis.location?.pathname ?? "").replace(/^\/$/, "");
 // The key of this page's session. All ports of a host share cookies, but storage belongs to this origin alone.
-const KEY = "handrail.key";
+const KEY = `handrail.key${prefix}`;
 // The secret of the sign-in that this tab has begun with a provider. No other origin can write it, so nobody can plant a sign-in.
-const SECRET = "handrail.secret";
+const SECRET = `handrail.secret${prefix}`;
 
 async function called(path, options) {
   let response;
@@ -61,7 +63,7 @@ export const login = async (given) => {
   sessionStorage.removeItem(SECRET);
   localStorage.setItem(KEY, key);
 };
-/** The path where people sign in with a provider, or null if there is none or the server can't be asked. */
+/** The relative address where people sign in with a provider, or null if there is none or the server can't be asked. */
 export const signInPath = () => json("health").then((told) => told.sign_in ?? null, () => null);
 /** Begins a sign-in with the provider, which sends the browser back here with a link. */
 export const leaveToSignIn = async (path) => {
