@@ -624,7 +624,7 @@ MUTANTS = [
         "journal/local.py",
         "            if pending.answer is not None:\n                return False\n",
         "",
-        "tests/handoff/test_handoff.py::test_the_first_answer_is_the_answer",
+        "tests/dispatch/test_questions.py",
     ),
     Mutant(
         "an answered question is withdrawn",
