@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 from mcp_types import BlobResourceContents, EmbeddedResource, ImageContent, ResourceLink
 
 import support
-from handrail import Adapter, CapabilityPolicy, Prompt, PromptResponse, ScriptedModel, ToolCall, tool
-from handrail.errors import DefinitionError, PromptValidationError
+from handrail import (
+    Adapter,
+    CapabilityPolicy,
+    LaterEnvironment,
+    MemoryJournal,
+    Prompt,
+    PromptResponse,
+    ScriptedModel,
+    ToolCall,
+    tool,
+)
+from handrail.errors import DefinitionError, PromptValidationError, RunParked
 from handrail.events import Progress, ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.mcp import McpTools, StdioServer, ToolServer, transport
@@ -29,6 +39,7 @@ from handrail.testing import Person
 from mcp import Client
 from support import PATIENCE
 from support.npm_servers import event_of_listing
+from support.parked_runs import answer_to
 
 SERVER = Path(support.__path__[0]) / "mcp_server.py"
 
@@ -163,6 +174,19 @@ async def test_question_of_a_server() -> None:
     assert declined == ['{"action": "decline"}']
     assert nobody == ['{"action": "cancel"}']
     assert person.questions[0].payload["message"] == "Which size?"
+
+
+async def test_question_of_a_run_that_is_parked(caplog: pytest.LogCaptureFixture) -> None:
+    """A question that parks the run is cancelled for the server, without an error in the log. The resumed call asks again."""
+    async with server(effects={"ask": "read"}) as section:
+        model, journal = ScriptedModel([ToolCall("ask"), "Done."]), MemoryJournal()
+        adapter, prompt = Adapter(model, journal=journal), Prompt("guide", ["Go.", section])
+        with pytest.raises(RunParked) as parked:
+            await adapter.evaluate(prompt, "hi", environment=LaterEnvironment())
+        journal.questions.answer(answer_to(parked.value.questions[0], {"size": 4}))
+        await adapter.resume(parked.value.run_id, prompt, environment=LaterEnvironment())
+    assert '{"size": 4}' in model.requests[-1].messages[-1].text
+    assert [each for each in caplog.records if each.levelname == "ERROR" or each.exc_info] == []
 
 
 async def test_question_of_an_unknown_call() -> None:

@@ -9,7 +9,7 @@ from mcp_types import ElicitRequestURLParams, ElicitResult, ErrorData
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from handrail.context import ToolContext
-from handrail.errors import Declined, NoAnswer
+from handrail.errors import ContextExpired, Declined, NoAnswer
 from handrail.mcp.forms import flat_fields
 from handrail.mcp.login import LoginNeeded
 from handrail.schema import to_json
@@ -36,8 +36,8 @@ async def ask(server: str, context: ToolContext | None, params: Any) -> ElicitRe
     """Ask the person a server's question, and return the answer as MCP defines it.
 
     The question says that the server asks. A form is shown with the values that the server suggests, and the person's answer
-    is sent as it is: nothing is added to it. If the context can't ask a person, or nobody answers, the question is cancelled, so that the
-    server decides what to do without the answer. Returns `ErrorData` if the server's form can't be shown, or asks for a secret.
+    is sent as it is: nothing is added to it. If the context can't ask a person, nobody answers, or the call ends meanwhile, the question is cancelled, so
+    that the server decides what to do without the answer. Returns `ErrorData` if the server's form can't be shown, or asks for a secret.
     """
     wait_for = None if context is None else context.wait_for
     if wait_for is None:
@@ -65,7 +65,10 @@ async def ask(server: str, context: ToolContext | None, params: Any) -> ElicitRe
         return ElicitResult(action="accept", content=content)
     except Declined:
         return ElicitResult(action="decline")
-    except NoAnswer:
+    except (
+        NoAnswer,
+        ContextExpired,
+    ):  # a run that is parked ends the call, and asks again when it is resumed
         return ElicitResult(action="cancel")
 
 
