@@ -142,6 +142,47 @@ async def test_a_changed_request_names_its_first_difference(tmp_path: Path) -> N
     assert "body.messages[1].content" in said
 
 
+async def test_what_differs_in_consequence_is_told_as_the_first_difference(tmp_path: Path) -> None:
+    """After a request that was not recorded, the error names that request: at a later one, and at the end if nothing else failed."""
+    async with raw_server(*[response(body_of([DONE["chat"][False]], False), False)] * 2) as server:
+        with Cassette(tmp_path / "a.json"):
+            await ask("chat", server.url)
+            await ask("chat", server.url, "And then?")
+    cassette = Cassette(tmp_path / "a.json")
+    cassette.__enter__()
+    for message in ("When?", "It failed."):
+        with pytest.raises(CassetteError, match=r'request 1 .* now "When\?"'):
+            await ask("chat", server.url, message)
+    with pytest.raises(CassetteError, match=r'request 1 .* now "When\?"'):
+        cassette.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("test", "failed"),
+    [
+        ("agent.run('When?').wait()", 'now "When?"'),
+        ("assert agent.run('When?').wait()", 'now "When?"'),
+        ("assert 1 == 2", "assert 1 == 2"),
+    ],
+)
+async def test_a_test_that_fails_is_told_once(tmp_path: Path, test: str, failed: str) -> None:
+    """A test that has failed is not also told by its fixture that requests were not made."""
+    url = await recorded(tmp_path / "cassettes" / "test_app" / "test_it.json")
+    (tmp_path / "conftest.py").write_text("from handrail.testing.fixtures import cassette\n")
+    (tmp_path / "test_app.py").write_text(
+        "from handrail import Agent, OpenAIModel\n"
+        f"agent = Agent(OpenAIModel('m', key_variable='CASSETTE_TEST_KEY', base_url={url!r}), 'Answer.')\n"
+        f"def test_passes():\n    pass\n"
+        f"def test_it(cassette):\n    {test}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTEST_ADDOPTS": ""},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1].startswith("1 failed, 1 passed in "), done.stdout
+    assert failed in done.stdout
+
+
 async def test_a_request_too_many_and_one_too_few_are_errors(tmp_path: Path) -> None:
     url = await recorded(tmp_path / "a.json")
     too_many = "all of its 1 recorded requests were already answered"

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import os
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -74,8 +75,9 @@ class Cassette:
     Keys are not written to the file, nor are the `secrets`, which are replaced wherever they occur. A request gets the
     answer to the first equal recorded request that was not used yet, so concurrent requests may come in any order. A
     request that was not recorded raises `CassetteError`, which names its first difference from a recorded request, if
-    one is left. If a recorded request is not made, the end of the block raises `CassetteError`, unless the block itself
-    raised an error. If a request contains something that changes, such as the time, pass `normalise`, which gets the
+    one is left. Later requests that were not recorded raise the same error, because they may differ in consequence. If a
+    recorded request is not made, the end of the block raises `CassetteError`, unless the block, or the test whose fixture the
+    block is in, has failed already. If a request contains something that changes, such as the time, pass `normalise`, which gets the
     request as JSON data and returns what to record and compare.
 
     Bridged models are not recorded, because they use HTTP clients of their own. The constructor raises `CassetteError` if a
@@ -100,6 +102,9 @@ class Cassette:
         self._exchanges: list[Exchange] = []
         self._left: list[Exchange] = []
         self._made = 0
+        self._mismatch = ""
+        """The message about the first request that was not recorded; "" if there is none."""
+        self._last_error: object = None
         self._stack = ExitStack()
         self._replays = False
 
@@ -111,18 +116,22 @@ class Cassette:
     def __enter__(self) -> Self:
         self._replays = self._decide()
         self._exchanges, self._made = (self._load() if self._replays else []), 0
-        self._left = list(self._exchanges)
+        self._left, self._mismatch = list(self._exchanges), ""
+        self._last_error = _last_error()
         self._stack.enter_context(recording(self))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._stack.close()
+        before, self._last_error = self._last_error, None
+        has_failed = _last_error() not in (None, before)
         if not self._replays:
             self._save()
-        elif self._left and kind is None:
+        elif self._left and kind is None and not has_failed:
             first = self._left[0]
             raise CassetteError(
-                f"{self.path} has {len(self._exchanges)} recorded requests, of which {len(self._left)} were not made. "
+                self._mismatch
+                or f"{self.path} has {len(self._exchanges)} recorded requests, of which {len(self._left)} were not made. "
                 f"The first of them is request {self._exchanges.index(first) + 1}, to {first.url}. {self._advice()}"
             )
 
@@ -188,8 +197,12 @@ class Cassette:
         for number, each in enumerate(self._left):
             if each.url == url and each.request == request:
                 return self._left.pop(number)
+        self._mismatch = self._mismatch or self._problem(url, request)
+        raise CassetteError(self._mismatch)
+
+    def _problem(self, url: str, request: Any) -> str:
         if not self._left:
-            raise CassetteError(
+            return (
                 f"request {self._made} to {url} is not in {self.path}: all of its {len(self._exchanges)} recorded "
                 f"requests were already answered. {self._advice()}"
             )
@@ -198,7 +211,7 @@ class Cassette:
         where, recorded, made = _difference(
             {"url": nearest.url, "body": nearest.request}, {"url": url, "body": request}
         )
-        raise CassetteError(
+        return (
             f"request {self._made} is not in {self.path}. Its first difference from recorded request {number} is at "
             f"{where}: recorded {recorded}, now {made}. {self._advice()}"
         )
@@ -275,6 +288,11 @@ class Cassette:
         if isinstance(value, dict):
             return {self._without_secrets(name): self._scrubbed(each) for name, each in value.items()}
         return value
+
+
+def _last_error() -> object:
+    """Return the last error that nothing has handled. Pytest notes the error of a test there before the test's fixtures end."""
+    return getattr(sys, "last_value", None)
 
 
 # --- responses ------------------------------------------------------------------------------------
