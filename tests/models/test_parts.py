@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from handrail import Attachment
 from handrail.adapter import Adapter
-from handrail.errors import ModelError, PromptEvaluationError
+from handrail.errors import PromptEvaluationError
 from handrail.messages import (
     AssistantMessage,
     CallAnswered,
@@ -27,7 +27,7 @@ from handrail.messages import (
     Traits,
     UserMessage,
 )
-from handrail.models import openai, parts, responses
+from handrail.models import ModelRequestRefused, openai, parts, responses
 from handrail.models.anthropic import AnthropicModel
 from handrail.models.gemini import GeminiModel
 from handrail.models.openai import OpenAIModel
@@ -203,8 +203,9 @@ async def test_a_person_is_told_what_a_model_does_not_take(
     model: Any, attached: Attachment, said: str
 ) -> None:
     """A run with an attachment that its model does not take fails, and the error names the model and the reason."""
-    with pytest.raises((PromptEvaluationError, ModelError)) as refused:
+    with pytest.raises(PromptEvaluationError) as refused:
         await Adapter(model).evaluate(Prompt("p", "x"), "look", attachments=[attached])
+    assert (refused.value.phase, type(refused.value.__cause__)) == ("request", ModelRequestRefused)
     assert said in str(refused.value)
     assert model.name in str(refused.value)
 

@@ -27,7 +27,7 @@ from handrail.context import ToolContext
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.turn import OpenTurn
 from handrail.errors import ToolValidationError, VisibilityExpansionRequired
-from handrail.messages import CallAnswered, CallAsked, Model, ToolMessage, UserMessage
+from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
 from handrail.models import ModelRequestRefused
 from handrail.prompt import OPENER, Opening, Prompt, RenderedPrompt
 from handrail.raised_errors import described
@@ -62,16 +62,18 @@ def with_sections(
     return (*(each for each in rendered.attachments if each not in seen), *attachments)
 
 
-def _check_attachments(model: Model, attachments: Sequence[Attachment]) -> None:
-    """Raise `ModelRequestRefused` if the model does not accept all the attachments."""
+def _check_attachments(run: Run, attachments: Sequence[Attachment]) -> None:
+    """Raise `PromptEvaluationError` if the run's model does not accept all the attachments, as if its provider had refused them."""
+    model = run.settings.model
     problems = [
         f"{each.name}: {problem}" for each in attachments if (problem := model.traits.takes.problem(each))
     ]
     if problems:
-        raise ModelRequestRefused(
+        refused = ModelRequestRefused(
             model.name,
             f"it does not accept these attachments: {'; '.join(problems)}. Leave them out, or convert them.",
         )
+        raise run.failed(refused, "request") from refused
 
 
 async def run_in(
@@ -113,7 +115,7 @@ async def run_in(
     for path in conversation.opened:
         with contextlib.suppress(ToolValidationError):  # it is open, or does not exist any more
             run.open([path])
-    _check_attachments(settings.model, attachments)
+    _check_attachments(run, attachments)
     frame.task = asyncio.current_task()
     run.begin()
     began = len(conversation.messages)
