@@ -138,7 +138,7 @@ def stream(
     Raises `ModelError` if the request fails.
     """
     body = _body(fields, request, quirks, wire)
-    sound = SOUNDS.get((fields.get("audio") or {}).get("format"))
+    sound = SOUNDS.get((fields.get("audio") or {}).get("format", ""))
     if not request.stream:
         return endpoint.parts("/chat/completions", body, whole=partial(read_answer, endpoint, wire, sound))
     pieces = ChatChunks(endpoint, wire, sound)

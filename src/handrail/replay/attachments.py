@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from handrail.content import Attachment
 from handrail.errors import BlobNotFoundError, RunError
 from handrail.journals import Journal
-from handrail.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from handrail.messages import Message, ToolMessage
 
 
 async def store(journal: Journal, run_id: str, attachments: Iterable[Attachment]) -> None:
@@ -53,8 +53,8 @@ async def load(
 def attached_to(messages: Iterable[Message]) -> Iterator[Attachment]:
     """Yield the attachments of messages, in order."""
     for message in messages:
-        if isinstance(message, UserMessage | AssistantMessage):
-            yield from message.attachments
-        elif isinstance(message, ToolMessage):
+        if isinstance(message, ToolMessage):
             for result in message.results:
                 yield from result.attachments
+        else:
+            yield from message.attachments
