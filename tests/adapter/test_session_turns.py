@@ -285,6 +285,27 @@ async def test_sessions_of_different_principals_share_nothing_but_their_id(journ
         assert {each.run_id for each in loaded[MessageAdded].all()} == {f"{who}'s"}
 
 
+async def test_an_undo_concerns_the_session_of_its_principal_only(journal: Journal):
+    """It is not refused because of what somebody else has committed since, and undoes nothing of theirs, even if call ids are equal.
+
+    Their model is not told about it.
+    """
+    sessions = {who: Session(id="s", principal=who) for who in ("ada", "bob")}
+    for who, session in sessions.items():
+        await booking(journal, who, session, f"{who}'s")
+    mine, theirs = [(await journal.calls.load(f"{who}'s"))[0] for who in ("ada", "bob")]
+    assert mine.call_id == theirs.call_id
+    assert await runs.undo_problems(journal, "s", principal="ada") == {}
+    await runs.undo(journal, "ada's", mine.call_id, session=sessions["ada"])
+    assert sessions["ada"][Booked].all() == ()
+    assert (await runs.session(journal, "s", principal="ada"))[Booked].all() == ()
+    loaded = await runs.session(journal, "s", principal="bob")
+    assert [each.who for each in loaded[Booked].all()] == ["bob"]
+    model = ScriptedModel(["ok"])
+    await Adapter(model, journal=journal).evaluate(PROMPT, "And?", session=loaded)
+    assert not [each for each in model.requests[0].messages if "undone" in each.text]
+
+
 async def test_a_conversation_continues_by_its_id(opening: Callable[[], Any]):
     """A run with the id of a session begins it, and in another process continues it with everything that was said and committed."""
     one, two = opening(), opening()

@@ -65,6 +65,12 @@ def test_files_are_submitted_with_the_message(journal: Path, tmp_path: Path):
     assert "--attach missing: no such file" in said
 
 
+@pytest.mark.parametrize("id", ["", " ", "a\nb", "x" * 600], ids=["empty", "blank", "line", "long"])
+def test_a_session_id_that_can_not_be_used_is_refused(journal: Path, id: str):
+    said = handrail("submit", str(Path(fleet_app.__file__)), "hello", "--session", id, code=2)
+    assert "session id" in said
+
+
 @pytest.mark.parametrize(
     "words", [("--at", "soon"), ("--every", "0s"), ("--every", "often")], ids=["at", "zero", "every"]
 )

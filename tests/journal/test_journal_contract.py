@@ -503,6 +503,17 @@ async def test_runs_of_a_session_take_turns(journal: Journal, clock: Hands):
     assert [row.record.id for row in await journal.runs.list(session_id="s")] == ["first", "second"]
 
 
+async def test_sessions_of_different_principals_do_not_wait_for_each_other(journal: Journal):
+    """A parked run of one principal does not hold up the other's queued run in a session with the same id."""
+    await journal.queue.submit(request("ada's", "s"))
+    assert await claimed(journal) == "ada's"
+    await begin(journal, request("ada's", "s"))
+    await journal.runs.leave("ada's", "parked")
+    await journal.queue.submit(request("bob's", "s", principal="bob"))
+    assert await due(journal) == ["bob's"]
+    assert await claimed(journal) == "bob's"
+
+
 async def test_a_run_scheduled_for_later_does_not_hold_up_its_session(journal: Journal, clock: Hands):
     await journal.queue.submit(request("on friday", "s", at=1.0), at=NOW.timestamp() + 60)
     await journal.queue.submit(request("now", "s", at=2.0))

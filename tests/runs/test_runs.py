@@ -482,13 +482,21 @@ async def test_an_import_has_an_id_that_can_be_printed(recorder: Recorder, tmp_p
     for id in (r"x\n\u001b[2J", r"x\u202e"):
         (tmp_path / "odd.jsonl").write_bytes(lines.replace(b'"id":"r"', f'"id":"{id}"'.encode()))
         assert (tmp_path / "odd.jsonl").read_bytes() != lines
-        with pytest.raises(RunError, match="the id contains characters that can't be printed"):
+        with pytest.raises(RunError, match=r"the id .* can't be printed"):
             await import_(recorder.journal, tmp_path / "odd.jsonl")
     imported = await import_(recorder.journal, tmp_path / "odd.jsonl", run_id="other")
     assert imported.record.id == "other"
 
 
 # --- retention -------------------------------------------------------------------------------------------
+
+
+async def test_sessions_of_different_principals_are_forgotten_separately(recorder: Recorder):
+    """An unfinished run does not keep the runs of another principal's session with the same id."""
+    await recorder.run("ada's", "x", session=Session(id="s", principal="ada"))
+    await parked(recorder, "bob's", call("choose"), session=Session(id="s", principal="bob"))
+    assert await forget(recorder.journal, keep=0) == ("ada's",)
+    assert [line.id for line in await list_runs(recorder.journal)] == ["bob's"]
 
 
 async def test_only_whole_sessions_that_are_over_are_forgotten(recorder: Recorder):

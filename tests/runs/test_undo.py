@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,7 +76,7 @@ async def carry_out(base: Path, script: list[Any], split: int, target: int | Non
         if target is not None:
             unit = units[target]
             before = state_of(recorder, session)
-            problems = await undo_problems(recorder.journal, "s", recorder.files)
+            problems = await undo_problems(recorder.journal, "s", recorder.files, principal="local")
             assert state_of(recorder, session) == before
             try:
                 await undo(recorder.journal, unit.run_id, unit.call_id, recorder.files, session=session)
@@ -182,7 +183,7 @@ async def test_a_compensation_is_not_undone(recorder: Recorder):
 
 async def problem_of(recorder: Recorder, unit: Any, files: Any = None) -> str | None:
     """Return why a call can't be undone, and check that `undo` then says the same."""
-    found = await undo_problems(recorder.journal, unit.session_id, files)
+    found = await undo_problems(recorder.journal, unit.session_id, files, principal="local")
     problem = found.get((unit.run_id, unit.call_id))
     if problem is not None:
         with pytest.raises(HandrailError) as refused:
@@ -205,7 +206,7 @@ async def test_what_can_not_be_undone_is_known_before(recorder: Recorder):
     await undo(recorder.journal, "r", b.call_id, recorder.files)
     assert "already been undone" in str(await problem_of(recorder, b, recorder.files))
     (note,) = await recorder.journal.calls.load("other")
-    assert await undo_problems(recorder.journal, note.session_id) == {}
+    assert await undo_problems(recorder.journal, note.session_id, principal="local") == {}
 
 
 async def test_nothing_can_be_undone_while_a_run_of_the_session_is_in_progress(recorder: Recorder):
@@ -215,9 +216,24 @@ async def test_nothing_can_be_undone_while_a_run_of_the_session_is_in_progress(r
     (unit,) = await recorder.journal.calls.load("r")
     other = SqliteJournal(recorder.journal.path, watch=None)
     set_lease(other, "r", other.owner, 9e12)
-    assert "is in progress" in (await undo_problems(recorder.journal, "s", recorder.files))["r", unit.call_id]
+    assert (
+        "is in progress"
+        in (await undo_problems(recorder.journal, "s", recorder.files, principal="local"))["r", unit.call_id]
+    )
     with pytest.raises(RunBusy):
         await undo(recorder.journal, "r", unit.call_id, recorder.files)
+    other.close()
+
+
+async def test_a_live_run_of_somebody_else_is_not_in_the_way(recorder: Recorder):
+    """Another principal's session with the same id is a different session."""
+    await recorder.run("r", call("note", text="1"), "end", session=Session(id="s", principal="ada"))
+    (unit,) = await recorder.journal.calls.load("r")
+    other = SqliteJournal(recorder.journal.path, watch=None)
+    record = (await recorder.journal.runs.get("r")).record
+    await other.runs.begin(msgspec.structs.replace(record, id="bob's", principal="bob"))
+    assert (await recorder.journal.runs.get("bob's")).held
+    await undo(recorder.journal, "r", unit.call_id)
     other.close()
 
 
@@ -225,11 +241,11 @@ async def test_a_change_in_a_workspace_that_others_changed_since(recorder: Recor
     """Calls of other sessions may have changed the same paths of a workspace."""
     await recorder.run("r", call("write", path="a", text="1"), "end", filesystem=Workspace("w"))
     (unit,) = await recorder.journal.calls.load("r")
-    assert await undo_problems(recorder.journal, unit.session_id) == {}
+    assert await undo_problems(recorder.journal, unit.session_id, principal="local") == {}
     await recorder.run("next", call("write", path="b", text="2"), "end", filesystem=Workspace("w"))
-    assert await undo_problems(recorder.journal, unit.session_id) == {}
+    assert await undo_problems(recorder.journal, unit.session_id, principal="local") == {}
     await recorder.run("last", call("write", path="a", text="3"), "end", filesystem=Workspace("w"))
-    problems = await undo_problems(recorder.journal, unit.session_id)
+    problems = await undo_problems(recorder.journal, unit.session_id, principal="local")
     assert "have been changed since" in problems["r", unit.call_id]
 
 

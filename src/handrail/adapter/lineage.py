@@ -36,7 +36,7 @@ async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
     check_begun(row)
     runs = await begun_runs(journal, record.session_id, record.principal)
     history = await journal.calls.history(record.session_id)
-    undone = (await undone_in(journal, record.session_id)).calls
+    undone = (await undone_in(journal, record.session_id, record.principal)).calls
     first = decode_begin(runs[0].record)
     events, said, shown = list(first.events), list(first.said), list(first.shown)
     logged = list(first.logged)

@@ -125,7 +125,7 @@ async def _read(journal: Journal, record: RunRecord) -> RecordedSession:
     turn = await journal.runs.turn(id, principal)  # first, so that what is recorded meanwhile counts as later
     history = await journal.calls.history(id)
     rows = await begun_runs(journal, id, principal)
-    undone = await undone_in(journal, id)
+    undone = await undone_in(journal, id, principal)
     records: dict[str, list[CommitUnit | Entry]] = {row.record.id: [] for row in rows}
     commits: list[CommitUnit] = []
     for run_id, each in history:

@@ -211,7 +211,7 @@ async def _base(journal: Journal, session: Session) -> bytes | None:
 
 async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
     """Drop undone calls from the session and remember to tell the model, unless it has been told about all of them."""
-    undone = await undone_in(journal, session.id)
+    undone = await undone_in(journal, session.id, session.principal)
     if undone.untold:
         log.untold = undone.untold
         await heed_undone(journal, session, undone)

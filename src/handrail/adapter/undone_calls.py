@@ -56,16 +56,26 @@ class UndoneCalls:
         }
 
 
-async def undone_in(journal: Journal, session_id: str) -> UndoneCalls:
-    """Return the undone calls of a session."""
+async def undone_in(journal: Journal, session_id: str, principal: str) -> UndoneCalls:
+    """Return the undone calls of a principal's session."""
     calls: dict[str, UndoneCall] = {}
     told: set[str] = set()
-    for _, entry in await journal.calls.marks(session_id):
+    marks = await journal.calls.marks(session_id)
+    others = await runs_of_others(journal, session_id, principal) if marks else ()
+    for run_id, entry in marks:
+        if run_id in others:
+            continue
         if entry.kind == "undone":
             calls[entry.key] = msgspec.msgpack.decode(entry.body, type=UndoneCall)
         else:
             told.update(msgspec.msgpack.decode(entry.body, type=_Told).calls)
     return UndoneCalls(calls, told)
+
+
+async def runs_of_others(journal: Journal, session_id: str, principal: str) -> Collection[str]:
+    """Return the ids of the runs in sessions of other principals that have the same id."""
+    rows = await journal.runs.list(session_id=session_id)
+    return {row.record.id for row in rows if row.record.principal != principal}
 
 
 async def tell_undone(run: Run, place: Place) -> None:

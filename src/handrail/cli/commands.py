@@ -177,8 +177,8 @@ def submit(
         str, typer.Option(metavar="TEXT", help="Submitting with the same key again returns the first run.")
     ] = "",
     session: Annotated[
-        str, typer.Option(metavar="ID", help="The session to continue. Its runs take turns.")
-    ] = "",
+        str | None, typer.Option(metavar="ID", help="The session to continue. Its runs take turns.")
+    ] = None,
     attach: Attach = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -24,6 +24,7 @@ from handrail.cli.command_options import (
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, print_json, runs_command
 from handrail.cli.server_token import DISPATCH_VARIABLE, take_variable
 from handrail.clock import SYSTEM_CLOCK
+from handrail.ids import check_id
 from handrail.journal.postgres.address import with_password
 from handrail.records import WORKSPACE
 from handrail.rendering import counted, escape_line
@@ -103,7 +104,7 @@ def submit(
     at: str | None,
     every: str | None,
     key: str,
-    session: str,
+    session: str | None,
     attachments: Sequence[Path],
     as_json: bool,
 ) -> int:
@@ -116,11 +117,13 @@ def submit(
         with divert_stdout():
             app = _load(options)
         due = None if at is None else parse_due(at)
+        if session is not None:
+            check_id("session id", session)
         span = None if every is None else parse_span(every, "--every")
         folder = "" if options.files is None else _address(options.files)
         submission = fleet.Submission(
             text,
-            session_id=session,
+            session_id=session or "",
             at=due,
             every=span,
             key=key,

@@ -15,7 +15,7 @@ from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.context.extras import NO_EXTRAS, Extras, ExtraValues
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
-from handrail.ids import NewId, random_id
+from handrail.ids import NewId, check_id, random_id
 from handrail.journals import Journal
 from handrail.limits import Budget, BudgetTracker, Lease
 from handrail.messages import ModelSettings
@@ -348,6 +348,8 @@ def check_value(name: str, value: Any) -> None:
         if name == "journal" and isinstance(value, str | Path):
             wanted = f"a journal in that file: SqliteJournal({str(value)!r})"
         check_kinds(**{name: (value, kind, wanted)})
+        if name == "run_id":
+            check_id("run id", value)
     elif name == "trace_id" and not (isinstance(value, str) and _TRACE.fullmatch(value) and int(value, 16)):
         raise DefinitionError(
             f"trace_id is {value!r}. Pass 32 lowercase hexadecimal digits that are not all 0, as in a traceparent."

@@ -14,7 +14,7 @@ from handrail.deadline import is_span
 from handrail.errors import DefinitionError
 from handrail.fleet.apps import FleetApp
 from handrail.fleet.dispatcher import Dispatcher
-from handrail.ids import NewId, random_id
+from handrail.ids import NewId, check_id, random_id
 from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.records import WORKSPACE, RunRecord, RunRow
@@ -64,6 +64,10 @@ class Submission:
     budget: Budget | None = None
 
     def __post_init__(self) -> None:
+        check_id("principal", self.principal)
+        for what, id in (("session id", self.session_id), ("run id", self.run_id)):
+            if id != "":
+                check_id(what, id)
         if self.every is not None and not is_span(self.every):
             raise DefinitionError(
                 f"every={self.every!r} is not a positive number of seconds. Pass one, such as every=3600."

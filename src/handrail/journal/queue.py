@@ -39,7 +39,7 @@ _DUE = f"""SELECT {COLUMNS}, (SELECT other.owner {_TURN}), (SELECT other.leased_
     FROM runs WHERE queue != '' AND status IN ('queued', 'running', 'parked')
     AND (due_at IS NOT NULL OR status != 'parked') AND coalesce(due_at, 0) <= :now
     AND (status != 'queued' OR NOT EXISTS (
-        SELECT 1 FROM runs AS other WHERE other.session_id = runs.session_id AND other.id != runs.id AND (
+        SELECT 1 FROM runs AS other WHERE other.session_id = runs.session_id AND other.principal = runs.principal AND other.id != runs.id AND (
             other.status IN ('running', 'parked')
             OR (other.status = 'queued' AND runs.owner = '' AND (other.owner != ''
                 OR (other.due_at <= :now AND (other.began_at, other.id) < (runs.began_at, runs.id))))

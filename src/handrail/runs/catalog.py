@@ -110,13 +110,15 @@ async def forget(
     if before is not None and before.tzinfo is None:
         raise DefinitionError("`before` has no time zone. Pass one, for example `datetime.now(UTC)`.")
     until = None if before is None else before.timestamp()
-    sessions: dict[str, list[RunRow]] = {}
-    staying = {unit.session_id for unit in await journal.calls.unapplied()}
+    sessions: dict[tuple[str, str], list[RunRow]] = {}
+    staying: set[tuple[str, str]] = set()
+    waiting = {unit.session_id for unit in await journal.calls.unapplied()}
     for number, row in enumerate(await _all_runs(journal)):
-        session = row.record.session_id
+        session = row.record.session_id, row.record.principal
         sessions.setdefault(session, []).append(row)
         kept = keep is not None and number < keep
-        if row.status not in OVER or row.owner or kept or (until is not None and row.changed_at >= until):
+        is_late = until is not None and row.changed_at >= until
+        if row.status not in OVER or row.owner or kept or is_late or session[0] in waiting:
             staying.add(session)
     going = [row.record.id for session, rows in sessions.items() if session not in staying for row in rows]
     if going and not dry:

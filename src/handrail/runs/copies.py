@@ -21,7 +21,7 @@ from handrail.adapter.run_record import (
 )
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunError
-from handrail.ids import random_id
+from handrail.ids import check_id, random_id, why_unfit
 from handrail.journals import Journal
 from handrail.models.names import is_of_providers
 from handrail.place import RUN, Place, leading_call
@@ -64,7 +64,8 @@ async def fork(
     row = await journal.runs.get(run_id)
     check_begun(row)
     record, begin = row.record, decode_begin(row.record)
-    new_id = new_id or random_id()
+    new_id = random_id() if new_id is None else new_id
+    check_id("run id", new_id)
     entries, units = await journal.calls.entries(run_id), await journal.calls.load(run_id)
     kept = _calls_until(run_id, entries, step)
     now = clock.now().timestamp()
@@ -219,13 +220,15 @@ async def import_(
     """
     copy = _read(Path(path))
     was, record = copy.row.record.id, copy.row.record
-    new_id = run_id or was
-    for what, id in (("id", new_id), ("session's id", session_id or record.session_id)):
-        if not id.isprintable():
+    new_id = was if run_id is None else run_id
+    for what, id in (
+        ("id", new_id),
+        ("session's id", record.session_id if session_id is None else session_id),
+    ):
+        problem = why_unfit(id)
+        if problem:
             raise RunError(
-                Path(path).name,
-                f"the {what} contains characters that can't be printed",
-                "Give the run and its session new ids.",
+                Path(path).name, f"the {what} {problem}", "Give the run and its session other ids."
             )
     if session_id is None:
         taken = await journal.runs.list(session_id=record.session_id)

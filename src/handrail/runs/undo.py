@@ -9,7 +9,7 @@ import msgspec
 
 from handrail.adapter.run_lease import acquire_run, is_executing
 from handrail.adapter.run_record import heed_undone
-from handrail.adapter.undone_calls import UndoneCall, undone_in
+from handrail.adapter.undone_calls import UndoneCall, runs_of_others, undone_in
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import Conflict, FileError, RunBusy, RunError, UndoRefused
 from handrail.journals import Journal
@@ -95,10 +95,11 @@ async def _undo(
     units = _units_of(await journal.calls.load(run_id), run_id, call_id, entries)
     waiting = {(each.run_id, each.call_id) for each in await journal.calls.unapplied()}
     own = {(unit.run_id, unit.call_id) for unit in units}
+    others = await runs_of_others(journal, row.record.session_id, row.record.principal)
     for unit in units:
         _refuse_unapplied(unit, waiting)
         later = await journal.calls.later(unit)
-        _refuse_built_on(unit, [each for each in later if (each.run_id, each.call_id) not in own])
+        _refuse_built_on(unit, [each for each in later if (each.run_id, each.call_id) not in own], others)
         _refuse_files(unit, row.record, filesystem)
     *inner, outer = units
     order, undone = [*reversed(inner), outer], list[Undoing]()
@@ -121,7 +122,8 @@ async def _undo(
         raise UndoRefused(refused.call_id, refused.places, refused.problem, before) from None
     finally:
         if session is not None:
-            await heed_undone(journal, session, await undone_in(journal, row.record.session_id))
+            undone_now = await undone_in(journal, row.record.session_id, row.record.principal)
+            await heed_undone(journal, session, undone_now)
     return undone[-1]
 
 
@@ -175,14 +177,15 @@ def _all(lists: Iterable[Sequence[str]]) -> list[str]:
 
 
 async def undo_problems(
-    journal: Journal, session_id: str, filesystem: UndoesFiles | None = None
+    journal: Journal, session_id: str, filesystem: UndoesFiles | None = None, *, principal: str
 ) -> Mapping[tuple[str, str], str]:
-    """Return why those calls of a session that changed files can't be undone now, by run id and call id. Changes nothing.
+    """Return why those calls of a principal's session that changed files can't be undone now, by run id and call id. Changes nothing.
 
     `undo` may still refuse a call that is left out: whether calls of other sessions have used the same files since is not
     checked, because that takes reading all later runs. A problem may contain the path of the folder.
     """
-    units = await journal.calls.load_session(session_id)
+    others = await runs_of_others(journal, session_id, principal)
+    units = [unit for unit in await journal.calls.load_session(session_id) if unit.run_id not in others]
     changing = [unit for unit in units if any(place.startswith("file ") for place in unit.writes)]
     if not changing:
         return {}
@@ -213,7 +216,7 @@ async def undo_problems(
                 if (each.run_id, each.call_id) not in own
                 and ("undone", each.call_id) not in marks[each.run_id]
             )
-            _refuse_built_on(unit, later)
+            _refuse_built_on(unit, later, others)
             _refuse_files(unit, rows[call.run_id].record, filesystem)
             changes = [(delta.name, each) for delta in unit.workspaces for each in delta.changes]
             changed = [
@@ -241,7 +244,8 @@ async def undo_problems(
 
 async def check_nobody_works(journal: Journal, row: RunRow) -> None:
     """Raise `RunBusy` if a live process owns a run of the same session. A run that this process could not release does not count."""
-    for other in await journal.runs.list(session_id=row.record.session_id):
+    record = row.record
+    for other in await journal.runs.list(session_id=record.session_id, principal=record.principal):
         is_left = other.owner == journal.owner and not is_executing(journal, other.record.id)
         if other.held and not is_left:
             raise RunBusy(other.record.id, other.owner)
@@ -352,18 +356,19 @@ async def _undo_files(
     return [*await run_in_thread(restore), *_paths_of(unit)]
 
 
-def _refuse_built_on(unit: CommitUnit, later: Iterable[CommitUnit]) -> None:
+def _refuse_built_on(unit: CommitUnit, later: Iterable[CommitUnit], others: Collection[str]) -> None:
+    """Raise `UndoRefused` if one of the later commits depends on this one. `others` are as for `built_on`."""
     against: dict[str, None] = {}
     for other in later:
-        against.update(dict.fromkeys(built_on(unit, other)))
+        against.update(dict.fromkeys(built_on(unit, other, others)))
     if against:
         raise UndoRefused(unit.call_id, list(against), "a later call has read or changed what it wrote")
 
 
-def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
+def built_on(unit: CommitUnit, other: CommitUnit, others: Collection[str] = ()) -> list[str]:
     """Return the places that `unit` changed and that `other`, a later commit, read or changed.
 
-    Slices belong to a session; paths belong to a folder, no matter which session uses it. The listing of a folder depends on
+    `others` are the runs of other principals in sessions with the same id. Slices belong to a session; paths belong to a folder, no matter which session uses it. The listing of a folder depends on
     the folder, everything directly in it, and the folders above it. Any other path depends on the paths above and below it.
     """
     touched = (*other.reads, *other.writes)
@@ -374,7 +379,7 @@ def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
                 meet(place[5:], each[5:]) for each in touched if each.startswith("file ")
             ):
                 found.append(place)
-        elif unit.session_id == other.session_id and place in touched:
+        elif unit.session_id == other.session_id and other.run_id not in others and place in touched:
             found.append(place)
     return found
 

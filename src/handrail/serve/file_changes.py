@@ -36,7 +36,7 @@ async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
     marks = await journal.calls.marks(seen.session_id)
     undone = {entry.key for _, entry in marks if entry.kind == "undone"}
     unapplied = await unapplied_calls(journal, seen.live)
-    problems = await runs.undo_problems(journal, seen.session_id, seen.files)
+    problems = await runs.undo_problems(journal, seen.session_id, seen.files, principal=seen.principal)
     found: list[dict[str, Any]] = []
     for unit in await journal.calls.load_session(seen.session_id):
         paths = paths_in(unit.writes)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, get_args
 from handrail.claims import Claims
 from handrail.errors import DefinitionError, ReducerError, SessionError
 from handrail.events import ApprovalRemembered, ApprovalRevoked, Fact
-from handrail.ids import NewId, random_id
+from handrail.ids import NewId, check_id, random_id
 from handrail.protocols import DecisionBook, RunMode, Slice
 from handrail.schema.read_only import read_only
 from handrail.session.bus import (
@@ -54,6 +54,9 @@ class Session:
     - `session.dispatch(event)` reduces an event into every slice that handles it or, if a reducer fails, into none.
     - The cost of a fork or a snapshot does not depend on the amount of state.
     - Concurrent dispatches, from tasks and threads, lose no updates.
+
+    Sessions of different principals have nothing in common, even if their ids are equal. Raises `DefinitionError` if the id or
+    the principal is not a string of 1 to 512 printable characters.
     """
 
     closed = False
@@ -71,6 +74,8 @@ class Session:
         new_id: NewId = random_id,
     ) -> None:
         self._id = new_id() if id is None else id
+        check_id("session id", self._id)
+        check_id("principal", principal)
         self._principal = principal
         self._config: Mapping[str, Any] = read_only(config or {})
         self._run_mode: RunMode | None = _checked_mode(run_mode)

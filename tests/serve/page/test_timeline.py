@@ -84,6 +84,18 @@ def test_spans_on_an_axis(shown: Widgets):
     )
 
 
+def test_calls_that_no_longer_stand_say_so(shown: Widgets):
+    """A call that was compensated or rolled back has a sign of its own, and its line says which."""
+    inner = [call("book", 2, 1, compensated=True), call("note", 2, 1, rolled_back=True)]
+    shown.show("timeline", tree=tree(turn(1, 0, 2, call("trip", 2, 1, status="cancelled", calls=inner))))
+    _, trip, book, note = items(shown).all()
+    expect(trip).to_have_accessible_name("trip · cancelled · 1 s · after 2 s")
+    expect(book).to_have_accessible_name("book · ok · compensated · 1 s · after 2 s")
+    expect(note).to_have_accessible_name("note · ok · rolled back · 1 s · after 2 s")
+    expect(book).to_contain_text("↶")
+    expect(trip).not_to_contain_text("↶")
+
+
 def test_days_of_waiting_do_not_hide_seconds_of_work(shown: Widgets):
     """A long wait is hatched, shortened, and labelled with its duration."""
     shown.show("timeline", tree=RUN)
