@@ -274,11 +274,9 @@ def attachments_in(value: object) -> tuple[Attachment, ...]:
 
 def guess_type(content: bytes, name: str = "") -> str:
     """Guess a media type from the first bytes, otherwise from the name, otherwise from whether the bytes are text."""
-    for start, media_type in _MAGIC:
-        if content.startswith(start):
-            return media_type
-    if content.startswith(b"RIFF") and content[8:12] in _RIFF:
-        return _RIFF[content[8:12]]
+    recognised = recognise_type(content)
+    if recognised is not None:
+        return recognised
     guessed = mimetypes.guess_type(name, strict=False)[0]
     if guessed is not None and _MEDIA_TYPE.fullmatch(guessed.lower()):
         return _SPELLINGS.get(guessed.lower(), guessed.lower())
@@ -289,6 +287,13 @@ def guess_type(content: bytes, name: str = "") -> str:
     except UnicodeDecodeError:
         return _UNKNOWN
     return "text/plain"
+
+
+def recognise_type(content: bytes) -> str | None:
+    """Return the media type that the first bytes show; None if they show none."""
+    if content.startswith(b"RIFF") and content[8:12] in _RIFF:
+        return _RIFF[content[8:12]]
+    return next((media_type for start, media_type in _MAGIC if content.startswith(start)), None)
 
 
 def shown_size(size: int) -> str:

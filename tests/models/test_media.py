@@ -16,7 +16,7 @@ from handrail.content import MAX_BYTES
 from handrail.errors import PromptEvaluationError
 from handrail.events import AttachmentDelta, TextDelta
 from handrail.messages import AssistantMessage
-from handrail.models.media import attachment_of
+from handrail.models.media import attachment_at, attachment_of
 from handrail.models.providers import PROVIDERS
 from support.raw_server import Raw, delta, raw_server, said, streamed, whole
 
@@ -236,6 +236,56 @@ async def test_samples_are_a_sound_that_can_be_played() -> None:
     assert int.from_bytes(sound.content[24:28], "little") == 16000
 
 
+async def test_a_sound_that_arrives_in_pieces_is_one_sound() -> None:
+    """Gemini streams a part for each fraction of a second. Consecutive parts with samples are one sound, and go back as one part.
+
+    Empty parts between them change nothing. A part with something else, or samples at another rate, begins another sound.
+    """
+    kind, other = "audio/L16;codec=pcm;rate=24000", "audio/L16;codec=pcm;rate=16000"
+    pieces = [bytes([number, 0] * 3) for number in range(6)]
+    parts = [
+        *(blob(piece, kind) for piece in pieces[:3]),
+        {"text": ""},
+        blob(pieces[3], kind),
+        {"text": "and"},
+        blob(pieces[4], kind),
+        blob(pieces[5], other),
+    ]
+    events = [{"candidates": [{"content": {"parts": [part]}}]} for part in parts]
+    async with raw_server(streamed(*events, gemini({"text": ""}), end=b""), AGAIN["gemini"]) as server:
+        adapter, session = Adapter(model_of("gemini", server.url), retry=ONCE), Session()
+        run = adapter.stream(PROMPT, "say it", session=session)
+        told = [each.attachment async for each in run if isinstance(each, AttachmentDelta)]
+        response = await run.response
+        await adapter.evaluate(PROMPT, "again", session=session)
+        assert back_in("gemini", sent(server)) == [
+            blob(b"".join(pieces[:4]), kind),
+            {"text": "and"},
+            blob(pieces[4], kind),
+            blob(pieces[5], other),
+        ]
+    sounds = [b"".join(pieces[:4]), pieces[4], pieces[5]]
+    assert [each.content[44:] for each in response.attachments] == sounds
+    assert tuple(told) == response.attachments
+    answer = response.messages[-1]
+    assert isinstance(answer, AssistantMessage)
+    assert [part if isinstance(part, str) else part.content[44:] for part in answer.parts] == [
+        sounds[0],
+        "and",
+        *sounds[1:],
+    ]
+
+
+@pytest.mark.parametrize("ends", [[], [delta("stop"), delta("stop")], [delta("length")]])
+async def test_a_spoken_answer_has_its_sound_however_the_stream_ends(ends: list[Any]) -> None:
+    """A server may leave out the stop reason, or repeat it. The sound is there once."""
+    pieces = [delta(audio={"transcript": "Hi"}), delta(audio={"data": b64(WAVE)})]
+    async with raw_server(streamed(*pieces, *ends)) as server:
+        model = model_of("chat", server.url, modalities=["text", "audio"], audio={"format": "wav"})
+        response = await Adapter(model, retry=ONCE).stream(PROMPT, "say it").response
+    assert (response.text, [each.content for each in response.attachments]) == ("Hi", [WAVE])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_spoken_answer(stream: bool) -> None:
     """The transcript of a spoken answer is its text, and is what is sent back. Streamed samples are joined to a sound."""
@@ -296,6 +346,46 @@ def test_a_picture_is_no_larger_than_other_attachments() -> None:
 
     with pytest.raises(ModelAnswerBroken, match=f"at most {MAX_BYTES} are allowed"):
         attachment_of("m", b64(PNG + b"\0" * MAX_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "wanted"),
+    [
+        (PNG, "image/jpeg", "image/png"),
+        (PNG, "", "image/png"),
+        (PNG, "png", "image/png"),
+        (PNG, "image/svg+xml", "image/png"),
+        (PNG, None, "image/png"),
+        (b"\xff\xfe?", "image/x-raw", "image/x-raw"),
+        (b"\xff\xfe?", "no type", "application/octet-stream"),
+        (b"ID3 is a tag.", "text/plain", "text/plain"),
+        (b"\xff\xfb\1\2", "audio/L16", "audio/wav"),
+    ],
+)
+def test_the_bytes_show_what_a_picture_is(content: bytes, given: str | None, wanted: str) -> None:
+    """What the bytes show comes before the provider's media type, because other providers refuse a wrong one. An invalid one is ignored."""
+    assert attachment_of("m", b64(content), given).media_type == wanted
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"data:image/png;base64,{b64(PNG)}",
+        f"DATA:image/png;charset=x;BASE64,{b64(PNG)}",
+        f"data:;base64,{b64(PNG).replace('+', '%2B').replace('=', '%3D')}",
+        "data:image/png," + "".join(f"%{byte:02x}" for byte in PNG),
+    ],
+)
+def test_data_urls_have_several_forms(url: str) -> None:
+    """The bytes may be in base64 or percent-encoded, and the names in any case."""
+    made = attachment_at("m", url)
+    assert (made.content, made.media_type) == (PNG, "image/png")
+
+
+def test_an_svg_in_a_data_url_is_a_file() -> None:
+    """An SVG is no picture that is shown, because it can contain scripts."""
+    made = attachment_at("m", "data:image/svg+xml;utf8,<svg onload='alert(1)'/>")
+    assert (made.kind, made.text()) == ("file", "<svg onload='alert(1)'/>")
 
 
 def test_base64_of_other_alphabets_and_in_pieces_is_read() -> None:

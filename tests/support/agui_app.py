@@ -11,16 +11,18 @@ from pathlib import Path
 
 import uvicorn
 
-from handrail import Adapter, DirectoryFilesystem, SqliteJournal, ToolCall
+from handrail import Adapter, Attachment, DirectoryFilesystem, SqliteJournal, ToolCall
 from handrail.adapter.settings import Retry
-from handrail.messages import CallPart, ModelPart, ModelRequest, TextPart, UserMessage
+from handrail.messages import AttachmentPart, CallPart, ModelPart, ModelRequest, TextPart, UserMessage
 from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
 from handrail.serve.sources import PromptSource
-from support.served import PLAYS, PROMPT, Booking, PlayedModel, said, source_in
+from support.served import PLAYS, PROMPT, READ, Booking, PlayedModel, said, source_in
 from support.serving import TOKEN
 
+CAT = Attachment(b"\x89PNG\r\n\x1a\n" + bytes(20), "cat.png")
+SONG = Attachment(b"RIFF\x24\0\0\0WAVEfmt " + bytes(28), "song.wav")
 PLANS: Mapping[str, Sequence[Scripted]] = {
     **PLAYS,
     "map": [said("Look.", ToolCall("showMap", {"place": "Oslo"}, "map-1")), said("You have seen it.")],
@@ -33,6 +35,10 @@ PLANS: Mapping[str, Sequence[Scripted]] = {
         said("Both paid."),
     ],
     "think": [Reply("So it is.", thinking="Let me think about it.", usage=said("").usage)],
+    "draw": [
+        Reply("One.", [READ], attachments=[CAT, SONG]),
+        Reply(attachments=[CAT]),
+    ],
     "flaky": [said("Now it is whole.")],
 }
 
@@ -46,6 +52,7 @@ class FlakyModel(PlayedModel):
         if request.messages[-1] == UserMessage("flaky") and not self.lost:
             self.lost = True
             yield TextPart("This is not to ")
+            yield AttachmentPart(CAT)
             yield CallPart(0, "lost-1", "pay", '{"amo')
             raise ModelUnavailable(self.name, "the connection was lost")
         async for part in super().stream(request):

@@ -109,15 +109,16 @@ class ChatChunks:
 
     __slots__ = (
         "_at",
-        "_audio",
         "_began",
         "_calls",
         "_content",
         "_endpoint",
+        "_has_sound",
         "_kept",
         "_more",
         "_refused",
         "_sound",
+        "_sound_data",
         "_wire",
     )
 
@@ -126,8 +127,9 @@ class ChatChunks:
         self._wire = wire
         self._sound = sound
         """The media type of the sounds that the request asks for; None if it names none."""
-        self._audio: list[str] | None = None
-        """The pieces of the sound so far, in base64; None if the answer has no sound."""
+        self._has_sound = False
+        self._sound_data: list[str] = []
+        """The pieces of the sound that have arrived, in base64."""
         self._kept: dict[str, Any] = {}
         """The fields so far that are not the API's own. Providers require some of them back."""
         self._more: dict[int, dict[str, Any]] = {}
@@ -161,7 +163,8 @@ class ChatChunks:
             audio = delta.get("audio") or {}
             text = _text(content) or delta.get("refusal") or audio.get("transcript")
             if audio:
-                self._audio = [*(self._audio or ()), audio.get("data") or ""]
+                self._has_sound = True
+                self._sound_data.append(audio.get("data") or "")
             if content:
                 self._add(content)
             if text:
@@ -172,14 +175,21 @@ class ChatChunks:
             if choice.get("error"):
                 raise failure_in_answer(self._endpoint, choice["error"])
             if choice.get("finish_reason"):
-                data = "".join(self._audio or ())
-                if data:
-                    yield AttachmentPart(attachment_of(self._endpoint.model, data, self._sound))
+                yield from self._end_sound()
                 yield self._stop(_STOPS.get(choice["finish_reason"], "done"))
 
-    def done(self) -> StopPart | None:
-        """Return the stop reason of a stream that ended without one; None if nothing came before its end."""
-        return self._stop("calls" if self._calls else "done") if self._began else None
+    def done(self) -> Iterator[ModelPart]:
+        """Yield the end of an answer whose stream ended without a stop reason. Yields nothing if nothing came before."""
+        if self._began:
+            yield from self._end_sound()
+            yield self._stop("calls" if self._calls else "done")
+
+    def _end_sound(self) -> Iterator[ModelPart]:
+        """Yield the sound of the answer, if it has one that has not been yielded."""
+        data = "".join(self._sound_data)
+        self._sound_data.clear()
+        if data:
+            yield AttachmentPart(attachment_of(self._endpoint.model, data, self._sound))
 
     def _stop(self, reason: StopReason) -> StopPart:
         kept = self._kept
@@ -187,7 +197,7 @@ class ChatChunks:
             kept = {"content": self._content, **kept}
         more = [self._more.get(number, {}) for number in range(len(self._calls))]
         return StopPart(
-            "refused" if self._refused else reason, _kept(self._wire, kept, more, self._audio is not None)
+            "refused" if self._refused else reason, _kept(self._wire, kept, more, self._has_sound)
         )
 
     def _add(self, content: Any) -> None:

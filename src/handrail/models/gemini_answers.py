@@ -26,7 +26,7 @@ from handrail.models.blocks import outside_line
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import is_object
 from handrail.models.http import Endpoint, count, encode
-from handrail.models.media import attachment_of, place_for
+from handrail.models.media import are_samples, attachment_of, place_for
 from handrail.models.partial_calls import PartialCall
 
 WIRE = "gemini"
@@ -53,6 +53,7 @@ class GeminiAnswer:
         "_open",
         "_parts",
         "_renamed",
+        "_samples",
         "_searched",
         "_stop",
         "_told",
@@ -72,6 +73,8 @@ class GeminiAnswer:
         self._calls = 0
         self._open: PartialCall | None = None
         """The call whose pieces are arriving; None if there is none."""
+        self._samples: list[str] = []
+        """The pieces of a sound that have arrived, in base64. It is the last of `_parts`, and may continue."""
         self._stop: StopReason | None = None
 
     def take_whole(self, answer: Any) -> Iterator[ModelPart]:
@@ -102,6 +105,7 @@ class GeminiAnswer:
         if failure is not None:
             raise failure  # after the usage, because an answer that failed is charged for
         if self._stop is not None:
+            yield from self._end_sound()
             yield from self._close()
             yield from self._tell_searches()
             reason = "calls" if self._stop == "done" and self._calls else self._stop
@@ -141,6 +145,15 @@ class GeminiAnswer:
         if not _is_wellformed(part):
             raise TypeError
         call, text, blob = part.get("functionCall"), part.get("text"), part.get("inlineData")
+        if not part or (text == "" and not part.get("thoughtSignature")):
+            return  # an empty part, as at the end of a stream
+        if self._samples:
+            if blob is not None and part == {
+                "inlineData": {**self._parts[-1]["inlineData"], "data": blob.get("data")}
+            }:
+                self._samples.append(blob["data"])
+                return
+            yield from self._end_sound()
         if call is not None and (self._open is not None or "willContinue" in call or "partialArgs" in call):
             self._open = self._open or PartialCall()
             if not self._open.take(part):
@@ -158,15 +171,23 @@ class GeminiAnswer:
             return  # a draft, which belongs to the thoughts and need not be sent back
         elif blob is not None and not part.get("thought"):
             kind = blob.get("mimeType")
-            yield AttachmentPart(attachment_of(self._endpoint.model, blob.get("data"), kind))
+            if are_samples(kind) and part.keys() == {"inlineData"}:
+                self._samples.append(blob["data"])
+            else:
+                yield AttachmentPart(attachment_of(self._endpoint.model, blob.get("data"), kind))
             part = {**part, "inlineData": {**blob, "data": place_for(kind)}}
-        elif not part or (text is not None and not part.get("thoughtSignature")):
-            return  # an empty part, as at the end of a stream
         last = self._parts[-1] if self._parts else None
         if last is not None and _is_plain(last) and _is_plain(part) and _thinks(last) == _thinks(part):
             self._parts[-1] = {**last, "text": last["text"] + text}
         else:
             self._parts.append(dict(part))
+
+    def _end_sound(self) -> Iterator[ModelPart]:
+        """Yield the sound whose pieces have arrived, if there is one. Streams have a part for each fraction of a second."""
+        if self._samples:
+            data, kind = "".join(self._samples), self._parts[-1]["inlineData"]["mimeType"]
+            self._samples.clear()
+            yield AttachmentPart(attachment_of(self._endpoint.model, data, kind))
 
     def _kept(self) -> Kept | None:
         """Return the parts to be sent back, or None if they are only texts and calls without signatures.

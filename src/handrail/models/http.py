@@ -140,12 +140,12 @@ class Endpoint:
         *,
         whole: Read | None = None,
         take: Read | None = None,
-        done: Callable[[], StopPart | None] | None = None,
+        done: Callable[[], Iterable[ModelPart]] | None = None,
     ) -> AsyncGenerator[ModelPart]:
         """Send one request, and yield what was sent, then the parts of the answer. The stop reason, if any, is last.
 
-        Pass `whole` to convert a complete answer, or `take` to convert each event of a stream. `done` returns the
-        stop reason of a stream that ended with `[DONE]` and gave none. Raises `ModelError` if the request fails or the
+        Pass `whole` to convert a complete answer, or `take` to convert each event of a stream. `done` yields the
+        last parts of a stream that ended with `[DONE]` and gave no stop reason. Raises `ModelError` if the request fails or the
         answer can't be converted.
         """
         if whole is not None:
@@ -165,12 +165,14 @@ class Endpoint:
             if isinstance(event, SentPart):
                 yield event
                 continue
-            if event is _DONE:
-                stop = done() if stop is None and done is not None else stop
+            if event is not _DONE:
+                parts = take(self.decoded(event))
+            elif stop is None and done is not None:
+                parts = done()
+            else:
                 break
-            data = self.decoded(event)
             try:
-                for part in take(data):
+                for part in parts:
                     if isinstance(part, StopPart):
                         stop = part
                     else:
@@ -370,12 +372,16 @@ def _message_in(raw: bytes) -> str:
 
 async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """Yield the data of server-sent events, one at a time."""
-    rest = b""
+    rest: list[bytes] = []
+    """The pieces of the line whose end has not arrived. A line with a picture is many megabytes long."""
     data: list[bytes] = []
     first = True
     async for chunk in content.iter_any():
-        lines = (rest + chunk).split(b"\n")
-        rest = lines.pop()
+        *lines, last = chunk.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*rest, lines[0]])
+            rest.clear()
+        rest.append(last)
         for line in lines:
             line = line.removesuffix(b"\r")
             if first:
@@ -385,8 +391,9 @@ async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
             elif not line and data:
                 yield b"\n".join(data)
                 data = []
-    if rest.startswith(b"data:"):
-        data.append(rest[5:].strip())
+    end = b"".join(rest)
+    if end.startswith(b"data:"):
+        data.append(end[5:].strip())
     if data:
         yield b"\n".join(data)
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from urllib.parse import unquote, unquote_to_bytes
 
-from handrail.content import MAX_BYTES, Attachment
+from handrail.content import MAX_BYTES, Attachment, recognise_type
 from handrail.errors import DefinitionError
 from handrail.messages import AssistantMessage, Takes
 from handrail.models import ModelAnswerBroken
@@ -35,7 +37,6 @@ _SAMPLES = re.compile(r"audio/(?:l16|pcm)\b", re.IGNORECASE)
 _RATE = re.compile(r"rate=(\d{1,6})")
 _USUAL_RATE = 24000
 _HEADER = struct.Struct("<4sI8sIHHIIHH4sI")
-_URL_SAFE = str.maketrans("-_", "+/")
 _PADDED = re.compile(r"[^=]+={0,2}")
 
 
@@ -46,46 +47,62 @@ def attachment_of(model: str, data: Any, media_type: str | None = None) -> Attac
     played. Raises `ModelAnswerBroken` if the data is not base64, or is empty or too large.
     """
     try:
-        text = "".join(data.split()).translate(_URL_SAFE)
+        text = "".join(data.split()).replace("-", "+").replace("_", "/")
+        _check_size(model, (len(text) - text.count("=")) * 3 // 4)
         pieces = [piece + "=" * (-len(piece) % 4) for piece in _PADDED.findall(text)]
         content = b"".join([base64.b64decode(piece, validate=True) for piece in pieces])
+    except ModelAnswerBroken:
+        raise
     except (AttributeError, ValueError, binascii.Error):
         raise ModelAnswerBroken(model, "a picture or a sound in its answer is not valid base64") from None
     return attachment_with(model, content, media_type)
 
 
+def _check_size(model: str, size: int) -> None:
+    if size > MAX_BYTES:
+        raise ModelAnswerBroken(
+            model, f"a picture or a sound in its answer has {size} bytes, and at most {MAX_BYTES} are allowed"
+        )
+
+
 def attachment_with(model: str, content: bytes, media_type: str | None) -> Attachment:
-    """Return the attachment with these bytes. Raises `ModelAnswerBroken` if there are none, or too many."""
+    """Return the attachment with these bytes. Raises `ModelAnswerBroken` if there are none, or too many.
+
+    What the first bytes show comes before the media type that the provider gives, because other providers compare the two.
+    """
     if not content:
         raise ModelAnswerBroken(model, "a picture or a sound in its answer is empty")
-    if media_type and _SAMPLES.match(media_type):
-        content, media_type = _with_header(content, media_type), "audio/wav"
-    return _attachment(model, content, media_type)
+    _check_size(model, len(content))
+    if media_type and are_samples(media_type):
+        return Attachment(_with_header(content, media_type), media_type="audio/wav")
+    recognised = None if media_type and media_type.startswith("text/") else recognise_type(content)
+    with contextlib.suppress(DefinitionError):  # raised if the provider's media type is invalid
+        return Attachment(content, media_type=recognised or media_type)
+    return Attachment(content)
 
 
 def attachment_at(model: str, url: Any) -> Attachment:
     """Return the attachment for a data URL, or for an address on the web. Raises `ModelAnswerBroken` for anything else."""
     head, _, data = url.partition(",") if isinstance(url, str) else ("", "", "")
-    if head.startswith("data:"):
-        return attachment_of(model, data, head[5:].partition(";")[0] or None)
-    return _attachment(model, url, None)
-
-
-def _attachment(model: str, source: Any, media_type: str | None) -> Attachment:
-    size = len(source) if isinstance(source, bytes) else 0
-    if size > MAX_BYTES:
-        raise ModelAnswerBroken(
-            model, f"a picture or a sound in its answer has {size} bytes, and at most {MAX_BYTES} are allowed"
-        )
+    if head[:5].lower() == "data:":
+        kind, *parameters = head[5:].split(";")
+        if any(each.strip().lower() == "base64" for each in parameters):
+            return attachment_of(model, unquote(data), kind or None)
+        return attachment_with(model, unquote_to_bytes(data), kind or "text/plain")
     try:
-        if not isinstance(source, bytes) and not str(source).startswith(("https://", "http://")):
+        if not str(url).startswith(("https://", "http://")):
             raise DefinitionError("it is neither data nor an address on the web.")
-        return Attachment(source, media_type=media_type)
+        return Attachment(url)
     except DefinitionError as error:
         problem = str(error).rstrip(".")
         raise ModelAnswerBroken(
             model, f"a picture or a sound in its answer can't be used: {problem}"
         ) from None
+
+
+def are_samples(media_type: Any) -> bool:
+    """Return whether a sound with this media type is bare samples, without the header of a file."""
+    return isinstance(media_type, str) and _SAMPLES.match(media_type) is not None
 
 
 def _with_header(samples: bytes, media_type: str) -> bytes:
@@ -101,7 +118,7 @@ def _with_header(samples: bytes, media_type: str) -> bytes:
 
 def place_for(media_type: Any = None) -> str:
     """Return the place that is kept instead of the bytes of this media type."""
-    return _PLACE_OF_SAMPLES if isinstance(media_type, str) and _SAMPLES.match(media_type) else PLACE
+    return _PLACE_OF_SAMPLES if are_samples(media_type) else PLACE
 
 
 def kept_data(message: AssistantMessage, wire: str, write: Callable[[Attachment], str] = encoded) -> Any:

@@ -191,7 +191,7 @@ class Cassette:
             response.ending = "silent"
             raise
         finally:
-            _put_body(response, self._without_secrets_in(tape.data))
+            _put_body(response, self._without_secrets_in(bytes(tape.data)))
 
     def _find(self, url: str, request: Any) -> Exchange:
         for number, each in enumerate(self._left):
@@ -302,7 +302,7 @@ class _Tape:
     """The bytes of a response so far."""
 
     def __init__(self) -> None:
-        self.data = b""
+        self.data = bytearray()
         self.started = False
 
 

@@ -256,14 +256,43 @@ def streamed_arguments(place: Place) -> None:
 
 
 def taken_back(place: Place) -> None:
-    """If the connection to the model is lost, the text and the calls that were already streamed are withdrawn."""
+    """If the connection to the model is lost, the text, the calls and the pictures that were already streamed are withdrawn.
+
+    An older client keeps a withdrawn picture's message without its content.
+    """
     came = place.client().say("flaky")
     assert came.outcome == "success"
     assert "This is not to " in [event["delta"] for event in came.of("TEXT_MESSAGE_CONTENT")]
-    assert [(each["role"], each["content"]) for each in came.messages] == [
+    kept = [each for each in came.messages if each["role"] != "activity"]
+    assert [(each["role"], each["content"]) for each in kept] == [
         ("user", "flaky"),
         ("assistant", "Now it is whole."),
     ]
+    left = [(each["activityType"], each["content"]) for each in came.messages if each["role"] == "activity"]
+    assert left == ([("handrail.withdrawn", {})] if place.older else [])
+
+
+def taken_back_later(place: Place) -> None:
+    """What is withdrawn takes nothing else with it: earlier pictures stay, and a client of today keeps other activities too."""
+    GATES["sheep"].set()
+    client = place.client()
+    before = [each for each in client.say("sheep").messages if each["role"] == "activity"]
+    drawn = [
+        each for each in client.say("draw").messages if each.get("activityType") == "handrail.attachment"
+    ]
+    came = client.say("flaky")
+    assert [each["activityType"] for each in came.of("ACTIVITY_SNAPSHOT")] == [
+        "handrail.attachment",
+        "handrail.withdrawn",
+    ]
+    at = [each["content"] for each in came.messages].index("flaky")
+    assert [(each["role"], each["content"]) for each in came.messages[at:]] == [
+        ("user", "flaky"),
+        ("assistant", "Now it is whole."),
+    ]
+    assert len(drawn) == 3
+    assert all(each in came.messages for each in drawn)
+    assert place.older or all(each in came.messages for each in before)
 
 
 def progress(place: Place) -> None:
@@ -275,6 +304,22 @@ def progress(place: Place) -> None:
     assert shown["content"]["done"] == shown["content"]["total"] == 8
     assert (len(came.of("ACTIVITY_SNAPSHOT")), len(came.of("ACTIVITY_DELTA"))) == (1, 7)
     assert came.outcome == "success"
+
+
+def drawing(place: Place) -> None:
+    """What a model makes is an activity in its answer. A client that sends it back with the next message continues."""
+    client = place.client()
+    assert client.say("draw").outcome == "success"
+    came = client.say("draw")
+    assert came.outcome == "success"
+    roles = ["user", "assistant", "activity", "activity", "assistant", "tool", "assistant", "activity"]
+    assert [each["role"] for each in came.messages] == roles * 2
+    made = [each["content"] for each in came.messages if each["role"] == "activity"]
+    assert [each["name"] for each in made] == ["cat.png", "song.wav", "cat.png"] * 2
+    joined = place.client().do("connect")
+    assert [(each["id"], each["role"]) for each in joined.messages] == [
+        (each["id"], each["role"]) for each in came.messages
+    ]
 
 
 def state(place: Place) -> None:
@@ -508,7 +553,9 @@ SCENARIOS: Mapping[str, Callable[[Place], None]] = {
         thinking,
         streamed_arguments,
         taken_back,
+        taken_back_later,
         progress,
+        drawing,
         state,
         approve,
         deny,

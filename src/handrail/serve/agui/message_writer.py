@@ -31,6 +31,8 @@ MOST_CHARACTERS = 100_000
 """Maximum number of characters of a call's result that are sent to clients."""
 MADE = "handrail.attachment"
 """The type of the activity for a picture, a sound or another file that a model made."""
+WITHDRAWN = "handrail.withdrawn"
+"""The type that such an activity gets if its answer fails, because older clients keep activities that a snapshot lacks."""
 _NOT_MADE = "This call was not made, because it is not in a complete answer of the model."
 
 
@@ -242,6 +244,10 @@ class MessageWriter:
         for writing in run.writing.values():
             if writing.shown:
                 events += self._not_made(run, writing)
+        for number in range(1, run.made + 1):
+            id = made_id(run.answer_id, number)
+            withdrawn = ActivitySnapshotEvent(message_id=id, activity_type=WITHDRAWN, content={})
+            events.append(wire_event(withdrawn, run.tag))
         thoughts = run.thoughts  # the retry must not reuse the ids of this reasoning
         run.clear_answer()
         run.thoughts = thoughts

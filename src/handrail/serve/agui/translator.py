@@ -54,7 +54,7 @@ from handrail.place import is_in_run
 from handrail.question import Question
 from handrail.serve.agui.call_states import CallStates, Subagents, usage_json
 from handrail.serve.agui.interrupts import interrupt_leg, question_json
-from handrail.serve.agui.message_writer import Known, MessageWriter, OpenRun, shorten
+from handrail.serve.agui.message_writer import MADE, WITHDRAWN, Known, MessageWriter, OpenRun, shorten
 from handrail.serve.agui.wire_events import (
     PROTOCOL,
     Event,
@@ -429,12 +429,17 @@ class Translator:
         return [*events, *self._nested.end(run, event.stop_reason)]
 
 
+_REPLACED = {"@ag-ui/client": {"authoritativeActivityTypes": [MADE, WITHDRAWN]}}
+"""The types of activities that a snapshot replaces, in the form that AG-UI's own client reads."""
+
+
 def messages_snapshot(messages: Sequence[Mapping[str, Any]]) -> Event:
     """Return the event with a snapshot of a thread's messages.
 
-    Older clients are sent the snapshot without the messages of nested runs.
+    Older clients are sent the snapshot without the messages of nested runs. Clients drop what models made, but not other
+    activities, if it is not in the snapshot.
     """
-    event = MessagesSnapshotEvent.model_validate({"messages": messages})
+    event = MessagesSnapshotEvent.model_validate({"messages": messages, "metadata": _REPLACED})
     data = dump(event)
     own = [each for each in data["messages"] if "subagentRunId" not in each]
     return Event(data, False, None if len(own) == len(data["messages"]) else {**data, "messages": own})
