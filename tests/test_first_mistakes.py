@@ -142,6 +142,10 @@ def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
     [
         ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
         ("x = 1\n\nx.y", r"AttributeError: .*served_wrongly\.py, line 3\)"),
+        (
+            "from handrail import Budget\nBudget(token=1)",
+            r"TypeError: Budget takes no argument 'token'.*served_wrongly\.py, line 2\)",
+        ),
         ("def (", r"SyntaxError: .*served_wrongly\.py, line 1\)"),
     ],
 )

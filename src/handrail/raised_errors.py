@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from handrail.errors import HandrailError
@@ -15,6 +16,8 @@ _GROUP: Any = BaseExceptionGroup
 _members_of: Any = BaseExceptionGroup.exceptions.__get__  # pyright: ignore[reportUnknownMemberType, reportFunctionMemberAccess, reportAttributeAccessIssue]  # a descriptor
 _SHORT = 300
 """Maximum length of an error's message in a description, in characters."""
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""The names of the folders of installed libraries."""
 _LEAVES = 5
 """Maximum number of errors in a group that are described."""
 _MOST_NODES = 20_000
@@ -46,6 +49,36 @@ def in_short(error: BaseException) -> str:
 def described(error: BaseException) -> str:
     """Return an error's message as the reason why a run failed. Errors that are not Handrail's are named, since a message such as `'x'` says little."""
     return (words_of(error) if isinstance(error, HandrailError) else "") or in_short(error)
+
+
+def with_place(error: BaseException) -> str:
+    """Describe an error in an app's code in one line, with the place where it was raised: `KeyError: 'x' (app.py, line 3)`."""
+    place = "" if isinstance(error, SyntaxError) else place_of(error)  # a syntax error names its line itself
+    return f"{in_short(error)} ({place})" if place else in_short(error)
+
+
+def place_of(error: BaseException) -> str:
+    """Return the innermost line that an error came through and that is not Handrail's, as `FILE, line N`.
+
+    A line of an app is preferred to one of an installed library. Returns "" if there were only lines of Handrail and of the
+    standard library: then the error is not the app's.
+    """
+    import sysconfig  # only errors need it
+    import traceback
+
+    own, python = str(Path(__file__).parent), sysconfig.get_path("stdlib")
+    found = ""
+    for filename, line in reversed(
+        [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    ):
+        is_installed = not _INSTALLED.isdisjoint(Path(filename).parts)
+        is_python = filename.startswith("<frozen ") or (filename.startswith(python) and not is_installed)
+        if filename.startswith(own) or is_python:
+            continue
+        if not is_installed:
+            return f"{filename}, line {line}"
+        found = found or f"{filename}, line {line}"
+    return found
 
 
 def _one_line(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from handrail.errors import DefinitionError, RunParked
 from handrail.journal.location import default_journal, make_private_folder
 from handrail.models.names import model_named
 from handrail.models.scripted import WHAT_IT_IS, DemoModel
+from handrail.rendering import escape
 from handrail.serve.pages import is_built
 from support import warm_python
 from support.programs import HANDRAIL, environment, handrail, workers_folder
@@ -907,6 +909,33 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130
     process.close()
+
+
+def test_an_error_in_the_apps_code_is_not_called_a_bug_of_ours(here: Here, tmp_path: Path):
+    """An error that comes through a line of the app names the innermost such line, also if Handrail raised it there."""
+    (tmp_path / "app.py").write_text(
+        "import json\n"
+        "from handrail import Agent, ScriptedModel\n"
+        "def answer(request):\n    return {}['key']\n"
+        "def decode(request):\n    return json.loads('{')\n"
+        "def misuse(request):\n    return Agent('openai:m', nonsense=1)\n"
+        "a, b, c = (Agent(ScriptedModel(each), 'Help.') for each in (answer, decode, misuse))\n"
+    )
+    for name, kind, line in (("a", "KeyError: 'key'", 4), ("b", "JSONDecodeError", 6), ("c", "TypeError", 8)):
+        code, _, said = here("run", f"{tmp_path / 'app.py'}:{name}", "hi", "--no-journal")
+        assert (code, kind in said, f"app.py, line {line}." in said, "bug" in said) == (1, True, True, False)
+
+
+def test_an_error_in_our_code_is_a_bug():
+    wrong: Any = None
+    with pytest.raises(AttributeError) as raised:
+        escape(wrong)
+    traceback = raised.value.__traceback__
+    assert traceback is not None
+    ours = raised.value.with_traceback(traceback.tb_next)  # without the line of this test
+    message = Failure.of(ours).message
+    assert "This is a bug in Handrail" in message
+    assert "HANDRAIL_DEBUG=1" in message
 
 
 def test_the_message_of_a_parked_run_without_open_questions_names_none():

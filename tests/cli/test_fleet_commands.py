@@ -6,11 +6,13 @@ import json
 import shlex
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
+from handrail.adapter.apps import code_of
 from handrail.cli.commands import app
 from handrail.cli.recorded_run import continuation
 from handrail.journal.sqlite import SqliteJournal
@@ -154,6 +156,29 @@ def test_a_run_without_a_worker_for_its_version_says_so_until_it_is_adopted(
     moved = json.loads(handrail("runs", "adopt", run["run_id"], "--json"))
     assert moved["queue"] == f"{name}@{'5' * 64}"
     assert waits_for() == [""]
+
+
+def test_a_run_whose_app_is_elsewhere_is_not_adopted(
+    journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`adopt` needs the code of the app. Where it is missing, the error names the app and says what to do."""
+    run = submitted("pay rent")
+    monkeypatch.setattr("handrail.adapter.apps.sys", SimpleNamespace(modules={}))
+    monkeypatch.setattr("handrail.adapter.apps.find_app", lambda module: None)  # as in another folder
+    said = handrail("runs", "adopt", run["run_id"], code=2)
+    assert all(
+        part in said for part in (run["queue"].partition("@")[0], "No module named", "--app module:name")
+    )
+    opened = SqliteJournal(journal)
+    assert asyncio.run(opened.runs.get(run["run_id"])).queue == run["queue"]
+    opened.close()
+
+
+def test_a_worker_that_is_gone_has_no_version(tmp_path: Path):
+    """The code of a worker whose file is missing is not the code of the files beside it."""
+    (tmp_path / "other.md").write_text("Go.")
+    with pytest.raises(ImportError, match="there is no file"):
+        code_of(str(tmp_path / "gone.md"))
 
 
 def test_a_run_in_a_folder_says_which_host_it_is_pinned_to(journal: Path, tmp_path: Path):

@@ -309,6 +309,23 @@ async def test_a_thread_costs_an_unknown_amount_if_one_of_its_runs_does(tmp_path
             await app.restart()
 
 
+async def test_an_error_in_the_apps_model_is_not_said_to_be_the_servers(tmp_path: Path) -> None:
+    """If the app's own model raises, the page is told the kind of the error. The message is in the log."""
+
+    def broken(request: object) -> Any:
+        raise KeyError("the inside")
+
+    class Broken(ScriptedModel):
+        def __init__(self, _: object) -> None:
+            super().__init__(broken)
+
+    async with served(tmp_path, model_type=Broken) as app:
+        thread = app.thread()
+        await thread.say(plan("hello"))
+        await over(thread)
+        assert thread.problem.startswith("The run ended with an error in the app's code: KeyError.")
+
+
 async def test_a_thought_is_shown_after_a_restart(tmp_path: Path) -> None:
     """A model's thinking is recorded, and a snapshot from the journal alone shows it."""
 

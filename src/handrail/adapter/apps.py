@@ -16,7 +16,7 @@ from handrail.prompt import Prompt
 def code_of(app: str) -> str:
     """Return a digest of an app's own files: its module, or the `.md` and `.py` files in its folder; "" if there is no app.
 
-    Nothing is imported. Raises `ImportError` if there is no such module.
+    Nothing is imported, except the packages around a module. Raises `ImportError` if there is no such module or file.
     """
     if not app:
         return ""
@@ -27,6 +27,8 @@ def code_of(app: str) -> str:
         if loaded is None and spec is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
         files = [Path(str(spec.origin if spec else getattr(loaded, "__file__", "")))]
+    elif app.endswith(".md") and not Path(app).is_file():
+        raise ImportError(f"there is no file {app!r}")
     else:
         folder = Path(app) if Path(app).is_dir() else Path(app).parent
         files = sorted([*folder.glob("*.md"), *folder.glob("*.py")])

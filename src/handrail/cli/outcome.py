@@ -25,6 +25,7 @@ from handrail.errors import (
 )
 from handrail.journal.location import default_journal
 from handrail.journal.postgres.address import is_url, parse_url
+from handrail.raised_errors import place_of
 from handrail.rendering import escape
 
 DONE, FAILED, USAGE, NOT_APPROVED, LIMIT, PARKED, CANCELLED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
@@ -72,11 +73,10 @@ class Failure(NamedTuple):
             return cls(USAGE, kind, message)
         if isinstance(error, HandrailError | OSError):
             return cls(FAILED, kind, message)
-        return cls(
-            FAILED,
-            kind,
-            f"{kind}: {message}. This is a bug: set HANDRAIL_DEBUG=1 and run it again to see the traceback.",
-        )
+        place = place_of(error)
+        whose = f"It was raised in {escape(place)}." if place else "This is a bug in Handrail."
+        advice = "Set HANDRAIL_DEBUG=1 and run it again to see the traceback."
+        return cls(FAILED, kind, f"{kind}: {message.rstrip('.')}. {whose} {advice}")
 
     def as_json(self) -> dict[str, str]:
         return {"kind": self.kind, "message": self.message}

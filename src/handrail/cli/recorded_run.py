@@ -22,6 +22,7 @@ from handrail.messages import Model
 from handrail.models.names import give, model_named, reference_to
 from handrail.neighbours import import_app
 from handrail.question import Question
+from handrail.raised_errors import with_place
 from handrail.records import RunRecord, RunRow
 
 
@@ -186,7 +187,7 @@ class RecordedRun:
             raise
         except Exception as error:  # importing the user's module can raise anything
             raise UsageError(
-                f"can't load the code at {named!r}: {type(error).__name__}: {error}. "
+                f"can't load the code at {named!r}: {with_place(error)}. "
                 "Correct the code, or name different code: --app module:name."
             ) from error
 

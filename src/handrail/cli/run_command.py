@@ -46,7 +46,6 @@ from handrail.clock import SYSTEM_CLOCK
 from handrail.dispatch.options import RunFiles
 from handrail.environment import LaterEnvironment
 from handrail.environment.text import is_terminal
-from handrail.errors import HandrailError
 from handrail.limits import BudgetTracker
 from handrail.records import OVER
 from handrail.schema import to_json
@@ -110,17 +109,11 @@ class Subject(NamedTuple):
     @classmethod
     def _of_agent(cls, options: WorkerOptions) -> Subject:
         from handrail.agent import Agent
-        from handrail.serve.sources import load_module
+        from handrail.serve.sources import load_app_module
 
         module_name, _, name = options.worker.partition(":")
         name = name or "agent"
-        try:
-            module = load_module(module_name)
-        except HandrailError:
-            raise
-        except Exception as error:  # importing the user's module can raise anything
-            reason = f"{type(error).__name__}: {error}"
-            raise UsageError(f"can't import {module_name}: {reason}. Fix that module first.") from error
+        module = load_app_module(module_name)
         found: Any = getattr(module, name, None)
         if not isinstance(found, Agent):
             raise UsageError(_no_agent(module, module_name, name))

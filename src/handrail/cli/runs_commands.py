@@ -312,7 +312,13 @@ async def adopt(
     if row.status in OVER:
         raise UsageError(f"{recorded.id} is {row.status}, so there is nothing left to execute.")
     named = row.record.app if app_ is None else FleetApp.load(app_).name
-    code = code_of(named)
+    try:
+        code = code_of(named)
+    except ImportError as error:
+        raise UsageError(
+            f"the app of {recorded.id} is {named!r}, which isn't here: {error}. Go to the folder that it is in, "
+            "or name the app that the run moves to: --app module:name."
+        ) from error
     await journal.queue.adopt(recorded.id, queue_of(named, code))
     data = {"run_id": recorded.id, "app": named, "code": code, "queue": queue_of(named, code)}
     changed = "" if code != row.queue.rpartition("@")[2] else " It had this version before."

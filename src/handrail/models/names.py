@@ -22,6 +22,7 @@ from typing import Any
 from handrail.errors import DefinitionError
 from handrail.messages import Model
 from handrail.models.providers import BRIDGED, PROVIDERS, WIRES
+from handrail.raised_errors import with_place
 from handrail.spelling import nearest
 
 _MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
@@ -140,7 +141,7 @@ def _own_model(name: str, module: str, attribute: str, folder: Path | None) -> M
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise _unknown(name, module) from None
         raise DefinitionError(
-            f"model {name!r}: can't import {module!r}: {type(error).__name__}: {error}. Fix that module first."
+            f"model {name!r}: can't import {module!r}: {with_place(error)}. Fix that module first."
         ) from error
     if not is_model(found):
         found = getattr(getattr(found, "adapter", found), "model", None)  # of an agent or an adapter

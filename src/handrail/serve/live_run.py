@@ -15,6 +15,7 @@ from handrail.messages import Message
 from handrail.place import is_in_run
 from handrail.protocols import Environment
 from handrail.question import Answer, Question, Quorum
+from handrail.raised_errors import place_of
 from handrail.records import CommitUnit
 from handrail.replay.parked_run import Parking
 from handrail.serve.agui.translator import Translator
@@ -315,8 +316,9 @@ class LiveRun:
             return self._fail(str(error), type(error).__name__)
         except Exception as error:
             self._failure = None if self.has_started else error
-            log.exception("run %s ended with an internal error", self.run_id)
-            message = f"The run ended with an internal server error: {type(error).__name__}. The server's log has the details."
+            where = "an error in the app's code" if place_of(error) else "an internal server error"
+            log.exception("run %s ended with %s", self.run_id, where)
+            message = f"The run ended with {where}: {type(error).__name__}. The server's log has the details."
             return self._fail(message, "internal")
         return lambda: translator.finish(output=response.output)
 

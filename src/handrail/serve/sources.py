@@ -6,7 +6,6 @@ import copy
 import hashlib
 import importlib.util
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from handrail.agent import Agent
 from handrail.errors import DefinitionError, HandrailError
 from handrail.neighbours import import_app, load_file, search
 from handrail.prompt import Prompt
+from handrail.raised_errors import with_place
 from handrail.serve.principal_files import PrincipalFiles
 from handrail.session import Session
 
@@ -299,18 +299,8 @@ def load_app_module(named: str) -> ModuleType:
         raise
     except Exception as error:  # importing the module runs the user's code
         raise DefinitionError(
-            f"{named} can't be loaded: {_describe(error)}. Fix the error in that file."
+            f"{named} can't be loaded: {with_place(error)}. Fix the error in that file."
         ) from error
-
-
-def _describe(error: Exception) -> str:
-    """Describe an error in the user's code, with the line that raised it."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError):
-        return text
-    frames = traceback.extract_tb(error.__traceback__)
-    place = [frame for frame in frames if not frame.filename.startswith("<frozen ")][-1]
-    return f"{text} ({place.filename}, line {place.lineno})"
 
 
 def load_module(named: str) -> ModuleType:
