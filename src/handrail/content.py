@@ -29,6 +29,8 @@ _TOKENS_PER_PAGE = 5000
 """Upper estimate of the tokens for a picture at the highest resolution, or for a page of a document."""
 _BYTES_PER_TOKEN = 10
 """Lower estimate of the bytes in a PDF or a recording for each token that a provider counts."""
+_WAV_BYTES_PER_TOKEN = 100
+"""The same for a WAV file. Even a compressed one has 4,000 bytes for each second, and providers count at most 32 tokens for it."""
 _UNKNOWN = "application/octet-stream"
 
 _MAGIC = (
@@ -197,7 +199,8 @@ class Attachment:
             return self.size
         if self.kind == "image" or self.address:
             return _TOKENS_PER_PAGE
-        return max(_TOKENS_PER_PAGE, self.size // _BYTES_PER_TOKEN)
+        each = _WAV_BYTES_PER_TOKEN if self.media_type == "audio/wav" else _BYTES_PER_TOKEN
+        return max(_TOKENS_PER_PAGE, self.size // each)
 
     def render(self) -> str:
         """Return one line about the attachment, for a model or a person."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from handrail import Adapter, Attachment, GeminiModel, MemoryJournal, OpenAIModel, Prompt, Session
+from handrail import Adapter, Attachment, Budget, GeminiModel, MemoryJournal, OpenAIModel, Prompt, Session
 from handrail.adapter import Retry
 from handrail.content import MAX_BYTES
 from handrail.errors import PromptEvaluationError
@@ -274,6 +274,30 @@ async def test_a_sound_that_arrives_in_pieces_is_one_sound() -> None:
         "and",
         *sounds[1:],
     ]
+
+
+async def test_a_budget_counts_what_is_sent_back() -> None:
+    """Of a spoken answer, a budget counts the transcript, which is what the next request has, and not the sound."""
+    sound = {"id": "a", "transcript": "Hello", "data": b64(WAVE + bytes(3_000_000))}
+    async with raw_server(whole(chat(content=None, audio=sound)), AGAIN["chat"]) as server:
+        model, session = model_of("chat", server.url), Session()
+        response = await Adapter(model, retry=ONCE).evaluate(PROMPT, "say it", session=session)
+        assert len(response.attachments) == 1
+        again = Adapter(model, retry=ONCE).evaluate(
+            PROMPT, "again", session=session, budget=Budget(tokens=3_000)
+        )
+        assert (await again).text == "ok"
+
+
+async def test_a_budget_counts_the_pictures_that_go_back() -> None:
+    """A picture that is sent back to its provider costs about as many tokens as one that a person attaches."""
+    async with raw_server(whole(gemini(blob(RED))), AGAIN["gemini"]) as server:
+        model, session = model_of("gemini", server.url), Session()
+        await Adapter(model, retry=ONCE).evaluate(PROMPT, "draw", session=session)
+        with pytest.raises(PromptEvaluationError, match="too low"):
+            await Adapter(model, retry=ONCE).evaluate(
+                PROMPT, "again", session=session, budget=Budget(tokens=3_000)
+            )
 
 
 @pytest.mark.parametrize("ends", [[], [delta("stop"), delta("stop")], [delta("length")]])

@@ -24,6 +24,7 @@ from handrail.messages import (
 )
 from handrail.models import ModelAnswerBroken
 from handrail.models.blocks import outside_lines
+from handrail.models.media import token_bound_of
 from handrail.models.prices import most_of
 from handrail.models.provider_tools import check_provider_tools
 from handrail.raised_errors import in_short
@@ -199,7 +200,7 @@ def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation
 def _size(message: Message) -> int:
     if isinstance(message, AssistantMessage):
         calls = sum(len(call.name.encode()) + len(call.arguments.encode()) for call in message.calls)
-        made = sum(each.token_bound for each in message.attachments)
+        made = token_bound_of(message) if message.attachments else 0
         return len(message.text.encode()) + calls + made + _PER_MESSAGE * (1 + len(message.calls))
     if isinstance(message, ToolMessage):
         return sum(

@@ -32,6 +32,9 @@ _PLACE_OF_SAMPLES = "handrail:attachment;samples"
 _FIELDS = ("data", "result", "url")
 """The fields that can hold a place."""
 
+_MOST_WORDS = 256
+"""Upper bound for the bytes that a description adds to the line about an attachment."""
+
 _SAMPLES = re.compile(r"audio/(?:l16|pcm)\b", re.IGNORECASE)
 """Matches the media type of bare samples, each of which is a signed integer of two bytes, the lower one first."""
 _RATE = re.compile(r"rate=(\d{1,6})")
@@ -159,6 +162,17 @@ def _bytes_for(place: str, attachments: Iterator[Attachment], write: Callable[[A
     if place == PLACE:
         return write(attachment)
     return base64.b64encode(attachment.content[_HEADER.size :]).decode()
+
+
+def token_bound_of(message: AssistantMessage) -> int:
+    """Return an upper estimate of the tokens for what a model made, in the form in which the next request sends it back."""
+    kept = message.kept
+    if kept is not None and PLACE.encode() in kept.data:
+        return sum(each.token_bound for each in message.attachments)
+    return sum(
+        (each.size if each.is_text else 0) + len(each.render().encode()) + _MOST_WORDS
+        for each in message.attachments
+    )
 
 
 def said_in_words(message: AssistantMessage, takes: Takes) -> str:
