@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from handrail import Adapter, Attachment, Prompt, ScriptedModel
 from handrail.messages import ModelRequest, UserMessage
-from handrail.models.media import attachment_of
+from handrail.models.media import attachment_of, attachment_with
 from handrail.models.scripted import Reply
 from handrail.replay.attachments import attached_to
 from handrail.serve.sources import PromptSource
@@ -25,6 +25,10 @@ PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
 )
 """A picture with one pixel, which a browser can decode."""
+
+TRAP = b"""<svg xmlns="http://www.w3.org/2000/svg" onload="top.document.title='caught'">
+<script>top.document.title = 'caught'</script><circle r="9"/></svg>"""
+"""A picture with scripts."""
 
 HAND_OVER = """(target, {event, files, text}) => {
   const data = new DataTransfer();
@@ -46,12 +50,15 @@ def model() -> ScriptedModel:
         Attachment(PNG, "cat.png"),
         attachment_of("m", base64.b64encode(bytes(4800)).decode(), "audio/L16"),
     ]
-    return ScriptedModel(lambda request: Reply("Look:", attachments=made) if draws(request) else "I see it.")
+    traps = [attachment_with("m", TRAP, kind) for kind in ("image/svg+xml", "image/png", "text/html")]
+    drawn = {"Draw a cat": made, "Draw a trap": traps}
 
+    def answer(request: ModelRequest) -> Reply:
+        said = request.messages[-1]
+        pictures = drawn.get(said.text) if isinstance(said, UserMessage) else None
+        return Reply("Look:", attachments=pictures) if pictures else Reply("I see it.")
 
-def draws(request: ModelRequest) -> bool:
-    said = request.messages[-1]
-    return isinstance(said, UserMessage) and said.text == "Draw a cat"
+    return ScriptedModel(answer)
 
 
 @pytest.fixture
@@ -133,3 +140,18 @@ def test_what_a_model_makes_is_shown(page: Page, model: ScriptedModel):
         expect(player).to_be_visible()
         expect(player).to_have_js_property("duration", 0.1)
         page.reload()
+
+
+def test_scripts_in_what_a_model_makes_do_not_run(page: Page):
+    """A picture with scripts, or a page that claims to be a picture, is only a link to a file, which is downloaded."""
+    page.get_by_label("Message", exact=True).fill("Draw a trap")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Look:")).to_be_visible()
+    for name in ("image.svg", "image.png", "text.html"):
+        link = page.get_by_role("button", name=f"{name} ({len(TRAP)} bytes)")
+        expect(link).to_be_visible()
+        with page.expect_download() as download:
+            link.click()
+        assert download.value.path().read_bytes() == TRAP
+    expect(page.get_by_role("list", name="Attachments").get_by_role("img")).to_have_count(0)
+    assert "caught" not in page.title()
