@@ -20,12 +20,21 @@ from handrail import (
     runs,
     tool,
 )
-from handrail.errors import DefinitionError, RunBusy, RunParked, SessionBusy, SessionOutdated, ToolError
+from handrail.errors import (
+    DefinitionError,
+    RunBusy,
+    RunError,
+    RunParked,
+    SessionBusy,
+    SessionOutdated,
+    ToolError,
+)
 from handrail.events import MessageAdded
 from handrail.journal.sqlite import MemoryJournal
 from handrail.journals import Journal
-from handrail.messages import ToolMessage
+from handrail.messages import ToolMessage, UserMessage
 from support import journals
+from support.operations import close_when
 from support.parked_runs import answer_to
 
 KINDS = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.once)]
@@ -78,8 +87,8 @@ def journal(opening: Callable[[], Any]) -> Journal:
     return opening()
 
 
-def adapter(journal: Journal, *answers: Any) -> Adapter:
-    return Adapter(ScriptedModel([*answers]), journal=journal)
+def adapter(journal: Journal, *answers: Any, **options: Any) -> Adapter:
+    return Adapter(ScriptedModel([*answers]), journal=journal, **options)
 
 
 def booking(journal: Journal, who: str, session: Session, run_id: str) -> Any:
@@ -321,6 +330,48 @@ async def test_a_conversation_continues_by_its_id(opening: Callable[[], Any]):
         "So?",
         "so",
     ]
+
+
+async def test_a_conversation_with_an_unfinished_run_is_not_continued_by_its_id(journal: Journal):
+    """The model would not know what was said in a run that is parked or was interrupted. The error names the run and both ways on."""
+    with pytest.raises(RunParked) as parked:
+        await adapter(journal, ToolCall("ask"), environment=LaterEnvironment()).evaluate(
+            PROMPT, "Go.", session="s", run_id="first"
+        )
+    model = ScriptedModel(["ok", "so"])
+    with pytest.raises(RunError, match=r"waits for an answer.* `resume\('first'\)`, or cancel it") as refused:
+        await Adapter(model, journal=journal).evaluate(PROMPT, "And?", session="s")
+    assert (refused.value.run_id, model.requests) == ("first", [])
+    journal.questions.answer(answer_to(parked.value.questions[0], {"number": 1}))
+    await adapter(journal, "done", environment=LaterEnvironment()).resume("first", PROMPT)
+    response = await Adapter(model, journal=journal).evaluate(PROMPT, "And?", session="s")
+    assert [message.text for message in response.messages if isinstance(message, UserMessage)] == [
+        "Go.",
+        "And?",
+    ]
+
+
+async def test_a_conversation_whose_run_was_interrupted_goes_on_once_that_is_cancelled(journal: Journal):
+    """A process that ended during a run leaves it to be resumed or cancelled."""
+    waiting = asyncio.Event()
+
+    @tool(effect="staged")
+    async def hang() -> None:
+        """Wait for ever."""
+        waiting.set()
+        await asyncio.Event().wait()
+
+    left = adapter(journal, ToolCall("hang")).evaluate(
+        Prompt("p", "Book.", tools=[hang]), "Go.", session="s", run_id="first"
+    )
+    await close_when(waiting, left)
+    await journal.runs.leave("first", "running")
+    with pytest.raises(RunError, match="was interrupted"):
+        await adapter(journal, "ok").evaluate(PROMPT, "And?", session="s")
+    await runs.cancel(journal, "first")
+    response = await adapter(journal, "ok").evaluate(PROMPT, "And?", session="s")
+    said = [message.text for message in response.messages if not isinstance(message, ToolMessage)]
+    assert said == ["Go.", "", "And?", "ok"]
 
 
 async def test_an_id_without_a_journal_is_refused():

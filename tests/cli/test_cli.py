@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -632,6 +633,28 @@ def test_a_conversation_is_continued(tmp_path: Path):
         handrail("chat", "app:agent", "-c", cwd=tmp_path, stdin="one\ntwo\n").stdout
         == "5 messages\n7 messages\n"
     )
+
+
+def test_an_unfinished_conversation_is_answered_before_it_is_continued(tmp_path: Path):
+    """If the newest conversation waits for an answer, `--continue` says how to give it, or how to cancel the run."""
+    (tmp_path / "app.py").write_text(
+        "from handrail import Agent, CapabilityPolicy, ScriptedModel, ToolCall, tool\n"
+        "@tool\n"
+        "def pay() -> str:\n    'Pay.'\n    return 'paid'\n"
+        "def answer(request):\n"
+        "    asked = request.messages[-1].text == 'pay'\n"
+        "    return ToolCall('pay', {}) if asked else f'{len(request.messages)} messages'\n"
+        "agent = Agent(ScriptedModel(answer), 'Help.', tools=[pay], policies=[CapabilityPolicy()])\n"
+    )
+    assert handrail("run", "app", "hello", cwd=tmp_path).returncode == 0
+    assert handrail("run", "app", "pay", "--continue", "--approve", "later", cwd=tmp_path).returncode == 5
+    for command in ("run", "chat"):
+        refused = handrail(command, "app", *(["so"] if command == "run" else []), "-c", "-q", cwd=tmp_path)
+        assert refused.returncode == 2
+        commands = re.findall(r"`handrail (runs \w+) (\w+)", refused.stderr)
+        assert [verb for verb, _ in commands] == ["runs answer", "runs resume", "runs cancel"]
+    assert handrail("runs", "cancel", commands[-1][1], cwd=tmp_path).returncode == 0
+    assert handrail("run", "app", "so", "-c", cwd=tmp_path).stdout == "6 messages\n"
 
 
 # --- `new`, `workers`, and the program itself ---

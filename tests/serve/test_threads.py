@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
-from handrail.errors import AnswerRefused, RunBusy, UndoRefused
-from handrail.serve.refusals import QuestionsOpen, ThreadBusy, ThreadNameRefused, ThreadUnknown
+from handrail.errors import AnswerRefused, HandrailError, RunBusy, SessionBusy, SessionOutdated, UndoRefused
+from handrail.serve.refusals import (
+    QuestionsOpen,
+    ThreadBusy,
+    ThreadNameRefused,
+    ThreadUnknown,
+    error_response,
+)
 from support.served_threads import Held, answer_to, by, events, give, kinds, over, plan, served, settle, texts
 
 # --- runs with and without readers ------------------------------------------------------------------------
@@ -535,3 +541,9 @@ async def test_idle_threads_are_dropped_and_those_that_are_read_are_found(tmp_pa
         assert await reader, "a reader of a dropped thread did not receive later events"
         await over(app.thread("t0"))
         assert texts(await app.thread("t3").messages())[1:] == ["answer 3"]
+
+
+@pytest.mark.parametrize("error", [SessionBusy("s", "r", "elsewhere"), SessionOutdated("s")])
+def test_a_session_that_another_process_uses_is_a_conflict(error: HandrailError) -> None:
+    """A run that another process begins at the same moment is as much in the way as one that was there before."""
+    assert error_response(error).status_code == 409

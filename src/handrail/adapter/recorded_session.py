@@ -190,15 +190,36 @@ async def load_session(
 
 
 async def continue_session(journal: Journal | None, session: Session) -> None:
-    """Restore into a new session what the journal has of the session with its id. Raises `DefinitionError` without a journal."""
+    """Restore into a new session what the journal has of the session with its id.
+
+    Raises `DefinitionError` without a journal, and `RunError` if a run of the session is parked or was interrupted, because
+    the conversation lacks what is said in it.
+    """
     if journal is None:
         raise DefinitionError(
             f"session={session.id!r} names a session in a journal, and this run has none. "
             f"Pass journal=..., or a session of your own: session=Session(id={session.id!r})."
         )
     rows = await journal.runs.list(session_id=session.id, principal=session.principal)
+    for row in rows:
+        if row.record.has_begun and row.status not in OVER and not row.held:
+            raise _unfinished(row)
     if rows:
         await load_session(journal, rows[0], session)
+
+
+def _unfinished(row: RunRow) -> RunError:
+    """Return the error for a conversation that can't be continued because of this run."""
+    id, session = row.record.id, row.record.session_id
+    stands = "was interrupted" if row.status == "running" else "is not finished"
+    why = f"it {'waits for an answer' if row.questions else stands}"
+    resumes = "let a worker continue it" if row.queue else f"call `resume({id!r})`"
+    how = f"Answer it and {resumes}" if row.questions else f"{resumes[0].upper()}{resumes[1:]}"
+    return RunError(
+        id,
+        f"{why}, so the conversation {session!r} can't go on",
+        f"{how}, or cancel it: `await handrail.runs.cancel(journal, {id!r})`.",
+    )
 
 
 def _bring_in(session: Session, runs: Iterable[Recorded], units: Iterable[CommitUnit]) -> None:

@@ -39,6 +39,7 @@ from handrail.cli.outcome import (
     print_error,
     print_json,
     print_traceback,
+    runs_command,
 )
 from handrail.cli.screens import LiveView, PlainView, View
 from handrail.cli.streams import configure_logging, terminal_environment
@@ -47,7 +48,7 @@ from handrail.dispatch.options import RunFiles
 from handrail.environment import LaterEnvironment
 from handrail.environment.text import is_terminal
 from handrail.limits import BudgetTracker
-from handrail.records import OVER
+from handrail.records import OVER, RunRow
 from handrail.schema import to_json
 from handrail.session import Session
 from handrail.spelling import nearest
@@ -217,7 +218,10 @@ class Conversation:
             await self.continue_newest()
 
     async def continue_newest(self) -> None:
-        """Continue the newest recorded conversation with the same worker or agent. Raises `UsageError` if there is none."""
+        """Continue the newest recorded conversation with the same worker or agent.
+
+        Raises `UsageError` if there is none, or if its last run is parked or was interrupted.
+        """
         from handrail import runs
 
         if self.journal is None:
@@ -228,20 +232,32 @@ class Conversation:
         while rows := await self.journal.runs.list(principal=self.session.principal, before=before):
             for row in rows:
                 if row.record.app == self.subject.app and row.status != "queued":
+                    if row.status not in OVER and not row.held:
+                        raise UsageError(self._unfinished(row, self.journal.path))
                     self.session = await runs.session(
                         self.journal, row.record.session_id, principal=self.session.principal
                     )
-                    if row.status not in OVER:
-                        self.view.note(
-                            f"Its last run is {row.status}: `handrail runs show {row.record.id}` says more.",
-                            "yellow",
-                        )
                     return
             before = rows[-1].record.mark
         raise UsageError(
             f"there is no conversation with {self.subject.name} in {self.journal.path}. "
             "Leave out --continue to begin one."
         )
+
+    def _unfinished(self, row: RunRow, journal: str) -> str:
+        """Say why a conversation whose last run is not over can't be continued, and what to do."""
+        answer, resume, cancel = (
+            runs_command(verb, row.record.id, journal) for verb in ("answer", "resume", "cancel")
+        )
+        name = self.subject.name
+        then = "a worker continues it" if row.queue else f"continue it with `{resume}`"
+        if row.questions:
+            what = (
+                f"the newest conversation with {name} waits for an answer. Answer with `{answer}`, and {then}"
+            )
+        else:
+            what = f"the last run of the newest conversation with {name} is not finished. {then[0].upper()}{then[1:]}"
+        return f"{what}; or cancel it: `{cancel}`."
 
     async def _begin(self, message: str) -> RunStream[Any]:
         """Connect the MCP servers and start a turn. Each turn has its own deadline, and all turns share one budget."""

@@ -92,7 +92,7 @@ class RunArguments(_RootArguments, total=False):
     session: Session | str | None
     """The session of the run, or the id of a session in the journal, whose conversation is continued, or begun if there is none.
 
-    Without it, a session is created.
+    A conversation with a run that is parked or was interrupted is not continued by its id: the run raises `RunError`. Without it, a session is created.
     """
     history: Iterable[Message]
     """Earlier messages, placed before the new one."""

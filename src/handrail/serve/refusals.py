@@ -35,7 +35,9 @@ from handrail.errors import (
     JournalError,
     RunBusy,
     RunUnknown,
+    SessionBusy,
     SessionError,
+    SessionOutdated,
     UndoRefused,
 )
 from handrail.schema import Problem
@@ -150,6 +152,8 @@ STATUSES: Mapping[type[HandrailError], int] = {
     ThreadNameRefused: 422,
     NotForWorkers: 422,
     ServerStopping: 503,
+    SessionBusy: 409,
+    SessionOutdated: 409,
     SessionError: 404,
 }
 _FRAMEWORK = {
