@@ -16,7 +16,6 @@ import mcp_types as wire
 import msgspec
 from mcp.server.lowlevel.server import Server
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
-from mcp.server.stdio import stdio_server
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from handrail import __version__
@@ -29,6 +28,7 @@ from handrail.mcp.forms import address_of, can_ask, form_of, key_of
 from handrail.mcp.offers import FileResources, SectionPrompts
 from handrail.mcp.results import content_of, describe
 from handrail.mcp.served_tools import ServedTools
+from handrail.mcp.stdio import serve_one
 from handrail.mcp.tasks import Tasks
 from handrail.prompt import Prompt, Section
 from handrail.question import Question
@@ -114,13 +114,13 @@ class ToolServer:
         return Calls(self.tools, **options)
 
     async def serve_stdio(self) -> None:
-        """Serve one client over standard input and output, until the input ends.
+        """Serve one client over standard input and output, until the client goes away, or SIGINT or SIGTERM arrives.
 
-        Calls in progress are then parked or cancelled, as `LiveCall.leave` does.
+        If the client goes away, the calls whose requests are in progress are cancelled. All other calls, and on a signal all of
+        them, are parked or cancelled, as `LiveCall.leave` does.
         """
         try:
-            async with stdio_server() as (read, write):
-                await self.server.run(read, write, self.server.create_initialization_options())
+            await serve_one(self.server, self.calls.stop)
         finally:
             await self.calls.stop()
 
