@@ -23,6 +23,7 @@ from handrail.clock import SystemClock
 from handrail.errors import QuestionTimedOut
 from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import ToolServer, tasks
+from handrail.mcp.calls import LiveCall
 from mcp import Client, MCPError
 from support.mcp_tasks import TasksClient, TaskSession
 
@@ -117,6 +118,39 @@ async def test_a_call_is_a_task() -> None:
         ended = await session.get(made["taskId"], "completed")
     assert ended["result"]["content"][0]["text"] == "it is done"
     assert ended["resultType"] == "complete"
+
+
+@pytest.mark.parametrize("how", ["result", "task", "failed task", "cancelled task", "error"])
+async def test_who_has_the_result_finds_the_call_over(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a client learns that a call has ended, the call has left the server's memory, and counts for no limit."""
+    work, ran = Work(), LiveCall._run  # pyright: ignore[reportPrivateUsage]
+    work.go.set()
+
+    async def slowly(self: Any, run: Any) -> Any:
+        try:
+            return await ran(self, run)
+        finally:
+            for _ in range(20_000):  # the run is recorded, and its task still has something to do
+                await asyncio.sleep(0)
+
+    monkeypatch.setattr(LiveCall, "_run", slowly)
+    server = ToolServer(prompt_of(work), journal=MemoryJournal())
+    more: Any = {"extensions": [TasksClient()]} if "task" in how else {}
+    async with Client(server.server, mode="2026-07-28", **more) as client:
+        session = TaskSession(client.session)
+        if how in ("result", "error"):
+            found = await client.call_tool("wait" if how == "result" else "fail", {})
+            assert found.is_error is (how == "error")
+        else:
+            if how == "cancelled task":
+                work.go.clear()
+            made = await (session.call("fail") if how == "failed task" else session.call("slow", word="it"))
+            task = made["taskId"]
+            if how == "cancelled task":
+                await session.send("tasks/cancel", taskId=task)
+            else:
+                await session.get(task, "completed")
+        assert server.calls.running() == 0
 
 
 async def test_a_failed_call_is_a_completed_task() -> None:

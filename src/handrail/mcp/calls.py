@@ -295,6 +295,8 @@ class LiveCall:
         self.last_progress = ""
         """The message of the last progress that the call reported; "" before the first."""
         self._started = asyncio.Event()
+        self._over = asyncio.Event()
+        """Set once the call has ended or was parked, and has left memory. Only then is the client told."""
         self.task: asyncio.Task[ToolResult[Any]]
         self._answers: dict[str, asyncio.Future[Answer]] = {}
         self._changed = asyncio.Event()
@@ -340,6 +342,7 @@ class LiveCall:
             answer.cancel()
         if not task.cancelled():
             task.exception()  # marks the exception as retrieved; the tasks that wait for the call raise it
+        self._over.set()
         self._started.set()
         self._changed.set()
 
@@ -347,20 +350,29 @@ class LiveCall:
         """Wait until the call's run is recorded, or until the call ends, if that is sooner."""
         await self._started.wait()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the call has ended or was parked, and has left memory."""
+        return self._over.is_set()
+
+    async def over(self) -> None:
+        """Wait until the call has ended or was parked, and has left memory."""
+        await self._over.wait()
+
     async def wait(self) -> bool:
-        """Wait until the call ends, is parked or is waiting for answers. Returns False only if it is waiting for answers."""
-        while not self.task.done():
+        """Wait until the call is over or is waiting for answers. Returns False only if it is waiting for answers."""
+        while not self.is_over:
             if self.rests:
                 await asyncio.sleep(_SETTLE)
-                if self.rests or self.task.done():
+                if self.rests or self.is_over:
                     break
             self._changed.clear()
             await self._changed.wait()
-        return self.task.done()
+        return self.is_over
 
     async def asking(self, question_id: str) -> Question | None:
         """Wait until the call asks this question, and return it; None if it ends, or waits for other answers, without asking it."""
-        while question_id not in self.questions and not self.rests and not self.task.done():
+        while question_id not in self.questions and not self.rests and not self.is_over:
             self._changed.clear()
             await self._changed.wait()
         return self.questions.get(question_id)
@@ -421,7 +433,7 @@ class LiveCall:
         """Wait until these questions are closed, or the call ends or is parked. `seconds` limits the wait; None means no limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not self.task.done() and not ids.isdisjoint(self.questions):
+                while not self.is_over and not ids.isdisjoint(self.questions):
                     self._changed.clear()
                     await self._changed.wait()
 

@@ -88,7 +88,7 @@ class Tasks:
                 return None
             waiting.cancel()
         await call.recorded()
-        if call.task.done() and not call.is_parked:
+        if call.is_over and not call.is_parked:
             return None
         call.report = None  # the request for which progress was reported ends here
         row, _ = await self._calls.row(call.run_id, call.principal)
@@ -108,6 +108,8 @@ class Tasks:
             call = await self._resume(request, task_id, principal)
             row, message = await self._find(task_id, principal)
         if row.status in OVER:
+            if call is not None and row.status != "cancelled":  # which another process may have noted
+                await call.over()
             return await self._ended(row, message)
         if call is not None and not call.is_parked:
             asked = dict(call.questions) if call.rests or call.questions else {}
@@ -156,7 +158,7 @@ class Tasks:
         call = self._calls.find(params.task_id, principal)
         if call is not None:
             call.cancel()
-            await asyncio.wait([call.task])
+            await call.over()
         if row.status not in OVER:
             await runs.cancel(self._calls.journal_of_tasks(), params.task_id)
         return {}
