@@ -279,6 +279,8 @@ class Routes:
             if submitted.leg == input.run_id:
                 # Skip the events of runs that other windows started and that have ended in the meantime.
                 number = thread.feed.before_leg(submitted.leg, number)
+                if submitted.next_leg:
+                    return _follow_both(thread, number, submitted.leg, submitted.next_leg, nested)
                 return follow(thread.feed, number, leg=submitted.leg, nested=nested)
             # The input opened no leg of its own, so send the current state, and follow the run if it is active.
             before, number, leg = await snapshots.joining_events(self._journal, thread)
@@ -519,3 +521,20 @@ class Routes:
     async def revoke(self, request: Request) -> Response:
         await (await self._thread(request)).revoke(request.path_params["approval_id"])
         return JSONResponse({})
+
+
+async def _follow_both(
+    thread: Thread, number: int, leg: str, next_leg: str, nested: bool
+) -> AsyncGenerator[bytes]:
+    """Follow a leg, and then the one of a message that is said when the run is over, unless the run asks again."""
+    async for chunk in follow(thread.feed, number, leg=leg, nested=nested):
+        yield chunk
+    while True:
+        goes_on = await thread.is_next(next_leg)
+        at = thread.feed.before_leg(next_leg, number)
+        if at != number or not goes_on:
+            break
+        await thread.feed.after(thread.feed.last, 0.5)
+    if at != number:
+        async for chunk in follow(thread.feed, at, leg=next_leg, nested=nested):
+            yield chunk

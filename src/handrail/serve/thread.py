@@ -11,7 +11,7 @@ from handrail import runs
 from handrail.broadcasts import Broadcasts
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.content import Attachment
-from handrail.errors import AnswerRefused, RunBusy, UndoRefused
+from handrail.errors import AnswerRefused, HandrailError, RunBusy, UndoRefused
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
@@ -50,6 +50,8 @@ Submit = Callable[[str, Sequence[Attachment], str, "Thread"], Awaitable[object]]
 """A function that takes a message, its attachments, a run id and a thread, and submits a run of the thread to workers."""
 _ELSEWHERE = "another program"
 _HERE = "this server"
+_PATIENCE = 0.5
+"""How often a thread looks whether a run that is executed elsewhere is over, in seconds."""
 
 
 @dataclass(slots=True)
@@ -88,11 +90,14 @@ class Thread(ThreadRecord):
         self._setup = setup
         self._watch: Watch | None = None
         self._lock = asyncio.Lock()
+        self._next: dict[str, tuple[str, Callable[[], Awaitable[object]]]] = {}
+        """What is to be said when no run is in progress: the leg of each message, and the function that says it, by the message's id."""
+        self._saying: asyncio.Task[None] | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is in progress, so that the thread can be dropped from memory."""
-        return self.live is None and not self._lock.locked()
+        return self.live is None and not self._next and not self._lock.locked()
 
     # Actions.
 
@@ -180,6 +185,39 @@ class Thread(ThreadRecord):
             if self._setup.stopping or self._is_elsewhere(row):
                 return ""  # the answer is recorded, and the next process that takes the run reads it
             return await self._go_on(taken, leg)
+
+    def say_next(self, id: str, leg: str, say: Callable[[], Awaitable[object]]) -> None:
+        """Say a message as soon as no run is in progress or waits for answers. If that fails, the error is the leg's end.
+
+        Repeating a message that is still to be said changes nothing.
+        """
+        self._next.setdefault(id, (leg, say))
+        if self._saying is None:
+            self._saying = asyncio.create_task(self._say_all())
+
+    async def is_next(self, leg: str) -> bool:
+        """Return whether a message is still to be said, and waits for no answer."""
+        if all(leg != each for each, _ in self._next.values()):
+            return False
+        row = await self.newest()
+        return row is None or row.status in OVER or not row.questions
+
+    async def _say_all(self) -> None:
+        while self._next:
+            id, (leg, say) = next(iter(self._next.items()))
+            number = self.feed.last
+            try:
+                await say()
+            except (ThreadBusy, QuestionsOpen):
+                await self.feed.after(
+                    number, _PATIENCE
+                )  # the end of a run is an event, unless it is executed elsewhere
+                continue
+            except HandrailError as error:
+                told = Translator(self.id, "")
+                self.feed.append([*told.begin_leg(leg), *told.fail(str(error), type(error).__name__)])
+            del self._next[id]
+        self._saying = None
 
     async def cancel(self) -> None:
         """Cancel the active or waiting run, if there is one. If another process executes it, that process stops it soon."""
@@ -308,15 +346,16 @@ class Thread(ThreadRecord):
             await self._watch.stop()
 
     async def park(self, grace: float) -> None:
-        """Park the active run, if there is one. If it is still working after `grace` seconds, cut it off."""
+        """Park the active run, if there is one, and say nothing more. If the run is still working after `grace` seconds, cut it off."""
         live = self.live
-        if live is None:
-            return
-        await live.park(grace)
-        if live.environment.was_cut and live.parked:
-            # The run was cut off, so the next process must resume it even if a question is open.
-            await self._journal.runs.take(live.run_id, turn="none")
-            await self._journal.runs.leave(live.run_id, "running")
+        if live is not None:
+            await live.park(grace)
+            if live.environment.was_cut and live.parked:
+                # The run was cut off, so the next process must resume it even if a question is open.
+                await self._journal.runs.take(live.run_id, turn="none")
+                await self._journal.runs.leave(live.run_id, "running")
+        if self._saying is not None:
+            await self._saying  # the server is stopping, so what is still to be said is refused
 
     # Running.
 

@@ -322,6 +322,37 @@ def drawing(place: Place) -> None:
     ]
 
 
+def message_with_answers(place: Place) -> None:
+    """A message that comes with the answers of an interrupt is said when the run is over, in a second run of the same stream."""
+    client = place.client()
+    came = client.say("book")
+    answer = _resolved(came.interrupts[0], {"seats": 4, "day": "2026-05-30"})
+    came = client.say("hello", resume=[answer])
+    assert len(came.of("RUN_STARTED")) == len(came.of("RUN_FINISHED")) == 2
+    assert came.text == "Hello to you."
+    joined = place.client().do("connect")
+    told = [(each["role"], each["content"]) for each in joined.messages if each["role"] != "activity"]
+    assert told[-1] == ("assistant", "Hello to you.")
+    assert [text for role, text in told if role == "user"] == ["book", "hello"]
+    assert place.get("/threads/thread-1")["status"] == "idle"
+
+
+def message_with_the_first_of_two_answers(place: Place) -> None:
+    """A message waits while the run that it came to asks again, and is said when the run is over."""
+    client = place.client()
+    came = client.say("pay twice")
+    came = client.say("hello", resume=[_resolved(came.interrupts[0], {"approved": True})])
+    assert (came.outcome, len(came.of("RUN_STARTED"))) == ("interrupt", 1)
+    client.resume((came.interrupts[0], {"approved": True}))
+    while came.text != "Hello to you.":
+        came = place.client().do("connect")
+    assert [each["content"] for each in came.messages if each["role"] == "user"] == ["pay twice", "hello"]
+
+
+def _resolved(interrupt: dict[str, Any], value: object) -> dict[str, Any]:
+    return {"interruptId": interrupt["id"], "status": "resolved", "payload": value}
+
+
 def state(place: Place) -> None:
     """The state is sent when a run starts, and its changes when a call commits."""
     client = place.client()
@@ -523,13 +554,17 @@ def partial_resume(place: Place) -> None:
 
 
 def said_meanwhile(place: Place) -> None:
-    """A message sent while a question is open is refused."""
+    """A message sent while a question is open is refused. The client keeps it, so it comes with the answer too, and is said then."""
     client = place.client()
     came = client.say("pay")
     wrong = client.say("hello", forget=True)
     assert wrong.outcome == "error"
     assert wrong.of("RUN_ERROR")[0]["code"] == "QuestionsOpen"
-    assert client.resume((came.interrupts[0], {"approved": True})).text == "Paid."
+    came = client.resume((came.interrupts[0], {"approved": True}))
+    assert [each["content"] for each in came.messages if each["role"] != "tool"][-2:] == [
+        "Paid.",
+        "Hello to you.",
+    ]
 
 
 def answered_again(place: Place) -> None:
@@ -556,6 +591,8 @@ SCENARIOS: Mapping[str, Callable[[Place], None]] = {
         taken_back_later,
         progress,
         drawing,
+        message_with_answers,
+        message_with_the_first_of_two_answers,
         state,
         approve,
         deny,

@@ -13,6 +13,7 @@ nothing, and the response shows the current state.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ag_ui.core import Message, ResumeEntry, RunAgentInput, ToolMessage, UserMessage
@@ -270,6 +271,8 @@ class Submitted(NamedTuple):
     """The id of the leg to follow, or "" if there is none."""
     refused: list[Event]
     """The events that report why the input was not accepted. Empty if it was."""
+    next_leg: str = ""
+    """The id of the leg of a message that came with answers, and that is said when their run is over; "" if there is none."""
 
 
 async def submit(
@@ -281,7 +284,7 @@ async def submit(
     other `HandrailError` becomes events that report it.
     """
     try:
-        return Submitted(await _submit(thread, input, recorded, start), [])
+        return await _submit(thread, input, recorded, start)
     except RequestRefused:
         raise
     except HandrailError as error:
@@ -290,16 +293,32 @@ async def submit(
         return Submitted("", [*start_leg, *told.fail(str(error), type(error).__name__)])
 
 
-async def _submit(thread: Thread, input: RunInput, recorded: Sequence[QuestionRecord], start: Start) -> str:
+async def _submit(
+    thread: Thread, input: RunInput, recorded: Sequence[QuestionRecord], start: Start
+) -> Submitted:
     open = [each.question for each in recorded if each.answer is None]
     answers = [_answer(thread.principal, given, recorded) for given in input.answers]
     answers += _tool_answers(thread.principal, input, open)
     messages = await thread.run_messages()
     new = tuple(input.said[len(_repeated(messages, input.said)) :])
     thread.named.update(_match_ids(messages, input.named))
+
+    async def say(leg: str, history: Sequence[OurMessage] = ()) -> None:
+        run_id: str = await start(
+            "\n\n".join(new), leg=leg, tools=input.tools, history=history, attachments=input.attached
+        )
+        sent = (run_id, OurUserMessage(new[-1]))
+        thread.named.update(_match_ids([*messages, sent], input.named))
+
     if answers:
         _check_all_answered(thread.id, open, answers)
-        return await thread.answer(answers, leg=input.run_id)
+        leg = await thread.answer(answers, leg=input.run_id)
+        next_leg = f"{input.run_id}+1"
+        id = next((id for id, text in reversed(input.named) if new and text == new[-1]), next_leg)
+        if not new or id in thread.named.values():
+            return Submitted(leg, [])
+        thread.say_next(id, next_leg, partial(say, next_leg))
+        return Submitted(leg, [], next_leg)
     if not new and not open:
         raise RequestRefused(
             422,
@@ -309,13 +328,8 @@ async def _submit(thread: Thread, input: RunInput, recorded: Sequence[QuestionRe
         )
     if open:
         raise QuestionsOpen(thread.id, len(open))
-    history = () if await thread.newest() is not None else input.history
-    run_id: str = await start(
-        "\n\n".join(new), leg=input.run_id, tools=input.tools, history=history, attachments=input.attached
-    )
-    sent = (run_id, OurUserMessage(new[-1]))
-    thread.named.update(_match_ids([*messages, sent], input.named))
-    return input.run_id
+    await say(input.run_id, () if await thread.newest() is not None else input.history)
+    return Submitted(input.run_id, [])
 
 
 def _match_ids(
