@@ -18,7 +18,7 @@ import msgspec
 import pydantic
 import pytest
 
-from handrail import Agent, ScriptedModel, Session, SqliteJournal
+from handrail import Agent, ScriptedModel, SqliteJournal
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
 from handrail.journal.database import Database, Job
@@ -466,12 +466,14 @@ def test_a_journal_from_before_a_fork_is_refused_in_the_child(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "named", [{"session": Session(id="a\ud800")}, {"run_id": "a\ud800"}], ids=["session", "run"]
+    "look",
+    [lambda journal, id: journal.runs.list(session_id=id), lambda journal, id: journal.runs.get(id)],
+    ids=["session", "run"],
 )
-async def test_a_lone_surrogate_is_not_told_as_damage(tmp_path: Path, named: dict[str, Any]) -> None:
+async def test_a_lone_surrogate_is_not_told_as_damage(tmp_path: Path, look: Callable[..., Any]) -> None:
     """An id that can't be stored is refused, and the error shows it. The journal stays usable."""
     with closing(SqliteJournal(tmp_path / "runs.db")) as journal:
         agent = Agent(ScriptedModel(["done", "done"]), "Do.")
         with pytest.raises(JournalError, match=r"can't store the text 'a\\ud800'.*half a character"):
-            await agent.run("go", journal=journal, **named)
+            await look(journal, "a\ud800")
         assert (await agent.run("go", journal=journal)).text == "done"
