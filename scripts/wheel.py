@@ -92,7 +92,8 @@ def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
     lacking: set[str] = set()
     for name, text in texts.items():
         if name.endswith(".js"):
-            for found in re.findall(r"""(?:from|import)\s*\(?["'](\.{1,2}/[^"']+)["']""", text):
+            code = re.sub(r"^\s*//.*", "", text, flags=re.MULTILINE)
+            for found in re.findall(r"""(?:from|import)\s*\(?["'](\.{1,2}/[^"']+)["']""", code):
                 lacking.add(_joined(PurePosixPath(name).parent / found))
     for name in sorted(lacking - names):
         yield f"{name} is missing, and a script of the page imports it: {hint}"

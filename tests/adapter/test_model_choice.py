@@ -361,8 +361,9 @@ async def test_the_first_model_must_take_what_is_attached() -> None:
     picture = Attachment(b"\x89PNG\r\n\x1a\n" + b"\0" * 9, "plot.png")
     blind = ScriptedModel(["A."], name="a:1", traits=Traits(takes=Takes()))
     sees = ScriptedModel(["B.", "B."], name="b:1", traits=Traits(takes=Takes(frozenset({"image/png"}))))
-    with pytest.raises(ModelRequestRefused, match="it takes no image"):
+    with pytest.raises(PromptEvaluationError, match="it takes no image") as refused:
         await Adapter(first_that_works(blind, sees)).evaluate(PLAIN, "go", attachments=[picture])
+    assert isinstance(refused.value.__cause__, ModelRequestRefused)
     response = await Adapter(first_that_works(sees, blind)).evaluate(PLAIN, "go", attachments=[picture])
     assert response.text == "B."
     response = await Adapter(by(lambda request: blind)).evaluate(PLAIN, "go", attachments=[picture])

@@ -357,7 +357,7 @@ class FileFork(Overlay):
                 for name, (node, base) in self._each(over[folder].items()):
                     old = parent._look(folder, name)
                     goes = not node.version or (old.data is None) != (node.data is None)
-                    if goes and (old.version or self._line):
+                    if goes and (old.version or (self._line and not node.version)):
                         # In an outer fork, a file that was created and deleted again also counts as written.
                         parent._put(folder, name, ABSENT, old, base)
         for folder in self._each(folders):
