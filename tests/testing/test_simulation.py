@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +336,13 @@ def test_a_tool_that_says_it_is_staged_and_pays_is_caught():
         report.assert_kept()
 
 
+@pytest.fixture
+def own_path(monkeypatch: pytest.MonkeyPatch):
+    """Undo what the command adds to `sys.path`: later tests would import from whatever folder is the current one."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.usefixtures("own_path")
 def test_the_command_says_where_a_law_was_broken(capsys: pytest.CaptureFixture[str]):
     status = main(
         [f"{__name__}:LIAR", "--write-every", "2", "--step-every", "1000", "--overtaken-every", "0"]
@@ -478,6 +486,7 @@ def test_a_scenario_that_another_process_cant_import_is_an_error(
     assert "no such module there" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("own_path")
 def test_an_invalid_point_is_refused():
     assert str(Point.parse("after write 3")) == "after write 3"
     with pytest.raises(DefinitionError, match="'write three' is not a crash point"):
