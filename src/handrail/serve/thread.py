@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from handrail import runs
 from handrail.broadcasts import Broadcasts
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.content import Attachment
-from handrail.errors import AnswerRefused, HandrailError, RunBusy, UndoRefused
+from handrail.errors import AnswerRefused, HandrailError, JournalError, RunBusy, UndoRefused
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
@@ -45,6 +46,8 @@ from handrail.session import Session
 if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
     from handrail.tools import Tool
+
+log = logging.getLogger("handrail.serve")
 
 Submit = Callable[[str, Sequence[Attachment], str, "Thread"], Awaitable[object]]
 """A function that takes a message, its attachments, a run id and a thread, and submits a run of the thread to workers."""
@@ -205,17 +208,20 @@ class Thread(ThreadRecord):
     async def _say_all(self) -> None:
         while self._next:
             id, (leg, say) = next(iter(self._next.items()))
-            number = self.feed.last
             try:
                 await say()
             except (ThreadBusy, QuestionsOpen):
-                await self.feed.after(
-                    number, _PATIENCE
-                )  # the end of a run is an event, unless it is executed elsewhere
+                # The end of a run is an event, unless the run is executed elsewhere.
+                await self.feed.after(self.feed.last, _PATIENCE)
                 continue
-            except HandrailError as error:
+            except Exception as error:  # starting a run can raise anything, for example in the app's code
+                message = "The message could not be said. The server's log has the details."
+                if isinstance(error, HandrailError) and not isinstance(error, JournalError):
+                    message = str(error)
+                else:
+                    log.error("a message could not be said in thread %s", self.id, exc_info=error)
                 told = Translator(self.id, "")
-                self.feed.append([*told.begin_leg(leg), *told.fail(str(error), type(error).__name__)])
+                self.feed.append([*told.begin_leg(leg), *told.fail(message, type(error).__name__)])
             del self._next[id]
         self._saying = None
 
