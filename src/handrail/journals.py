@@ -266,7 +266,8 @@ class Questions(Protocol):
     def answer(self, answer: Answer, /) -> None:
         """Accept an answer. The first one wins and a repeat is harmless; anything else raises `AnswerRefused`.
 
-        The journal's clock decides, in the transaction that records the answer, whether it is in time.
+        The journal's clock decides, in the transaction that records the answer, whether it is in time. The bytes of its attachments
+        are recorded in the same transaction.
 
         Secrets are not recorded. So an answer that may contain one is refused if the asker is not waiting in this process,
         unless it repeats the recorded answer.

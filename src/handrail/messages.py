@@ -52,6 +52,8 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
     """Whether the run itself wrote the message, for example as advice or to request a correction."""
     attachments: tuple[Attachment, ...] = ()
     """The files that come with the text. A file that the provider does not take is described in words."""
+    midway: bool = False
+    """Whether a person said it during the run, along with an answer to a question, and not to start the run."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from handrail.content import Attachment
 from handrail.context.facts import RunContext
 from handrail.errors import DefinitionError
 from handrail.rendering import Row, rows_of
@@ -208,3 +209,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The votes that led to this answer, if quorums decide the question; otherwise empty."""
     seal: str = ""
     """For a recorded answer whose value is masked, a digest of the actual value; otherwise "". Only the journal sets it."""
+    remark: str = ""
+    """What the person said along with the answer. The run's model is told after the results of the calls that were asked about."""
+    attachments: tuple[Attachment, ...] = ()
+    """The files that come with the remark."""
+
+    @property
+    def has_remark(self) -> bool:
+        """Whether the person said something, or gave files, along with the answer."""
+        return bool(self.remark or self.attachments)

@@ -30,6 +30,7 @@ EntryKind = Literal[
     "verb",
     "advice",
     "correction",
+    "remark",
     "undoing",
     "undone",
     "told",
@@ -45,7 +46,8 @@ EntryKind = Literal[
 `model answer`: the model has answered. `call begun`: an attempt begins, usually at a call that must not run
 twice. `call tried`: another attempt at a call begins. `inner call`: a call inside another one has ended. `verb`: a handler has used a verb
 of its context. `advice`: what the run's feedback providers or completion checkers said.
-`correction`: why an answer was not accepted, as the model was told.
+`correction`: why an answer was not accepted, as the model was told. `remark`: what people said along with their answers, as the model
+was told before the answer at this place.
 `undoing`: a call is being undone. `undone`: a call has been undone; the key is its id. `told`: the model has been
 informed of undone calls. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision
 decided at the entry's place, so that a resumed run decides the same. `attachments`: the files that a call gave to a worker.

@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 
-from handrail.errors import (
-    AnswerRefused,
-    HandrailError,
-    JournalError,
-    RunBusy,
-    SessionBusy,
-    SessionOutdated,
-    UndoRefused,
-)
+from handrail.errors import AnswerRefused, HandrailError, RunBusy, SessionBusy, SessionOutdated, UndoRefused
 from handrail.serve.refusals import (
     QuestionsOpen,
     ThreadBusy,
@@ -77,27 +69,6 @@ async def test_of_two_concurrent_messages_one_is_accepted(tmp_path: Path) -> Non
         await over(thread)
         assert sorted(type(each).__name__ for each in both) == ["ThreadBusy", "str"]
         assert len(await thread.rows()) == 1
-
-
-async def test_a_next_message_that_can_not_be_said_ends_its_leg_with_the_error(tmp_path: Path) -> None:
-    """Whatever saying it raises, messages after it are said, and the server can stop. Where a journal is stays in the log."""
-
-    def fail(error: Exception) -> Any:
-        async def say() -> None:
-            raise error
-
-        return say
-
-    async with served(tmp_path) as app:
-        thread = app.thread()
-        thread.say_next("a", "leg-a", fail(KeyError("mine")))
-        thread.say_next("b", "leg-b", fail(JournalError("/secret/runs.db", "it is lost", "Try again.")))
-        thread.say_next("c", "leg-c", lambda: thread.say(plan("said"), leg="leg-c"))
-        while not thread.is_idle:
-            await asyncio.sleep(0)
-        ends = [each for each in events(thread.feed) if each["type"] in ("RUN_ERROR", "RUN_FINISHED")]
-        assert [each.get("code") for each in ends] == ["KeyError", "JournalError", None]
-        assert not any("secret" in str(each) for each in ends)
 
 
 async def test_a_message_is_accepted_as_soon_as_the_end_is_reported(tmp_path: Path) -> None:

@@ -255,6 +255,37 @@ async def test_a_question_is_answered_by_a_viewer_and_the_next_leg_is_shown_too(
         reader.leave()
 
 
+async def test_what_is_said_along_with_an_answer_reaches_the_worker(fleet: Fleet):
+    """The server records it with the answer, with its files, and shows it at once. A worker that comes later tells the model."""
+    async with fleet.server() as threads:
+        thread = threads.thread("ann", "t")
+        await thread.say("choose")
+        async with fleet.worker() as runner:
+            reader = await Reader(threads, thread).join()
+            await reader.until(lambda reader: "RUN_FINISHED" in reader.types() and not runner.running)
+        [question] = await thread.questions()
+        given = Answer(question_id=question.id, digest=question.digest, by="ann", value="green")
+        files = [Attachment(b"notes", "notes.txt")]
+        await thread.answer([given], remark="words and files", attachments=files)
+        shown = await snapshots.thread_snapshot(threads.journal, thread)
+        assert [each["role"] for each in shown["messages"]] == ["user", "assistant", "user"]
+        async with fleet.worker() as runner:
+            run_id = question.run_id
+            while (await threads.journal.runs.get(run_id)).status not in OVER:
+                await threads.journal.queue.wait(PATIENCE)
+        found = await said(threads.journal, run_id)
+        told = [each for each in found if isinstance(each, UserMessage)]
+        assert [(each.text, each.midway, len(each.attachments)) for each in told] == [
+            ("choose", False, 0),
+            ("words and files", True, 1),
+        ]
+        after = await snapshots.thread_snapshot(threads.journal, thread)
+        assert [each["id"] for each in after["messages"] if each["role"] == "user"] == [
+            each["id"] for each in shown["messages"] if each["role"] == "user"
+        ]
+        reader.leave()
+
+
 async def test_a_viewer_cancels_a_run_on_a_worker(fleet: Fleet):
     async with fleet.server() as threads:
         thread = threads.thread("ann", "t")

@@ -34,11 +34,6 @@ PLANS: Mapping[str, Sequence[Scripted]] = {
         said("", ToolCall("pay", {"amount": 1}, "pay-a"), ToolCall("pay", {"amount": 2}, "pay-b")),
         said("Both paid."),
     ],
-    "pay twice": [
-        said("", ToolCall("pay", {"amount": 1}, "pay-1")),
-        said("", ToolCall("pay", {"amount": 2}, "pay-2")),
-        said("Paid twice."),
-    ],
     "think": [Reply("So it is.", thinking="Let me think about it.", usage=said("").usage)],
     "draw": [
         Reply("One.", [READ], attachments=[CAT, SONG]),

@@ -6,10 +6,12 @@ Together they cover nested runs, questions, approvals, handoffs, retries, thread
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel
 
 from handrail import (
@@ -628,3 +630,80 @@ EXPIRING = Scenario(
     laws=[each_question_ends_once_in_the_same_way],
     secrets=[SECRET],
 )
+
+
+class Talkative(Person):
+    """A person who says something along with each answer."""
+
+    async def ask(self, question: Question, /) -> Answer:
+        answer = await super().ask(question)
+        return msgspec.structs.replace(answer, remark=f"about {question.name}: hurry")
+
+
+def remarking_tools(stage: Stage) -> list[AnyTool]:
+    @tool(effect="staged")
+    async def paint(context: UserContext) -> str:
+        """Ask for a colour."""
+        colour = await context.wait_for("colour", {}, Colour)
+        context.session.dispatch(Noted(colour.name))
+        return f"it is {colour.name}"
+
+    @tool(effect="idempotent", capabilities={"money"})
+    async def pay(amount: int) -> str:
+        """Pay."""
+        return f"paid {amount}"
+
+    @tool(effect="staged")
+    async def delegate(context: ToolContext) -> str:
+        """Let an agent ask."""
+        inner = Prompt("inner", "You are inside.", tools=[paint])
+        return (await context.adapter.evaluate(inner, "Begin.")).text
+
+    return [paint, pay, delegate]
+
+
+def remarking(stage: Stage) -> Play:
+    """Return a play whose person says something along with each answer, of which some come together."""
+    prompt = Prompt(
+        "remarks",
+        "You listen.",
+        tools=remarking_tools(stage),
+        policies=[CapabilityPolicy({"money": "ask"}, effects={"idempotent": "allow"})],
+    )
+    said = [
+        [ToolCall("paint"), ToolCall("pay", {"amount": 9})],
+        ToolCall("delegate"),
+        ToolCall("pay", {"amount": 1}),
+        "Heard.",
+    ]
+    adapter = Adapter(
+        stage.model({"You listen": said, "You are inside": [ToolCall("paint"), "Painted."]}),
+        journal=stage.journal,
+        filesystem=stage.files,
+        environment=LaterEnvironment(),
+        clock=stage.clock,
+        new_id=stage.new_id,
+    )
+    person = Talkative(approve=True, answers={"colour": {"name": "blue"}})
+    return Play(adapter, prompt, "Listen.", person, one_at_a_time=True)
+
+
+def heard_once(seen: Seen) -> str | None:
+    """Return None if the model was told each remark once, after the results of the calls that were asked about.
+
+    Otherwise, return the problem.
+    """
+    messages = seen.world.all("ended")[-1].details["messages"]
+    heard = [each["text"] for each in messages if each.get("midway")]
+    after = [before["type"] for before, each in itertools.pairwise(messages) if each.get("midway")]
+    expected = [
+        "about colour: hurry\n\nabout pay: hurry",
+        "about colour: hurry",
+        "about pay: hurry",
+    ]
+    return (
+        None if heard == expected and set(after) == {"tool"} else f"the model was told {heard} after {after}"
+    )
+
+
+REMARKING = Scenario(name="remarks", play=remarking, laws=[heard_once])

@@ -30,7 +30,7 @@ from handrail.testing.simulation import (
 )
 from handrail.testing.simulation.__main__ import main
 from support import postgres, warm_python
-from support.simulated import DECIDING, DELIVERING, ERRANDS, EXPIRING, SHOPPING, Colour
+from support.simulated import DECIDING, DELIVERING, ERRANDS, EXPIRING, REMARKING, SHOPPING, Colour
 from support.simulated_workspace import WRITING
 
 pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
@@ -96,6 +96,15 @@ def test_a_question_that_expires_ends_once_whenever_its_process_dies():
     report.assert_kept()
     assert report.tried["step"] > 2
     assert report.tried["parked at step"] > 2
+
+
+@pytest.mark.timeout(900)
+def test_what_is_said_along_with_an_answer_is_told_once_whenever_the_process_dies():
+    """The model is told each remark once, in the same place, whoever asked and however many answers were given meanwhile."""
+    every = 1 if ALL else 8
+    report = crashed(REMARKING, write_every=every, step_every=30 * FEWER, overtaken_every=40, parked_every=60)
+    report.assert_kept()
+    assert report.tried["step"] > 2
 
 
 @pytest.mark.timeout(900)

@@ -19,6 +19,7 @@ from handrail.adapter.answer import (
     write_answer,
 )
 from handrail.adapter.exchange import ask_once, charge
+from handrail.adapter.remarks import tell_remarks
 from handrail.adapter.undone_calls import tell_undone
 from handrail.cancellation import finish, open_scope
 from handrail.errors import BudgetExceededError, DeadlineExceededError, DefinitionError, ModelError
@@ -50,6 +51,7 @@ async def ask(run: Run) -> Answer:
     if frame.log.is_kept:
         place = run.place_of_answer
         await tell_undone(run, place)
+        await tell_remarks(run, place)
         recorded = frame.log.find("model answer", place, RecordedAnswer)
         if recorded is not None:
             await load(frame.log.journal, frame.log.run_id, recorded.attachments)

@@ -19,6 +19,7 @@ from handrail.adapter.advice import Advisers
 from handrail.adapter.answer import Answer
 from handrail.adapter.attempts import ask
 from handrail.adapter.conversation import Conversation
+from handrail.adapter.remarks import leave_remarks, untold
 from handrail.adapter.response import ANSWER_TOOL, REPAIRS, Outcome, Output, made_in, what_to_correct
 from handrail.adapter.run import Run
 from handrail.adapter.settings import Settings
@@ -131,6 +132,8 @@ async def run_in(
     finally:
         frame.task = None
         frame.cancellation.close()
+        if not frame.left_to_the_record:
+            leave_remarks(run)
         if not frame.parked:
             run.end(ended)
 
@@ -160,7 +163,7 @@ async def run_until_done(run: Run) -> Outcome:
                 frame.model.provider = answer
                 results = await _run_calls(run, calls, f"{run_id}/{turns}", answer.cut_off(calls))
                 taken = _answer_among(run, calls, results) if run.answers_by_call else None
-                if taken is None:
+                if taken is None or untold(run):
                     repairs += run.answers_by_call and any(run.answer_tool(call.name) for call in calls)
                     if repairs > REPAIRS:
                         raise _no_answer(run, results[-1].message)

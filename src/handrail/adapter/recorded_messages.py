@@ -21,6 +21,7 @@ from handrail.journals import Journal
 from handrail.messages import CallAnswered, CallAsked, Message, ToolMessage, UserMessage
 from handrail.place import RUN, Place
 from handrail.records import OVER, CommitUnit, Entry, RunRow
+from handrail.replay.log import Told
 from handrail.replay.records import InnerCall, attachments_in, text_of
 from handrail.session import Session
 from handrail.session.serialization import said_in
@@ -58,7 +59,7 @@ async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = 
     return conversation.messages.since(began)
 
 
-_AT_PLACES = ("model answer", "told", "call begun", "inner call", "advice", "correction")
+_AT_PLACES = ("model answer", "told", "remark", "call begun", "inner call", "advice", "correction")
 """The kinds of recorded entries that are looked up by place."""
 
 
@@ -90,6 +91,7 @@ class _Retold:
             told: Any = self._found.get(("told", RUN.answer(number)))
             if told is not None:
                 self._say(UserMessage(msgspec.msgpack.decode(told)["text"], True))
+            self._say_remark(number)
             answer = msgspec.msgpack.decode(body, type=RecordedAnswer)
             calls = self._conversation.fresh_ids(answer.calls)
             self._say(answer.message(calls))
@@ -100,6 +102,14 @@ class _Retold:
             made += len(calls)
             for text in self._replies(number):
                 self._say(UserMessage(text, True))
+
+        self._say_remark(number + 1)
+
+    def _say_remark(self, number: int) -> None:
+        """Add what people said before the answer with this number, along with their answers to questions."""
+        remark = self._found.get(("remark", RUN.answer(number)))
+        if remark is not None:
+            self._say(msgspec.msgpack.decode(remark, type=Told).message)
 
     def _replies(self, number: int) -> Iterator[str]:
         """Yield what the model was told about an answer: how to correct it, or advice."""

@@ -261,7 +261,13 @@ def _answered(asked: QuestionRecord) -> Text:
         if answer.outcome == "answered"
         else answer.outcome
     )
-    return Text(f"? {_line(asked.question.name)}: {_line(said)}", "dim")
+    text = Text(f"? {_line(asked.question.name)}: {_line(said)}", "dim")
+    if answer.has_remark:
+        text.append(
+            f"\n» {_line(answer.remark)}{''.join(f' [{_line(each.name)}]' for each in answer.attachments)}",
+            "dim",
+        )
+    return text
 
 
 def question_text(question: Question, full: bool = False) -> Text:

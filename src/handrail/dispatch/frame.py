@@ -15,6 +15,7 @@ from handrail.context import Extras, PromptModel, RequestView, ResponseAccumulat
 from handrail.context.extras import NO_EXTRAS
 from handrail.context.facts import WorkerFacts
 from handrail.dispatch.options import RunFiles, RunOptions, check_kinds
+from handrail.dispatch.remarks import HeardQuestions
 from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
 from handrail.guard.outer_policy import with_outer
@@ -22,7 +23,7 @@ from handrail.guard.policy import check_verdicts
 from handrail.ids import span_of, trace_of
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
-from handrail.journals import Questions, Steps
+from handrail.journals import Steps
 from handrail.limits import Budget, BudgetTracker, CostTracker
 from handrail.place import RUN, Place
 from handrail.protocols import (
@@ -82,7 +83,7 @@ class People(msgspec.Struct, frozen=True, eq=False):
     """The approval mode of a `Broker`; None if it has none, or if the broker is not a `Broker`."""
     shows_previews: bool
     """Whether the broker shows previews, so that staged calls can run in their forks before they are approved."""
-    questions: Questions
+    questions: HeardQuestions
     key: bytes
     """The key that signs questions and tickets."""
 
@@ -412,7 +413,9 @@ def _nested_world(outer: World, options: RunOptions) -> World:
 def _people_of(options: RunOptions) -> People:
     environment, approvals, journal = options.environment, options.approvals, options.journal
     key = new_key() if journal is None else journal.key
-    questions = LocalQuestions(options.clock, key=key) if journal is None else journal.questions
+    questions = HeardQuestions(
+        LocalQuestions(options.clock, key=key) if journal is None else journal.questions
+    )
     if approvals is None or isinstance(approvals, str):
         approvals = Broker(questions, environment, approvals)
     mode = approvals.mode if isinstance(approvals, Broker) else None

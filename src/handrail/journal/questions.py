@@ -13,6 +13,7 @@ import msgspec
 from handrail.clock import Clock
 from handrail.errors import AnswerRefused, JournalAltered, JournalError
 from handrail.journal.answers import check_answer, check_repeat, refusal, still_fits
+from handrail.journal.blobs import put_blob
 from handrail.journal.chains import Chains, fetch, run_chain
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database, Work, encode
@@ -265,7 +266,13 @@ class SqliteQuestions:
             ).fetchone():
                 return None
             asked = _get(connection, self._database.chains, answer.question_id)
-            return settle(connection, self._database, asked, plain).answer
+            settled = settle(connection, self._database, asked, plain).answer
+            if asked.answer is None and settled == plain:
+                run_id, at = asked.question.run_id, self._database.now()
+                for each in answer.attachments:
+                    if each.is_here:
+                        put_blob(connection, self._database.chains, each.content, run_id, at=at)
+            return settled
 
         recorded = self._database.transact_now(record)
         return answer if recorded is None or recorded == plain else recorded

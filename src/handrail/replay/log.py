@@ -11,7 +11,9 @@ import msgspec
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import Diverged, RunBusy
 from handrail.journals import Journal
+from handrail.messages import UserMessage
 from handrail.place import Place
+from handrail.question import Answer
 from handrail.records import CommitUnit, Entry, EntryKind, QuestionRecord
 
 T = TypeVar("T")
@@ -44,6 +46,13 @@ class _Ended(msgspec.Struct):
     status: str
 
 
+class Told(msgspec.Struct, frozen=True):
+    """The record that a run's model was told what people said along with their answers."""
+
+    questions: list[str]
+    message: UserMessage
+
+
 class RunLog:
     """The records of a run, found by place, and the records that the run adds.
 
@@ -65,6 +74,7 @@ class RunLog:
         "attempt",
         "is_kept",
         "journal",
+        "remarks",
         "resumed",
         "run_id",
         "told",
@@ -96,6 +106,10 @@ class RunLog:
         """The session's undone calls that its model has not been told about."""
         self.asked: Mapping[str, QuestionRecord] = {each.question.id: each for each in asked}
         """The questions of the run that were open, answered or declined when the record was loaded."""
+        self.remarks: Mapping[str, Answer] = {
+            id: each.answer for id, each in self.asked.items() if each.answer and each.answer.has_remark
+        }
+        """The answers whose remarks the model had not been told when the record was loaded, by question id."""
         self.unrecorded: list[bytes] = []
         """What calls without a recorded end have logged. The run's outcome records it; in a parked run it is dropped."""
         self._started: frozenset[str] | None = None
@@ -103,6 +117,10 @@ class RunLog:
         self._found: dict[tuple[EntryKind, str], bytes] = {
             (each.kind, each.key): each.body for each in entries
         }
+        for (kind, _), body in self._found.items():
+            if kind == "remark":
+                told = msgspec.msgpack.decode(body, type=Told).questions
+                self.remarks = {id: each for id, each in self.remarks.items() if id not in told}
         self._finished = {unit.place: unit for unit in units}
         self._verbs: dict[str, str] = {
             key: body.decode() if kind == "verb" else msgspec.msgpack.decode(body, type=_Verb).verb

@@ -273,14 +273,14 @@ class Routes:
             number = thread.feed.last
             row = await thread.newest()
             recorded = () if row is None else await self._journal.questions.history(row.record.id)
-            submitted = await submit(thread, input, recorded, partial(self._start_run, thread))
+            submitted = await submit(
+                thread, input, recorded, partial(self._start_run, thread), self._check_message
+            )
             if submitted.refused:
                 return send_all(submitted.refused, nested=nested)
             if submitted.leg == input.run_id:
                 # Skip the events of runs that other windows started and that have ended in the meantime.
                 number = thread.feed.before_leg(submitted.leg, number)
-                if submitted.next_leg:
-                    return _follow_both(thread, number, submitted.leg, submitted.next_leg, nested)
                 return follow(thread.feed, number, leg=submitted.leg, nested=nested)
             # The input opened no leg of its own, so send the current state, and follow the run if it is active.
             before, number, leg = await snapshots.joining_events(self._journal, thread)
@@ -394,21 +394,25 @@ class Routes:
             request.scope[PRINCIPAL], requests.check_id(request.path_params["id"])
         )
 
-    async def _start_run(self, thread: Thread, text: str, **options: Any) -> str:
+    def _check_message(self, text: str, attachments: Sequence[Attachment]) -> None:
+        """Raise `RequestRefused` if a message, with its attachments, is empty or too large."""
         most = self._limits.message_chars
         if len(text) > most:
             raise RequestRefused(
                 413, "MessageTooLong", f"a message can have at most {most} characters. Send a shorter one."
             )
-        check_number(len(options.get("attachments", ())), self._limits.attachments)
-        check_total(options.get("attachments", ()), self._limits.attachment_bytes)
-        if not text.strip() and not options.get("attachments"):
+        check_number(len(attachments), self._limits.attachments)
+        check_total(attachments, self._limits.attachment_bytes)
+        if not text.strip() and not attachments:
             raise RequestRefused(
                 422,
                 "MessageEmpty",
                 "the message is empty. Write something.",
                 fields=[("/text", "the text must not be empty")],
             )
+
+    async def _start_run(self, thread: Thread, text: str, **options: Any) -> str:
+        self._check_message(text, options.get("attachments", ()))
         if self._threads.unfinished(thread.principal) >= self._limits.runs_per_principal:
             await self._threads.poll()  # some of the runs may have been answered or cancelled just now
         with self._run_slot(thread.principal, await self._threads.count_unfinished(thread.principal)):
@@ -521,20 +525,3 @@ class Routes:
     async def revoke(self, request: Request) -> Response:
         await (await self._thread(request)).revoke(request.path_params["approval_id"])
         return JSONResponse({})
-
-
-async def _follow_both(
-    thread: Thread, number: int, leg: str, next_leg: str, nested: bool
-) -> AsyncGenerator[bytes]:
-    """Follow a leg, and then the one of a message that is said when the run is over, unless the run asks again."""
-    async for chunk in follow(thread.feed, number, leg=leg, nested=nested):
-        yield chunk
-    while True:
-        goes_on = await thread.is_next(next_leg)
-        at = thread.feed.before_leg(next_leg, number)
-        if at != number or not goes_on:
-            break
-        await thread.feed.after(thread.feed.last, 0.5)
-    if at != number:
-        async for chunk in follow(thread.feed, at, leg=next_leg, nested=nested):
-            yield chunk

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from handrail import runs
 from handrail.broadcasts import Broadcasts
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.content import Attachment
-from handrail.errors import AnswerRefused, HandrailError, JournalError, RunBusy, UndoRefused
+from handrail.errors import AnswerRefused, RunBusy, UndoRefused
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
@@ -47,14 +48,10 @@ if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
     from handrail.tools import Tool
 
-log = logging.getLogger("handrail.serve")
-
 Submit = Callable[[str, Sequence[Attachment], str, "Thread"], Awaitable[object]]
 """A function that takes a message, its attachments, a run id and a thread, and submits a run of the thread to workers."""
 _ELSEWHERE = "another program"
 _HERE = "this server"
-_PATIENCE = 0.5
-"""How often a thread looks whether a run that is executed elsewhere is over, in seconds."""
 
 
 @dataclass(slots=True)
@@ -87,20 +84,17 @@ class Thread(ThreadRecord):
         self.feed = feed
         feed.owner = self
         self.named: dict[str, str] = {}
-        """The ids that a client gave to its user messages, by the id of the run that each message started."""
+        """The ids that a client gave to its user messages, by the ids that they have here."""
         self.problem = ""
         """Why the newest run in this process failed; "" if it did not."""
         self._setup = setup
         self._watch: Watch | None = None
         self._lock = asyncio.Lock()
-        self._next: dict[str, tuple[str, Callable[[], Awaitable[object]]]] = {}
-        """What is to be said when no run is in progress: the leg of each message, and the function that says it, by the message's id."""
-        self._saying: asyncio.Task[None] | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is in progress, so that the thread can be dropped from memory."""
-        return self.live is None and not self._next and not self._lock.locked()
+        return self.live is None and not self._lock.locked()
 
     # Actions.
 
@@ -145,8 +139,18 @@ class Thread(ThreadRecord):
             await self.execute(live, stream, leg)
             return run_id
 
-    async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
+    async def answer(
+        self,
+        answers: Sequence[Answer],
+        *,
+        leg: str = "",
+        remark: str = "",
+        attachments: Sequence[Attachment] = (),
+    ) -> str:
         """Accept answers to this thread's questions, continue the run, and return the id of its leg.
+
+        The run's model is told the remark and its attachments after the results of its calls. They are recorded with an answer, so
+        one of the answers must be new.
 
         Raises `AnswerRefused`, and accepts no answer, if one is invalid. If only the asking tool finds an answer invalid, the
         answers before it stay accepted. Repeating an answer is harmless, even after the run has ended.
@@ -157,6 +161,7 @@ class Thread(ThreadRecord):
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
+            answers = _with_remark(answers, asked, remark, tuple(attachments))
             # read after the questions, because the run may have been parked in the meantime
             live = await self._settled()
             for each in answers:
@@ -188,42 +193,6 @@ class Thread(ThreadRecord):
             if self._setup.stopping or self._is_elsewhere(row):
                 return ""  # the answer is recorded, and the next process that takes the run reads it
             return await self._go_on(taken, leg)
-
-    def say_next(self, id: str, leg: str, say: Callable[[], Awaitable[object]]) -> None:
-        """Say a message as soon as no run is in progress or waits for answers. If that fails, the error is the leg's end.
-
-        Repeating a message that is still to be said changes nothing.
-        """
-        self._next.setdefault(id, (leg, say))
-        if self._saying is None:
-            self._saying = asyncio.create_task(self._say_all())
-
-    async def is_next(self, leg: str) -> bool:
-        """Return whether a message is still to be said, and waits for no answer."""
-        if all(leg != each for each, _ in self._next.values()):
-            return False
-        row = await self.newest()
-        return row is None or row.status in OVER or not row.questions
-
-    async def _say_all(self) -> None:
-        while self._next:
-            id, (leg, say) = next(iter(self._next.items()))
-            try:
-                await say()
-            except (ThreadBusy, QuestionsOpen):
-                # The end of a run is an event, unless the run is executed elsewhere.
-                await self.feed.after(self.feed.last, _PATIENCE)
-                continue
-            except Exception as error:  # starting a run can raise anything, for example in the app's code
-                message = "The message could not be said. The server's log has the details."
-                if isinstance(error, HandrailError) and not isinstance(error, JournalError):
-                    message = str(error)
-                else:
-                    log.error("a message could not be said in thread %s", self.id, exc_info=error)
-                told = Translator(self.id, "")
-                self.feed.append([*told.begin_leg(leg), *told.fail(message, type(error).__name__)])
-            del self._next[id]
-        self._saying = None
 
     async def cancel(self) -> None:
         """Cancel the active or waiting run, if there is one. If another process executes it, that process stops it soon."""
@@ -352,16 +321,15 @@ class Thread(ThreadRecord):
             await self._watch.stop()
 
     async def park(self, grace: float) -> None:
-        """Park the active run, if there is one, and say nothing more. If the run is still working after `grace` seconds, cut it off."""
+        """Park the active run, if there is one. If it is still working after `grace` seconds, cut it off."""
         live = self.live
-        if live is not None:
-            await live.park(grace)
-            if live.environment.was_cut and live.parked:
-                # The run was cut off, so the next process must resume it even if a question is open.
-                await self._journal.runs.take(live.run_id, turn="none")
-                await self._journal.runs.leave(live.run_id, "running")
-        if self._saying is not None:
-            await self._saying  # the server is stopping, so what is still to be said is refused
+        if live is None:
+            return
+        await live.park(grace)
+        if live.environment.was_cut and live.parked:
+            # The run was cut off, so the next process must resume it even if a question is open.
+            await self._journal.runs.take(live.run_id, turn="none")
+            await self._journal.runs.leave(live.run_id, "running")
 
     # Running.
 
@@ -529,3 +497,25 @@ class Thread(ThreadRecord):
             self._session = live.session if live.has_started and not live.parked else None
             if live.parked:
                 self._setup.parked(self, live)
+
+
+def _with_remark(
+    answers: Sequence[Answer],
+    asked: Mapping[str, QuestionRecord],
+    remark: str,
+    attachments: tuple[Attachment, ...],
+) -> Sequence[Answer]:
+    """Return the answers with the remark on one that is new: on the last, or else on one that cancels its question.
+
+    A cancellation is not recorded. A repeated answer gets the remark with which it was recorded, so that it is the same.
+    """
+    found: list[Answer] = []
+    for each in answers:
+        before = asked[each.question_id].answer
+        said = (each.remark, each.attachments) if before is None else (before.remark, before.attachments)
+        found.append(msgspec.structs.replace(each, remark=said[0], attachments=said[1]))
+    new = [at for at, each in enumerate(found) if asked[each.question_id].answer is None]
+    if (remark or attachments) and new:
+        at = max(new, key=lambda at: (found[at].outcome != "cancelled", at))
+        found[at] = msgspec.structs.replace(found[at], remark=remark, attachments=attachments)
+    return found

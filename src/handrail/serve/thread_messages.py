@@ -122,21 +122,55 @@ def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> 
 
 
 def render(messages: Sequence[RunMessage]) -> list[dict[str, Any]]:
-    """Render messages as AG-UI messages.
+    """Render messages as AG-UI messages."""
+    return [
+        made
+        for id, (run_id, message) in zip(_ids(messages, _starts(messages)), messages, strict=True)
+        for made in _render_message(id, run_id, message)
+    ]
 
-    A run starts with the user's message. Any earlier messages of the run are history that a client supplied.
-    """
-    started = {
+
+def said_by_people(messages: Sequence[RunMessage]) -> Iterator[tuple[str, str]]:
+    """Yield the id, as `render` gives it, and the text of each message that a person wrote."""
+    for id, (_, message) in zip(_ids(messages, _starts(messages)), messages, strict=True):
+        if isinstance(message, UserMessage) and not message.by_run:
+            yield id, message.text
+
+
+def _starts(messages: Sequence[RunMessage]) -> Mapping[str, int]:
+    """Return where each run starts: with the message of the user that started it. Before that, it has history that a client supplied."""
+    return {
         run_id: number
         for number, (run_id, message) in enumerate(messages)
-        if isinstance(message, UserMessage) and not message.by_run
+        if isinstance(message, UserMessage) and not message.by_run and not message.midway
     }
+
+
+def _ids(messages: Iterable[RunMessage], starts: Mapping[str, int]) -> Iterator[str]:
+    """Yield the id of each message."""
     turns: dict[str, int] = {}
-    out: list[dict[str, Any]] = []
     for number, (run_id, message) in enumerate(messages):
-        is_history = number < started.get(run_id, 0)
-        out += _render_message(run_id, message, turns, id=f"{run_id}/before-{number}" if is_history else "")
-    return out
+        if number < starts.get(run_id, 0):
+            yield f"{run_id}/before-{number}"
+            continue
+        turns[run_id] = turns.get(run_id, 0) + isinstance(message, AssistantMessage)
+        yield (
+            user_id(run_id, turns[run_id], message)
+            if isinstance(message, UserMessage)
+            else f"{run_id}/{turns[run_id]}"
+        )
+
+
+def next_remark_id(messages: Sequence[RunMessage]) -> str:
+    """Return the id of what a person says along with an answer to a question of the last message's run."""
+    run_id = messages[-1].run_id
+    turn = sum(each.run_id == run_id and isinstance(each.message, AssistantMessage) for each in messages)
+    return user_id(run_id, turn, UserMessage("", midway=True))
+
+
+def user_id(run_id: str, turn: int, message: UserMessage) -> str:
+    """Return the id of a person's message. `turn` is the number of the model's answers in the run before it."""
+    return f"{run_id}/{turn}/user" if message.midway else f"{run_id}/user"
 
 
 def render_thread(
@@ -144,11 +178,10 @@ def render_thread(
 ) -> list[dict[str, Any]]:
     """Render a thread's messages. The messages of nested runs follow the turn whose calls started those runs.
 
-    `named` maps the id of a run to the id that the client gave to the message that started the run. If the ids
-    differed, the client would take the message for a new one and show it last.
+    `named` maps the ids of users' messages to the ids that the client gave to them. If the ids differed, the client would take
+    the message for a new one and show it last.
     """
-    ids = {f"{run_id}/user": id for run_id, id in named.items()}
-    own = [{**each, "id": ids.get(each["id"], each["id"])} for each in render(messages)]
+    own = [{**each, "id": named.get(each["id"], each["id"])} for each in render(messages)]
     calls: dict[str, list[str]] = {}
     for run_id, message in messages:
         if isinstance(message, AssistantMessage):
@@ -177,38 +210,28 @@ def render_joined(
     """Render a thread's messages: those of earlier runs from the journal, and those of the active run from its opening."""
     earlier = [each for each in said if each.run_id != opening.run_id]
     inside = [each for each in nested if not is_in_run(each.run_id, opening.run_id)]
-    own = f"{opening.run_id}/user"
-    told = (
-        {**each, "id": named.get(opening.run_id, own)} if each["id"] == own else each
-        for each in opening.messages
-    )
+    told = ({**each, "id": named.get(each["id"], each["id"])} for each in opening.messages)
     return [*render_thread(earlier, inside, named), *told]
 
 
-def _render_nested(messages: Iterable[RunMessage]) -> Iterator[dict[str, Any]]:
-    turns: dict[str, int] = {}
-    for run_id, message in messages:
+def _render_nested(messages: Sequence[RunMessage]) -> Iterator[dict[str, Any]]:
+    for id, (run_id, message) in zip(_ids(messages, {}), messages, strict=True):
         if not isinstance(message, UserMessage):
-            for each in _render_message(run_id, message, turns):
+            for each in _render_message(id, run_id, message):
                 content = each["content"]
                 said = clean_text(content) if isinstance(content, str) else content
                 yield {**each, "content": said, "subagentRunId": run_id}
 
 
-def _render_message(
-    run_id: str, message: Message, turns: dict[str, int], *, id: str = ""
-) -> Iterator[dict[str, Any]]:
+def _render_message(id: str, run_id: str, message: Message) -> Iterator[dict[str, Any]]:
     if isinstance(message, UserMessage):
         if not message.by_run:
             yield {
-                "id": id or f"{run_id}/user",
+                "id": id,
                 "role": "user",
                 "content": parts_of(message.text, message.attachments),
             }
     elif isinstance(message, AssistantMessage):
-        if not id:
-            turns[run_id] = turns.get(run_id, 0) + 1
-        id = id or f"{run_id}/{turns[run_id]}"
         if message.thought:
             yield {"id": f"{id}/thought-1", "role": "reasoning", "content": message.thought}
         calls = [call_json(call.id, call.name, call.arguments) for call in message.calls]

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from handrail import runs
 from handrail.adapter.followed_turns import is_outdated
+from handrail.adapter.remarks import unread_remarks
 from handrail.errors import SessionUnknown
 from handrail.journals import Journal
-from handrail.messages import Message
+from handrail.messages import Message, UserMessage
 from handrail.question import Question
 from handrail.records import OVER, RunRow
 from handrail.serve.agui.wire_events import plain_json
@@ -76,13 +77,16 @@ class ThreadRecord:
         """Return the messages that `messages` returns, each with the id of its run."""
         live = self.live
         if live is not None and live.has_started:
-            return messages_in(live.session)
+            unread = await unread_remarks(self._journal, live.run_id)
+            return _with_unread(messages_in(live.session), live.run_id, unread)
         said = messages_in(await self.session())
         row = await self.newest(rows)
         if row is None or row.status in OVER:
             return said
         run_id = row.record.id
-        return [*said, *(RunMessage(run_id, each) for each in await runs.said(self._journal, run_id))]
+        unread = await unread_remarks(self._journal, run_id)
+        own = [RunMessage(run_id, each) for each in await runs.said(self._journal, run_id)]
+        return [*said, *_with_unread(own, run_id, unread)]
 
     async def rows(self) -> Sequence[RunRow]:
         """Return the thread's runs, oldest first."""
@@ -111,3 +115,13 @@ class ThreadRecord:
         if not self._source.shown:
             return None
         return {kind.__name__: plain_json(list(session[kind].all())) for kind in self._source.shown}
+
+
+def _with_unread(
+    messages: Sequence[RunMessage], run_id: str, unread: UserMessage | None
+) -> Sequence[RunMessage]:
+    """Return a run's messages with the one that its model had not been told when `unread` was read, which is before `messages`."""
+    if unread is None:
+        return messages
+    told = [each for run, each in messages if run == run_id and isinstance(each, UserMessage) and each.midway]
+    return messages if told[-1:] == [unread] else [*messages, RunMessage(run_id, unread)]

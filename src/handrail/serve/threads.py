@@ -202,7 +202,7 @@ class Threads:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._polling
         await asyncio.gather(*(thread.stop_watching() for thread in list(self._known.values())))
-        await asyncio.gather(*(thread.park(grace) for thread in list(self._known.values())))
+        await asyncio.gather(*(thread.park(grace) for thread in self.running()))
 
     async def poll(self) -> None:
         """Resume each parked run if a question or its deadline has expired, or another process answered or withdrew a question.

@@ -6,7 +6,7 @@
 // names its `client`. A client's first command also has `url` and `thread`:
 //   {do: "say", text}            add a user message, then run
 //   {do: "run", resume, tools}   run without a new message
-//   {do: "answer", call, content, error}   add a tool message, then run
+//   {do: "answer", call, content, error, text}   add a tool message, and a user message if there is a text, then run
 //   {do: "connect"}              GET /threads/THREAD/events, with a new agent that has no messages
 //                                with `joined`, a line is printed as soon as the agent has the messages
 //   {do: "leave", text, after}   add a user message, run, and disconnect after that many events
@@ -80,12 +80,12 @@ async function done(told) {
       agent = client.agent = made(client.url, client.thread);
       await agent.connectAgent(input(client, told), seen);
     } else {
-      if (told.text !== undefined) {
-        agent.messages.push({ id: `u-${process.pid}-${client.name}-${client.runs}`, role: "user", content: told.text });
-      }
+      const said = { id: `u-${process.pid}-${client.name}-${client.runs}`, role: "user", content: told.text };
+      if (told.text !== undefined && told.do !== "answer") agent.messages.push(said);
       if (told.do === "answer") {
         const answer = { id: `t-${client.runs}`, role: "tool", toolCallId: told.call, content: told.content };
         agent.messages.push(told.error ? { ...answer, error: told.error } : answer);
+        if (told.text !== undefined) agent.messages.push(said);
       }
       if (told.forget) agent.pendingInterrupts = []; // so that the client sends the request and the server has to refuse it
       await agent.runAgent(input(client, told), seen);

@@ -182,7 +182,7 @@ class Client:
             else {"interruptId": interrupt["id"], "status": "resolved", "payload": value}
             for interrupt, value in answers
         ]
-        return self.do("run", resume=entries, **told)
+        return self.do("say" if "text" in told else "run", resume=entries, **told)
 
 
 @dataclass
@@ -320,37 +320,6 @@ def drawing(place: Place) -> None:
     assert [(each["id"], each["role"]) for each in joined.messages] == [
         (each["id"], each["role"]) for each in came.messages
     ]
-
-
-def message_with_answers(place: Place) -> None:
-    """A message that comes with the answers of an interrupt is said when the run is over, in a second run of the same stream."""
-    client = place.client()
-    came = client.say("book")
-    answer = _resolved(came.interrupts[0], {"seats": 4, "day": "2026-05-30"})
-    came = client.say("hello", resume=[answer])
-    assert len(came.of("RUN_STARTED")) == len(came.of("RUN_FINISHED")) == 2
-    assert came.text == "Hello to you."
-    joined = place.client().do("connect")
-    told = [(each["role"], each["content"]) for each in joined.messages if each["role"] != "activity"]
-    assert told[-1] == ("assistant", "Hello to you.")
-    assert [text for role, text in told if role == "user"] == ["book", "hello"]
-    assert place.get("/threads/thread-1")["status"] == "idle"
-
-
-def message_with_the_first_of_two_answers(place: Place) -> None:
-    """A message waits while the run that it came to asks again, and is said when the run is over."""
-    client = place.client()
-    came = client.say("pay twice")
-    came = client.say("hello", resume=[_resolved(came.interrupts[0], {"approved": True})])
-    assert (came.outcome, len(came.of("RUN_STARTED"))) == ("interrupt", 1)
-    client.resume((came.interrupts[0], {"approved": True}))
-    while came.text != "Hello to you.":
-        came = place.client().do("connect")
-    assert [each["content"] for each in came.messages if each["role"] == "user"] == ["pay twice", "hello"]
-
-
-def _resolved(interrupt: dict[str, Any], value: object) -> dict[str, Any]:
-    return {"interruptId": interrupt["id"], "status": "resolved", "payload": value}
 
 
 def state(place: Place) -> None:
@@ -554,15 +523,53 @@ def partial_resume(place: Place) -> None:
 
 
 def said_meanwhile(place: Place) -> None:
-    """A message sent while a question is open is refused. The client keeps it, so it comes with the answer too, and is said then."""
+    """A message sent while a question is open is refused. If it is sent again with the answer, the model reads it."""
     client = place.client()
     came = client.say("pay")
     wrong = client.say("hello", forget=True)
     assert wrong.outcome == "error"
     assert wrong.of("RUN_ERROR")[0]["code"] == "QuestionsOpen"
     came = client.resume((came.interrupts[0], {"approved": True}))
-    texts = [each["content"] for each in came.messages if each["role"] == "assistant" and "content" in each]
-    assert texts == ["Paid.", "Hello to you."]
+    assert "paid 30" in came.results().values()
+    assert came.text == "Hello to you."
+
+
+def answer_and_message(place: Place) -> None:
+    """A message that comes with an answer is read after the result, in the same run, once, and by clients that join later."""
+    client = place.client()
+    came = client.say("pay")
+    came = client.resume((came.interrupts[0], {"approved": True}), text="hello")
+    assert "paid 30" in came.results().values()
+    assert came.text == "Hello to you."
+    again = client.say("show")
+    assert again.outcome == "success"
+    joined = place.client().do("connect")
+    assert [(each["role"], each.get("content")) for each in joined.messages[:5]] == [
+        ("user", "pay"),
+        ("assistant", ""),
+        ("tool", "paid 30"),
+        ("user", "hello"),
+        ("assistant", "Hello to you."),
+    ]
+    assert {each["id"] for each in joined.messages} == {each["id"] for each in again.messages}
+    assert [each["content"] for each in joined.messages if each["role"] == "user"] == ["pay", "hello", "show"]
+
+
+def abandoned_and_message(place: Place) -> None:
+    """Somebody who says something else instead of answering abandons the interrupt, and the model reads the message."""
+    client = place.client()
+    came = client.say("pay")
+    came = client.resume((came.interrupts[0], None), text="hello")
+    assert "paid 30" not in came.results().values()
+    assert came.text == "Hello to you."
+
+
+def tool_result_and_message(place: Place) -> None:
+    """A message after the result of the client's own tool is read after it."""
+    client = place.client()
+    client.say("map", tools=[MAP])
+    came = client.do("answer", call="map-1", content="seen", text="hello")
+    assert came.text == "Hello to you."
 
 
 def answered_again(place: Place) -> None:
@@ -589,8 +596,6 @@ SCENARIOS: Mapping[str, Callable[[Place], None]] = {
         taken_back_later,
         progress,
         drawing,
-        message_with_answers,
-        message_with_the_first_of_two_answers,
         state,
         approve,
         deny,
@@ -607,6 +612,9 @@ SCENARIOS: Mapping[str, Callable[[Place], None]] = {
         two_questions,
         partial_resume,
         said_meanwhile,
+        answer_and_message,
+        abandoned_and_message,
+        tool_result_and_message,
         answered_again,
     )
 }

@@ -4,16 +4,15 @@ Clients of protocol 1.0 and of 0.0.59 send the same fields, except for the versi
 conversation each time. Only the new parts start or continue a run: user messages after the last answer, answers to
 interrupts, and results of the client's own tools. A thread that has no runs yet takes the earlier messages as history.
 
-The protocol requires one input to answer every open interrupt, and allows nothing else to be sent while an
-interrupt is open. If an input breaks this rule, the response is a stream that contains the error, because
-clients show the events of a stream but hide the body of a refused request. Sending the same answers again changes
-nothing, and the response shows the current state.
+The protocol requires one input to answer every open interrupt. A user message that comes with the answers goes to the
+model of the run that they continue; without answers, nothing can be said while an interrupt is open. If an input breaks
+this rule, the response is a stream that contains the error, because clients show the events of a stream but hide the
+body of a refused request. Sending the same answers again changes nothing, and the response shows the current state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ag_ui.core import Message, ResumeEntry, RunAgentInput, ToolMessage, UserMessage
@@ -32,6 +31,7 @@ from handrail.serve.agui.wire_events import Event
 from handrail.serve.attachments import received
 from handrail.serve.principals import ID, ID_RULE
 from handrail.serve.refusals import QuestionsOpen, RequestRefused
+from handrail.serve.thread_messages import RunMessage, next_remark_id, said_by_people
 
 if TYPE_CHECKING:
     from handrail.records import QuestionRecord
@@ -42,6 +42,8 @@ Start = Callable[..., Awaitable[Any]]
 
 It takes the keywords `leg`, `tools`, `history` and `attachments`.
 """
+Check = Callable[[str, Sequence[Attachment]], None]
+"""A function that raises `RequestRefused` if a message, with its attachments, is empty or too large."""
 
 _MAX_ID = 200
 _MAX_TOOLS = 128
@@ -65,16 +67,22 @@ class InterruptAnswer(NamedTuple):
     value: Any
 
 
+class NewMessage(NamedTuple):
+    """A user message after the last assistant or tool message of an input."""
+
+    id: str
+    """The id that the client gave to it."""
+    text: str
+    attachments: tuple[Attachment, ...]
+
+
 class RunInput(NamedTuple):
     """A client's input, after validation."""
 
     thread_id: str
     run_id: str
     """The id for the leg that this input opens, if it opens one."""
-    said: tuple[str, ...]
-    """The texts of the user messages after the last assistant or tool message."""
-    attached: tuple[Attachment, ...]
-    """The attachments of the messages in `said`."""
+    new: tuple[NewMessage, ...]
     named: tuple[tuple[str, str], ...]
     """The id and the text of each user message. The client chooses the ids. Messages with very long ids are left out."""
     answers: tuple[InterruptAnswer, ...]
@@ -85,6 +93,16 @@ class RunInput(NamedTuple):
     """The text messages before the new ones. A thread that has no runs yet starts with them."""
     sees_nested: bool
     """Whether the client understands the events of nested runs."""
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The texts of the new messages."""
+        return tuple(each.text for each in self.new)
+
+    @property
+    def attached(self) -> tuple[Attachment, ...]:
+        """The attachments of the new messages."""
+        return tuple(file for each in self.new for file in each.attachments)
 
 
 def parse_input(value: Any) -> RunInput:
@@ -103,8 +121,7 @@ def parse_input(value: Any) -> RunInput:
     return RunInput(
         thread_id=_id("threadId", given.thread_id),
         run_id=_id("runId", given.run_id),
-        said=tuple(_new_texts(given.messages)),
-        attached=tuple(_new_files(given.messages)),
+        new=tuple(_new_messages(given.messages)),
         named=tuple(_named_texts(given.messages)),
         answers=tuple(_answers(given.resume or ())),
         outcomes=dict(_outcomes(given.messages)),
@@ -141,19 +158,17 @@ def _first_new(messages: Sequence[Message]) -> int:
     )
 
 
-def _new_texts(messages: Sequence[Message]) -> Iterator[str]:
-    for message in messages[_first_new(messages) :]:
-        if isinstance(message, UserMessage):
-            yield _text(message.content)
-
-
-def _new_files(messages: Sequence[Message]) -> Iterator[Attachment]:
+def _new_messages(messages: Sequence[Message]) -> Iterator[NewMessage]:
     start = _first_new(messages)
     for at, message in enumerate(messages[start:], start):
-        if isinstance(message, UserMessage) and not isinstance(message.content, str):
-            for number, part in enumerate(cast("Sequence[Any]", message.content)):
-                if part.type != "text":
-                    yield _file(f"/messages/{at}/content/{number}", part)
+        if isinstance(message, UserMessage):
+            parts = () if isinstance(message.content, str) else cast("Sequence[Any]", message.content)
+            files = (
+                _file(f"/messages/{at}/content/{number}", part)
+                for number, part in enumerate(parts)
+                if part.type != "text"
+            )
+            yield NewMessage(message.id, _text(message.content), tuple(files))
 
 
 def _file(place: str, part: Any) -> Attachment:
@@ -271,20 +286,20 @@ class Submitted(NamedTuple):
     """The id of the leg to follow, or "" if there is none."""
     refused: list[Event]
     """The events that report why the input was not accepted. Empty if it was."""
-    next_leg: str = ""
-    """The id of the leg of a message that came with answers, and that is said when their run is over; "" if there is none."""
 
 
 async def submit(
-    thread: Thread, input: RunInput, recorded: Sequence[QuestionRecord], start: Start
+    thread: Thread, input: RunInput, recorded: Sequence[QuestionRecord], start: Start, check: Check
 ) -> Submitted:
     """Start a run, or continue one with answers. `recorded` holds the questions of the thread's newest run.
 
-    Raises `RequestRefused` if the input contains nothing new and no question is open, or if `start` raises it. Any
+    A new message that comes with answers goes to the model of the run that they continue, if `check` accepts it.
+
+    Raises `RequestRefused` if the input contains nothing new and no question is open, or if `start` or `check` raises it. Any
     other `HandrailError` becomes events that report it.
     """
     try:
-        return await _submit(thread, input, recorded, start)
+        return Submitted(await _submit(thread, input, recorded, start, check), [])
     except RequestRefused:
         raise
     except HandrailError as error:
@@ -294,31 +309,26 @@ async def submit(
 
 
 async def _submit(
-    thread: Thread, input: RunInput, recorded: Sequence[QuestionRecord], start: Start
-) -> Submitted:
+    thread: Thread, input: RunInput, recorded: Sequence[QuestionRecord], start: Start, check: Check
+) -> str:
     open = [each.question for each in recorded if each.answer is None]
     answers = [_answer(thread.principal, given, recorded) for given in input.answers]
     answers += _tool_answers(thread.principal, input, open)
     messages = await thread.run_messages()
-    new = tuple(input.said[len(_repeated(messages, input.said)) :])
-    thread.named.update(_match_ids(messages, input.named))
-
-    async def say(leg: str, history: Sequence[OurMessage] = ()) -> None:
-        run_id: str = await start(
-            "\n\n".join(new), leg=leg, tools=input.tools, history=history, attachments=input.attached
-        )
-        sent = (run_id, OurUserMessage(new[-1]))
-        thread.named.update(_match_ids([*messages, sent], input.named))
-
+    named = dict(_match_ids(messages, input.named))
+    thread.named.update(named)
+    new, attached = input.said[len(_repeated(messages, input.said)) :], input.attached
     if answers:
         _check_all_answered(thread.id, open, answers)
-        leg = await thread.answer(answers, leg=input.run_id)
-        next_leg = f"{input.run_id}+1"
-        id = next((id for id, text in reversed(input.named) if new and text == new[-1]), next_leg)
-        if not new or id in thread.named.values():
-            return Submitted(leg, [])
-        thread.say_next(id, next_leg, partial(say, next_leg))
-        return Submitted(leg, [], next_leg)
+        new, attached = _remark(input, set(named.values()), messages)
+        is_new = not {each.id for each in open}.isdisjoint(each.question_id for each in answers)
+        if is_new or not (new or attached):
+            remark = "\n\n".join(new)
+            if remark or attached:
+                check(remark, attached)
+                thread.named[next_remark_id(messages)] = input.new[-1].id
+            return await thread.answer(answers, leg=input.run_id, remark=remark, attachments=attached)
+        await thread.answer(answers)  # they were accepted before, and the new message starts the next run
     if not new and not open:
         raise RequestRefused(
             422,
@@ -328,29 +338,50 @@ async def _submit(
         )
     if open:
         raise QuestionsOpen(thread.id, len(open))
-    await say(input.run_id, () if await thread.newest() is not None else input.history)
-    return Submitted(input.run_id, [])
+    history = () if await thread.newest() is not None else input.history
+    run_id: str = await start(
+        "\n\n".join(new), leg=input.run_id, tools=input.tools, history=history, attachments=attached
+    )
+    sent = RunMessage(run_id, OurUserMessage(new[-1]))
+    thread.named.update(_match_ids([*messages, sent], input.named))
+    return input.run_id
 
 
-def _match_ids(
-    messages: Sequence[tuple[str, Any]], named: Sequence[tuple[str, str]]
-) -> Iterator[tuple[str, str]]:
-    """Yield the id of each run with the id that the client gave to the user message that started it.
+def _match_ids(messages: Sequence[RunMessage], named: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the id of each message of the user with the id that the client gave to it.
 
-    Messages are matched by text and order. A run whose message has no match is left out.
+    Messages are matched by text and order. A message without a match is left out.
     """
     at = 0
     taken: set[str] = set()
-    for run_id, message in messages:
-        if not isinstance(message, OurUserMessage) or message.by_run:
-            continue
+    for own, said in said_by_people(messages):
         for number in range(at, len(named)):
             id, text = named[number]
-            if text == message.text and id not in taken:
+            if text == said and id not in taken:
                 taken.add(id)
                 at = number + 1
-                yield run_id, id
+                yield own, id
                 break
+
+
+def _remark(
+    input: RunInput, known: Collection[str], messages: Sequence[RunMessage]
+) -> tuple[tuple[str, ...], tuple[Attachment, ...]]:
+    """Return the texts and the attachments of the new messages of an input with answers.
+
+    A client that sends the same input again repeats a message that has been accepted. `known` are the client's ids of such messages.
+    Several messages of one input were recorded as one.
+    """
+    new = [each for each in input.new if each.id not in known and (each.text.strip() or each.attachments)]
+    texts = tuple(each.text for each in new)
+    said = {
+        each.message.text
+        for each in messages
+        if isinstance(each.message, OurUserMessage) and each.message.midway
+    }
+    if len(new) > 1 and "\n\n".join(texts) in said:
+        return (), ()
+    return texts, tuple(file for each in new for file in each.attachments)
 
 
 def _repeated(messages: Sequence[tuple[str, Any]], now: Sequence[str]) -> list[str]:

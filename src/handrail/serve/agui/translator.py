@@ -65,6 +65,7 @@ from handrail.serve.agui.wire_events import (
     wire_event,
 )
 from handrail.serve.attachments import parts_of
+from handrail.serve.thread_messages import user_id
 from handrail.tools.result import clean_text, shown_text
 
 CANCELLED = "The run was cancelled."
@@ -328,7 +329,7 @@ class Translator:
 
         Returns no event for a message in a nested run, or for one that the run itself wrote.
         """
-        id = f"{run.id}/user"
+        id = user_id(run.id, run.turn, message)
         if run.tag is not None or message.by_run:
             return []
         return [
