@@ -277,6 +277,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     events: Sequence[bytes] = ()
     result: bytes = b""
     effects: Sequence[str] = ()
+    """The external effects of the call and of its inner calls, which an undo does not reverse."""
     files: Sequence[Mapping[str, Any]] = ()
     """The manifests of the call's durable forks, which say what to change in each folder once the call is recorded."""
     workspaces: tuple[WorkspaceDelta, ...] = ()

@@ -338,7 +338,7 @@ def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: H
         '    """Pay somebody."""\n'
         "    return f'paid from {context.resources.get(Till).name}'\n\n\n"
         "def answer(request):\n"
-        "    last = request.messages[-1]\n"
+        "    last = [each for each in request.messages if 'was undone' not in each.text][-1]\n"
         "    return last.text if hasattr(last, 'results') else ToolCall('pay', {'amount': 5})\n\n\n"
         "adapter = Adapter(ScriptedModel(answer), resources=[given(Till, Till())])\n"
         "policies = [CapabilityPolicy({'net': 'ask'})]\n"
@@ -633,6 +633,58 @@ def test_a_conversation_is_continued(tmp_path: Path):
         handrail("chat", "app:agent", "-c", cwd=tmp_path, stdin="one\ntwo\n").stdout
         == "5 messages\n7 messages\n"
     )
+
+
+@pytest.mark.parametrize("files", ["files", "workspace:w"])
+def test_an_undo_in_a_chat_is_recorded(tmp_path: Path, files: str):
+    """`/undo` restores files and state, the model is told, and `runs show` says so. It reaches calls of earlier chats."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "app.py").write_text(
+        "from handrail import Agent, ScriptedModel, ToolCall, ToolContext, tool\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass(frozen=True)\n"
+        "class Noted:\n    text: str\n"
+        "@tool(effect='staged')\n"
+        "def note(text: str, context: ToolContext) -> str:\n"
+        "    'Note something.'\n"
+        "    context.filesystem.write(text, text)\n"
+        "    context.session.dispatch(Noted(text))\n"
+        "    return 'noted ' + ' '.join(each.text for each in context.session[Noted].all())\n"
+        "@tool(effect='read')\n"
+        "def look(text: str, context: ToolContext) -> str:\n"
+        "    'Look.'\n"
+        "    return 'read ' + context.filesystem.read(text)\n"
+        "@tool\n"
+        "def send(text: str, context: ToolContext) -> str:\n"
+        "    'Send a file.'\n"
+        "    return 'read ' + context.filesystem.read(text)\n"
+        "def answer(request):\n"
+        "    last = [each for each in request.messages if 'was undone' not in each.text][-1]\n"
+        "    if last.text in ('a', 'b'):\n"
+        "        return ToolCall('note', {'text': last.text})\n"
+        "    if last.text.startswith(('look', 'send')):\n"
+        "        return ToolCall(last.text.split()[0], {'text': last.text.split()[1]})\n"
+        "    told = [each.text for each in request.messages if 'was undone' in each.text]\n"
+        "    return f'{last.text}, {len(told)} undone'\n"
+        "agent = Agent(ScriptedModel(answer), 'Help.', tools=[note, look, send])\n"
+    )
+    first = handrail("chat", "app", "--files", files, cwd=tmp_path, stdin="a\n/undo\nb\n")
+    assert first.stdout == "noted a, 0 undone\nnoted b, 1 undone\n"
+    assert "Undone: a." in first.stderr
+    again = handrail("chat", "app", "--files", files, "-c", cwd=tmp_path, stdin="/undo\n/undo\na\n")
+    assert again.stdout == "noted a, 2 undone\n"
+    assert ("Undone: b." in again.stderr, "Nothing to undo." in again.stderr) == (True, True)
+    lines = json.loads(handrail("runs", "list", "--json", cwd=tmp_path).stdout)["runs"]
+    shown = [handrail("runs", "show", line["run_id"], cwd=tmp_path).stdout for line in lines]
+    assert ["  undone" in each for each in shown] == [False, True, True]
+    read = handrail("chat", "app", "--files", files, "-c", cwd=tmp_path, stdin="look a\n/undo\n")
+    assert "Undone: a. Later calls that had used it are undone too: look." in read.stderr
+    sent = handrail("chat", "app", "--files", files, cwd=tmp_path, stdin="b\nlook b\nsend b\n/undo\n")
+    assert "a later call has read or changed" in sent.stderr
+    newest = json.loads(handrail("runs", "list", "--json", cwd=tmp_path).stdout)["runs"][:3]
+    assert not [
+        each for each in newest if "  undone" in handrail("runs", "show", each["run_id"], cwd=tmp_path).stdout
+    ]
 
 
 def test_an_unfinished_conversation_is_answered_before_it_is_continued(tmp_path: Path):

@@ -83,7 +83,7 @@ def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
     assert "Ada" not in notes.read_text()
     screens.append(seen.text())
     seen.type("/undo\n")
-    seen.wait_for("Undone: notes.txt.")
+    seen.wait_for("Undone: notes.txt. Later calls that had used it are undone too: read_notes.")
     assert "bread" not in notes.read_text()
     seen.wait_for(PROMPT, 4)
     seen.type("\x04")

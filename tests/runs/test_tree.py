@@ -150,7 +150,7 @@ async def test_the_calls_of_a_successful_call_stand(recorder: Recorder):
     calls = inside(await show(recorder.journal, "r"))
     assert not any(marks(calls).values())
     assert [list(calls[name].effects) for name in ("trip", "book", "send")] == [
-        ["book", "send"], ["book"], ["send"],
+        ["book", "send", "trip"], ["book"], ["send"],
     ]  # fmt: skip
 
 

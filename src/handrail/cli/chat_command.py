@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.text import Text
 
@@ -21,9 +21,13 @@ from handrail.cli.streams import configure_logging
 from handrail.dispatch.options import RunFiles
 from handrail.errors import HandrailError, UndoRefused
 from handrail.guard import approvals_of
+from handrail.place import Place
+from handrail.records import CallKey
 from handrail.rendering import escape, escape_line
+from handrail.runs.undo import built_on
 
 if TYPE_CHECKING:
+    from handrail.journals import Journal
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
 
@@ -59,6 +63,7 @@ class Chat:
         self._quiet = conversation.options.quiet
         self._done: list[tuple[str, str]] = []
         self._code = DONE
+        self._run: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run
         self._commands: dict[str, Callable[[list[str]], None]] = {
             "/help": lambda rest: self._view.note(HELP),
             "/approvals": self._approvals,
@@ -73,6 +78,7 @@ class Chat:
             if not self._quiet:
                 self._greet()
         with asyncio.Runner() as runner:
+            self._run = runner.run
             while True:
                 try:
                     message = _read_message("› " if attended else "")
@@ -91,7 +97,7 @@ class Chat:
                         return DONE
                     self._command(message)
                 elif message.strip():
-                    self._turn(runner, message)
+                    self._turn(message)
                     if not attended and self._code == USAGE:
                         return USAGE
 
@@ -106,9 +112,9 @@ class Chat:
         if len(said):
             self._view.note(f"continues a conversation of {len(said)} messages", "dim")
 
-    def _turn(self, runner: asyncio.Runner, message: str) -> None:
+    def _turn(self, message: str) -> None:
         with divert_stdout():
-            outcome = runner.run(self._conversation.turn(message))
+            outcome = self._run(self._conversation.turn(message))
         self._code = outcome.code
         self._done += self._view.activity.done
         self._print_outcome(outcome)
@@ -174,32 +180,73 @@ class Chat:
             self._view.note("/approvals N forgets decision N.", "dim")
 
     def _undo(self, rest: list[str]) -> None:
-        files = self._conversation.files
+        files, journal = self._conversation.files, self._conversation.journal
         if files is None:
             self._view.note("This worker has no files. Give it some: --files FOLDER.", "yellow")
             return
-        if isinstance(files, RunFiles):
-            self._view.note(
-                "These files are in a workspace. Undo a call with `handrail runs undo`.", "yellow"
-            )
-            return
-        journal = self._conversation.journal
+        try:
+            if journal is not None:
+                paths, later = self._run(
+                    self._undo_recorded(journal, None if isinstance(files, RunFiles) else files)
+                )
+            else:
+                paths, later = () if isinstance(files, RunFiles) else self._undo_unrecorded(files), ()
+        except UndoRefused as refused:
+            self._view.note(escape(str(refused)), "yellow")
+        except HandrailError as error:
+            self._view.note(escape(str(error)), "red")
+        else:
+            done = ", ".join(escape_line(path) for path in paths)
+            also = f" Later calls that had used it are undone too: {', '.join(later)}." if later else ""
+            self._view.note(f"Undone: {done}.{also}" if done else "Nothing to undo.")
+
+    async def _undo_recorded(
+        self, journal: Journal, files: DirectoryFilesystem | None
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """Undo the newest recorded call that changed files and was not undone. Returns the restored paths; () if there is none.
+
+        Later calls of the conversation that have used what it changed are undone first. Their names are returned too. The
+        session drops all these calls, and its model is told in the next turn. Raises `UndoRefused`, and changes nothing, if one
+        of them had a lasting effect, or if other conversations have used the files.
+        """
+        from handrail import runs
+
+        session = self._conversation.session
+        rows = await journal.runs.list(session_id=session.id, principal=session.principal)
+        own, marks = {row.record.id for row in rows}, await journal.calls.marks(session.id)
+        undone = {(run_id, each.key) for run_id, each in marks if each.kind == "undone"}
+        for target in reversed(await journal.calls.load_session(session.id)):
+            changed = any(place.startswith("file ") for place in target.writes)
+            is_open = target.run_id in own and (target.run_id, target.call_id) not in undone
+            if changed and is_open and Place.parse(target.place).kind == "call":
+                break
+        else:
+            return (), ()
+        going = [target]
+        for unit in await journal.calls.later(target):
+            if any(built_on(each, unit) for each in going):
+                going.append(unit)
+        later = going[1:]
+        if all(unit.run_id in own and not unit.effects for unit in later):
+            if files is not None:
+                files.check_undo([CallKey(target.call_id, target.run_id, target.place, journal.id)])
+            for unit in reversed(later):
+                await runs.undo(journal, unit.run_id, unit.call_id, files, session=session)
+        done = await runs.undo(journal, target.run_id, target.call_id, files, session=session)
+        return done.paths, [escape_line(unit.tool) for unit in later]
+
+    def _undo_unrecorded(self, files: DirectoryFilesystem) -> Sequence[str]:
+        """Undo the newest call of this chat whose changes to files are kept. Returns the restored paths; () if there is none."""
         while self._done:
             run_id, call_id = self._done.pop()
             try:
-                paths = files.undo(call_id, run_id=run_id, journal="" if journal is None else journal.id)
+                return files.undo(call_id, run_id=run_id)
             except UndoRefused as refused:
                 if refused.places:  # the files have changed since the call
                     self._done.append((run_id, call_id))
-                    self._view.note(escape(str(refused)), "yellow")
-                    return
-                continue  # this call changed no files, or its changes are no longer kept
-            except HandrailError as error:
-                self._view.note(escape(str(error)), "red")
-                return
-            self._view.note(f"Undone: {', '.join(escape_line(path) for path in paths)}.")
-            return
-        self._view.note("Nothing to undo.")
+                    raise
+                # This call changed no files, or its changes are no longer kept.
+        return ()
 
 
 def _named(files: DirectoryFilesystem | Workspace) -> str:

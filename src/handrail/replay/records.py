@@ -184,9 +184,9 @@ def commit_unit(
 
 
 def _settled(attempt: Attempt, transaction: Transaction) -> Sequence[Settled]:
-    """Return the external effects that a call noted. For an inner call, they include the effect of the call itself."""
+    """Return the external effects that a call noted, and the effect of the call itself."""
     settled = transaction.settled or ()
-    own = None if attempt.call.parent is None else attempt.own_effect(attempt.finished)
+    own = attempt.own_effect(attempt.finished)
     return settled if own is None else [*settled, own]
 
 

@@ -64,6 +64,7 @@ async def undo(
 
     - failed, and has no committed inner call left to undo,
     - was undone or discarded before, or is itself the compensation of another call,
+    - has changed nothing but what an undo does not reverse,
     - has changes that are not applied,
     - changed files in a folder, and no `filesystem` was passed,
     - changed files that are not recorded, or that belong to the run from which this one was forked, or
@@ -101,6 +102,9 @@ async def _undo(
         later = await journal.calls.later(unit)
         _refuse_built_on(unit, [each for each in later if (each.run_id, each.call_id) not in own], others)
         _refuse_files(unit, row.record, filesystem)
+    effects = _all(unit.effects for unit in units)
+    if effects and not any(unit.writes for unit in units):
+        raise UndoRefused(call_id, (), f"an undo does not reverse what it did: {', '.join(effects)}")
     *inner, outer = units
     order, undone = [*reversed(inner), outer], list[Undoing]()
     try:
