@@ -21,10 +21,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, open_gate, tool
-from handrail.dispatch import Gate
-from handrail.patterns import Pattern
 from handrail.protocols import Match
 from handrail.resources.search import line_pattern, matches
+from handrail.run.gate import Gate
+from handrail.text.patterns import Pattern
 
 ROUNDS = int(os.environ.get("ROUNDS", "9"))
 CALLS = int(os.environ.get("CALLS", "100"))

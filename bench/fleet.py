@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 from handrail import PostgresJournal, runs
 from handrail.fleet import FleetApp, Submission, submit
+from handrail.journal.records import OVER, RunRow
 from handrail.question import Answer
-from handrail.records import OVER, RunRow
 
 APP = Path(__file__).with_name("fleet_app.py")
 RUNS, STEPS = 150, 20

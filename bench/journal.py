@@ -28,7 +28,6 @@ from pydantic import BaseModel
 
 from handrail import Adapter, PostgresJournal, Prompt, SqliteJournal, ToolContext, tool
 from handrail.clock import SYSTEM_CLOCK
-from handrail.dispatch import open_gate
 from handrail.environment import LaterEnvironment
 from handrail.errors import RunParked
 from handrail.journal.chains import INSERT, MAC_BYTES, Chains, NewRecord
@@ -40,6 +39,7 @@ from handrail.journal.sqlite import Durability
 from handrail.messages import CallPart, ModelPart, ModelRequest, Price, StopPart, Traits
 from handrail.models.scripted import ScriptedModel
 from handrail.question import Answer
+from handrail.run import open_gate
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 postgres: Any = importlib.import_module("support.postgres")

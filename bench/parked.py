@@ -18,11 +18,11 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from handrail import Adapter, Prompt, SqliteJournal, ToolContext, tool
-from handrail.dispatch.turn import ToolCall
 from handrail.environment import LaterEnvironment
 from handrail.errors import RunParked
 from handrail.models.scripted import ScriptedModel
 from handrail.question import Answer
+from handrail.run.turn import ToolCall
 from handrail.runs import list_runs
 
 

@@ -19,11 +19,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from handrail import Tool, ToolContext, ToolResult
-from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
-from handrail.dispatch.call import new_call
 from handrail.events import Fact
 from handrail.protocols import PolicyDecision
 from handrail.resources.memory import MemoryFilesystem
+from handrail.run import open_gate
+from handrail.run.call import new_call
+from handrail.run.gate import Gate
+from handrail.run.turn import ToolCall, run_turn
 from handrail.session import Session
 
 ROUNDS = int(os.environ.get("ROUNDS", "15"))

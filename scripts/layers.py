@@ -12,16 +12,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-# Top-level modules and packages, by layer. A lower layer never imports a higher one, except under TYPE_CHECKING.
+# Modules and packages, by layer. A lower layer never imports a higher one, except under TYPE_CHECKING. A module that has no line
+# of its own is in the layer of its package.
 LAYERS = {
     name: layer
     for layer, names in {
         5: "cli fleet serve mcp __main__",
         4: "agent environment handoff workers durable runs",
-        3: "adapter models sections",
-        2: "dispatch replay guard limits",
+        3: """models sections
+            run.entry run.redemption run.adapter run.call_adapter run.apps run.settings run.response run.loop run.request
+            run.answer run.deltas run.advice run.conversation run.mask run.evaluation run.remarks
+            run.record.begin run.record.resume run.record.lineage run.record.undone""",
+        2: "run guard",
         1: "session prompt resources journal",
-        0: "tools content context schema operation cancellation cancel_notice isolation callbacks timers errors clock deadline protocols threads ids redaction accounts events question queue messages records journals broadcasts patterns place neighbours raised_errors rendering spelling claims pace secrets",
+        0: """tools content context schema concurrency text errors clock ids protocols redaction events question messages neighbours
+            run.place run.limits journal.protocol journal.records journal.accounts""",
     }.items()
     for name in names.split()
 }
@@ -104,14 +109,22 @@ def own_imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[Import]:
                 yield Import(getattr(node, "lineno", 1), path[1:], node in for_types)
 
 
-def check_imports(file: Path, owner: str, imports: Iterator[Import]) -> Iterator[Finding]:
-    """Yield the findings about the imports of one file, which belongs to the top-level module `owner`."""
+def part_of(path: tuple[str, ...]) -> str:
+    """Return the part of the package that a module belongs to: the longest name in LAYERS, or else its top-level name."""
+    names = (".".join(path[:length]) for length in range(len(path), 0, -1))
+    return next((name for name in names if name in LAYERS), path[0] if path else "")
+
+
+def check_imports(file: Path, module: tuple[str, ...], imports: Iterator[Import]) -> Iterator[Finding]:
+    """Yield the findings about the imports of one file, which is this module."""
+    owner = part_of(module)
     for line, path, for_types in imports:
-        target = path[0] if path else ""
+        target = part_of(path)
         if target == owner:
             continue
         known = target in LAYERS or target in BESIDE
-        if any(is_private(part) for part in path) and (known or len(path) > 1):
+        foreign = path[:1] != module[:1]
+        if foreign and any(is_private(part) for part in path) and (known or len(path) > 1):
             yield Finding(
                 file,
                 line,
@@ -184,7 +197,8 @@ def check_package(root: Path) -> Iterator[Finding]:
     unknown: set[str] = set()
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
-        owner = parts[0]
+        module = parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
+        owner = part_of(module)
         try:
             tree = ast.parse(file.read_bytes(), str(file))
         except SyntaxError as error:
@@ -197,7 +211,7 @@ def check_package(root: Path) -> Iterator[Finding]:
         if owner not in LAYERS and owner not in BESIDE and owner not in unknown:
             unknown.add(owner)
             yield Finding(file, 1, f"handrail.{owner} has no layer", "add it to LAYERS in scripts/layers.py")
-        yield from check_imports(file, owner, own_imports(tree, parts[:-1]))
+        yield from check_imports(file, module, own_imports(tree, parts[:-1]))
 
 
 def main(root: Path) -> int:

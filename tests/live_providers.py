@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from handrail import Adapter, Deadline, Prompt, PromptEvaluationError, Session
-from handrail.adapter.conversation import check_well_formed, root_conversation
 from handrail.events import TextDelta, ToolInvoked
 from handrail.messages import Model
 from handrail.models import ModelRequestRefused
 from handrail.models.anthropic import AnthropicModel
 from handrail.models.names import model_named
 from handrail.models.openai import OpenAIModel
+from handrail.run.conversation import check_well_formed, root_conversation
 from support.stages import EXAMPLES, SHOWN
 
 KEYS = {

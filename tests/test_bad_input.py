@@ -17,7 +17,6 @@ import msgspec
 import pytest
 
 from handrail import Deadline, HandrailError, PathArg, Tool, ToolContext, UserContext, tool
-from handrail.dispatch import open_gate
 from handrail.errors import (
     AnswerRefused,
     BudgetExceededError,
@@ -42,11 +41,12 @@ from handrail.guard import (
     SequentialDependencyPolicy,
 )
 from handrail.journal.sqlite import MemoryJournal
-from handrail.limits import Budget, BudgetTracker
 from handrail.protocols import Filesystem
 from handrail.question import Answer, Question
 from handrail.resources import Binding, RunResources, given
 from handrail.resources.memory import FileLimits, MemoryFilesystem
+from handrail.run import open_gate
+from handrail.run.limits import Budget, BudgetTracker
 from handrail.session import Session, kept, load, save
 from handrail.testing import Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import Attachment, ScriptedModel, ToolCall, ToolContext, ToolResult, open_gate, tool
-from handrail.adapter import Adapter
 from handrail.content import MAX_BYTES, attachments_of, guess_type
 from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidationError
 from handrail.messages import CallAnswered, Message, ToolMessage, UserMessage
 from handrail.prompt import Prompt
+from handrail.run.adapter import Adapter
 from handrail.tools import Tool
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20

@@ -28,7 +28,7 @@ from handrail import (
     gather,
     tool,
 )
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
 
 T = TypeVar("T")
 

@@ -10,12 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from handrail.adapter import Adapter, PromptResponse
     from handrail.agent import Agent
+    from handrail.concurrency.deadline import Deadline
+    from handrail.concurrency.operation import Operation, gather
     from handrail.content import Attachment
     from handrail.context import AgentContext, ToolContext, UserContext, WorkerContext
-    from handrail.deadline import Deadline
-    from handrail.dispatch import ToolCall, open_gate
     from handrail.environment import (
         AgentEnvironment,
         HeadlessEnvironment,
@@ -42,9 +41,8 @@ if TYPE_CHECKING:
     )
     from handrail.handoff import Handoff, Parked, run_as_agent
     from handrail.journal.postgres.journal import PostgresJournal
+    from handrail.journal.protocol import Journal
     from handrail.journal.sqlite import MemoryJournal, SqliteJournal
-    from handrail.journals import Journal
-    from handrail.limits import Budget
     from handrail.messages import Model, ModelSettings
     from handrail.models.anthropic import AnthropicModel
     from handrail.models.choice import by, first_that_works
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
     from handrail.models.local import LocalModel
     from handrail.models.openai import OpenAIModel
     from handrail.models.scripted import ScriptedModel
-    from handrail.operation import Operation, gather
     from handrail.prompt import MarkdownSection, Prompt, Section
     from handrail.protocols import Environment, EventBus, Filesystem, PolicyDecision, ToolPolicy
     from handrail.question import Answer
@@ -61,18 +58,23 @@ if TYPE_CHECKING:
     from handrail.resources.memory import MemoryFilesystem
     from handrail.resources.shell import Allow, Shell
     from handrail.resources.workspace import Workspace
+    from handrail.run import open_gate
+    from handrail.run.adapter import Adapter
+    from handrail.run.limits import Budget
+    from handrail.run.response import PromptResponse
+    from handrail.run.turn import ToolCall
     from handrail.sections import FileTools, ShellTools
     from handrail.session import Session, kept
     from handrail.tools import PathArg, ProviderTool, Tool, ToolExample, ToolResult, tool, tool_context
     from handrail.workers import Worker, WorkerRegistry
 
 _HOMES = {
-    "handrail.adapter": "Adapter PromptResponse",
+    "handrail.run.adapter": "Adapter PromptResponse",
     "handrail.agent": "Agent",
     "handrail.content": "Attachment",
     "handrail.context": "AgentContext ToolContext UserContext WorkerContext",
-    "handrail.deadline": "Deadline",
-    "handrail.dispatch": "ToolCall open_gate",
+    "handrail.concurrency.deadline": "Deadline",
+    "handrail.run": "ToolCall open_gate",
     "handrail.environment": "AgentEnvironment HeadlessEnvironment LaterEnvironment TerminalEnvironment",
     "handrail.errors": "CallFailed DeadlineExceededError Declined HandrailError NoAnswer PromptEvaluationError RunParked TransientError VisibilityExpansionRequired",
     "handrail.events": "ToolInvoked",
@@ -80,8 +82,8 @@ _HOMES = {
     "handrail.handoff": "Handoff Parked run_as_agent",
     "handrail.journal.postgres.journal": "PostgresJournal",
     "handrail.journal.sqlite": "MemoryJournal SqliteJournal",
-    "handrail.journals": "Journal",
-    "handrail.limits": "Budget",
+    "handrail.journal.protocol": "Journal",
+    "handrail.run.limits": "Budget",
     "handrail.messages": "Model ModelSettings",
     "handrail.models.anthropic": "AnthropicModel",
     "handrail.models.choice": "by first_that_works",
@@ -89,7 +91,7 @@ _HOMES = {
     "handrail.models.local": "LocalModel",
     "handrail.models.openai": "OpenAIModel",
     "handrail.models.scripted": "ScriptedModel",
-    "handrail.operation": "Operation gather",
+    "handrail.concurrency.operation": "Operation gather",
     "handrail.prompt": "MarkdownSection Prompt Section",
     "handrail.protocols": "Environment EventBus Filesystem PolicyDecision ToolPolicy",
     "handrail.question": "Answer",

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Unpack, cas
 from pydantic import Field
 from typing_extensions import TypeVar
 
-from handrail.adapter import Adapter, PromptResponse, RunStream
-from handrail.adapter.settings import checked_model
+from handrail.concurrency.operation import Operation
 from handrail.context import ToolContext
-from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions, check_names
 from handrail.errors import DefinitionError, NotSupported
 from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings
 from handrail.models.names import check_name
-from handrail.operation import Operation
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import walk
 from handrail.protocols import ToolPolicy
-from handrail.spelling import checked_arguments
+from handrail.run.adapter import Adapter
+from handrail.run.options import ResumeArguments, RunArguments, RunOptions, check_names
+from handrail.run.response import PromptResponse, RunStream
+from handrail.run.settings import checked_model
+from handrail.text.spelling import checked_arguments
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class Agent(Generic[OutputT]):
         return serve(self, **arguments)
 
     async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:
-        from handrail.dispatch.attempt import Attempt
+        from handrail.run.attempt import Attempt
 
         attempt = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
         if not isinstance(attempt, Attempt):

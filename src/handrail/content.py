@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from handrail.errors import DefinitionError, ToolValidationError
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 
 AttachmentKind = Literal["image", "audio", "document", "file"]
 

@@ -18,15 +18,15 @@ from handrail.context.facts import Approval
 from handrail.question import Answer, Question, Quorum
 
 if TYPE_CHECKING:
-    from handrail.adapter import PromptResponse
+    from handrail.concurrency.operation import Operation
     from handrail.context import PromptModel, ToolContext
-    from handrail.dispatch.options import NestedArguments
     from handrail.events import ApprovalRemembered, ApprovalRevoked
+    from handrail.journal.records import CallKey
     from handrail.messages import Model
-    from handrail.operation import Operation
     from handrail.prompt import Prompt
-    from handrail.records import CallKey
-    from handrail.replay.parked_run import Parking
+    from handrail.run.options import NestedArguments
+    from handrail.run.record.parking import Parking
+    from handrail.run.response import PromptResponse
     from handrail.tools import Tool, ToolResult
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import msgspec
 from handrail.content import Attachment
 from handrail.context.facts import RunContext
 from handrail.errors import DefinitionError
-from handrail.rendering import Row, rows_of
+from handrail.text.rendering import Row, rows_of
 
 QuestionKind = Literal["approval", "input", "handoff"]
 AnswerOutcome = Literal["answered", "declined", "cancelled", "timed out"]

@@ -25,8 +25,8 @@ from handrail.errors import DefinitionError, RunParked
 from handrail.journal.location import default_journal, make_private_folder
 from handrail.models.names import model_named
 from handrail.models.scripted import WHAT_IT_IS, DemoModel
-from handrail.rendering import escape
 from handrail.serve.pages import is_built
+from handrail.text.rendering import escape
 from support import warm_python
 from support.programs import HANDRAIL, environment, handrail, workers_folder
 
@@ -788,7 +788,7 @@ def test_help_loads_little(arguments: list[str]):
         "from handrail.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "late = ('handrail.workers', 'handrail.adapter', 'rich.live', 'yaml', 'jinja2')\n"
+        "late = ('handrail.workers', 'handrail.run.adapter', 'rich.live', 'yaml', 'jinja2')\n"
         "sys.stderr.write(repr([name for name in late if name in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from handrail import PostgresJournal
 from handrail.cli.commands import app
-from handrail.records import RunRecord
+from handrail.journal.records import RunRecord
 from support import postgres
 
 

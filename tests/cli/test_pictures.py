@@ -11,8 +11,7 @@ import sys
 import pytest
 
 from handrail import Adapter, Agent, Attachment, Prompt, ScriptedModel, ToolCall, tool
-from handrail.cli.pictures import pictures_in, protocol_of
-from handrail.cli.screens import LiveView
+from handrail.cli.screens import LiveView, pictures_in, protocol_of
 from handrail.clock import SYSTEM_CLOCK
 from handrail.models.scripted import Reply
 

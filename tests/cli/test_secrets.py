@@ -18,7 +18,7 @@ from handrail.errors import JournalError
 from handrail.journal.digest import shared_key
 from handrail.journal.postgres import address
 from handrail.journal.postgres.address import hold_name, hold_password, parse_url, with_password
-from handrail.records import RunRecord
+from handrail.journal.records import RunRecord
 from support import postgres
 
 pytestmark = pytest.mark.once

@@ -11,6 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from handrail import AgentContext, Deadline, Operation, Tool, ToolContext, ToolResult, UserContext, tool
+from handrail.concurrency.operation import Done
+from handrail.concurrency.threads import run_in_thread
 from handrail.context import (
     PROVIDER_REQUEST_ID,
     Approval,
@@ -21,10 +23,8 @@ from handrail.context import (
     RunContext,
 )
 from handrail.errors import ContextError, ContextExpired, NotRendered
-from handrail.operation import Done
 from handrail.testing import agent_context, expire, headless_context, user_context
 from handrail.testing.contexts import MockCall
-from handrail.threads import run_in_thread
 from support import PATIENCE
 from support.operations import run
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.environment.text import format_arguments, format_value
-from handrail.rendering import escape, escape_line
+from handrail.text.rendering import escape, escape_line
 
 ANYTHING = st.text(st.characters(exclude_categories=())) | st.text("\x1b[31m\r\n\t\x00\u202e\u200bé漢 a")
 JSON = st.recursive(

@@ -13,9 +13,9 @@ import pytest
 
 from handrail import PostgresJournal
 from handrail.fleet import FleetApp, Runner, Submission, submit
+from handrail.journal.records import OVER
 from handrail.messages import ToolMessage
 from handrail.question import Answer, Question, Vote
-from handrail.records import OVER
 from handrail.runs import said
 from handrail.serve.people import People
 from support import PATIENCE, postgres, watched_app

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from handrail.adapter.run_record import decode_outcome
 from handrail.fleet import FleetApp, Runner, Submission, submit
 from handrail.fleet.dispatcher import Engine
+from handrail.journal.protocol import Journal
+from handrail.journal.records import OVER
 from handrail.journal.sqlite import SqliteJournal
-from handrail.journals import Journal
 from handrail.question import Answer
-from handrail.records import OVER
+from handrail.run.record.begin import decode_outcome
 from support import PATIENCE, fleet_app, postgres
 
 MakeEngine = Callable[[Journal], Engine]

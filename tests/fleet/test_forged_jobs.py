@@ -12,8 +12,8 @@ import pytest
 
 from handrail.fleet import FleetApp, submit
 from handrail.fleet.dispatcher import next_leg, queue_name, sealed_leg
+from handrail.journal.records import RunRow
 from handrail.journal.sqlite import SqliteJournal
-from handrail.records import RunRow
 from support import PATIENCE, fleet_app, postgres
 
 

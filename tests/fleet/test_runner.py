@@ -13,20 +13,19 @@ import msgspec
 import pytest
 
 from handrail import Adapter, CapabilityPolicy, Prompt, ScriptedModel, runs
-from handrail.adapter.evaluation import MOST_WORKER_DEATHS
-from handrail.adapter.requests import decode_request
-from handrail.adapter.run_lease import renew_now
-from handrail.adapter.run_record import decode_outcome
 from handrail.clock import SYSTEM_CLOCK, SystemClock
 from handrail.errors import JournalError, RunError
 from handrail.events import ToolInvoked
 from handrail.fleet import FleetApp, JournalDispatcher, Runner, Submission, submit
 from handrail.fleet.dispatcher import Execute
 from handrail.fleet.submission import repeat
+from handrail.journal.protocol import Journal
+from handrail.journal.records import OVER, RunRow, WorkerRow
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
-from handrail.journals import Journal
 from handrail.question import Answer
-from handrail.records import OVER, RunRow, WorkerRow
+from handrail.run.entry import MOST_WORKER_DEATHS
+from handrail.run.record.begin import decode_outcome, decode_request
+from handrail.run.record.lease import renew_now
 from handrail.serve.sources import PromptSource
 from support import PATIENCE, fleet_app
 

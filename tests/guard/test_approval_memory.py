@@ -32,7 +32,6 @@ from handrail import (
     tool,
 )
 from handrail.context import Approval
-from handrail.dispatch import run_turn
 from handrail.environment.form import list_choices
 from handrail.errors import DefinitionError, EventRefused, SessionError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, ApprovalRevoked
@@ -43,6 +42,7 @@ from handrail.question import Answer, Question
 from handrail.resources.bindings import given as bound
 from handrail.resources.memory import FileLimits
 from handrail.resources.shell import Allow, Shell, probe
+from handrail.run.turn import run_turn
 from handrail.sections.commands import run_command_tool
 from handrail.sections.files import delete_file, write_file
 from handrail.session.serialization import load, save

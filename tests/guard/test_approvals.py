@@ -9,7 +9,6 @@ from pydantic import SecretStr
 
 from handrail import Deadline, Tool, ToolContext, ToolResult, gather, tool
 from handrail.context import Approval
-from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
 from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ApprovalDecided, ApprovalRequested, ToolInvoked
 from handrail.guard import Broker, CapabilityPolicy
@@ -17,6 +16,9 @@ from handrail.guard.approval import APPROVAL_SCHEMA
 from handrail.journal.sqlite import MemoryJournal
 from handrail.protocols import Environment, PolicyDecision
 from handrail.question import Question
+from handrail.run import open_gate
+from handrail.run.gate import Gate
+from handrail.run.turn import ToolCall, run_turn
 from handrail.session import Session
 from handrail.testing import Agent, Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from handrail import Deadline, Session, Tool, ToolContext, ToolResult
 from handrail.context import Approval
-from handrail.dispatch import open_gate
-from handrail.dispatch.offers import why_withheld
 from handrail.events import ToolInvoked
-from handrail.place import RUN
 from handrail.protocols import PolicyDecision
 from handrail.resources.memory import MemoryFilesystem
+from handrail.run import open_gate
+from handrail.run.evaluation import why_withheld
+from handrail.run.place import RUN
 from handrail.testing import VirtualClock, run_virtual
 from handrail.tools import ProviderTool
 

@@ -24,11 +24,11 @@ from handrail import (
     run_as_agent,
     tool,
 )
-from handrail.dispatch import open_gate
 from handrail.environment import AgentEnvironment
 from handrail.events import ToolInvoked
 from handrail.guard import RateLimitPolicy, SequentialDependencyPolicy
 from handrail.protocols import PolicyDecision
+from handrail.run import open_gate
 from handrail.testing import Person
 from support.cards import Offer, Pick, card_game
 from support.worker_folders import sound

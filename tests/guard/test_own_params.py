@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from handrail import PathArg, Tool, ToolContext, ToolResult, TransientError
-from handrail.dispatch import open_gate
 from handrail.protocols import PolicyDecision
+from handrail.run import open_gate
 from handrail.testing import Person, run_virtual
 
 ORIGINAL = {"path": "secrets/key", "more": ["a", "b"], "inner": {"tags": ["x"]}}

@@ -20,7 +20,6 @@ from handrail import (
     TransientError,
     tool,
 )
-from handrail.dispatch import Gate, open_gate
 from handrail.errors import DefinitionError, FileError
 from handrail.events import ApprovalRequested, ToolInvoked, ToolRolledBack
 from handrail.guard import (
@@ -33,6 +32,8 @@ from handrail.guard.policy import PolicyNote
 from handrail.guard.rate_limit import CallCounted, RateCell, RateWindow
 from handrail.protocols import PolicyDecision
 from handrail.resources.memory import MemoryFilesystem
+from handrail.run import open_gate
+from handrail.run.gate import Gate
 from handrail.session import Session, kept
 from handrail.testing import Person, RecordingSubscriber, VirtualClock, run_virtual
 from handrail.tools import Effect

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, PlainSerializer, PlainValidator, SecretStr, WithJsonSchema
 
 from handrail import CapabilityPolicy, Session, tool
-from handrail.dispatch import open_gate
 from handrail.journal.sqlite import MemoryJournal
 from handrail.question import Question
+from handrail.run import open_gate
 from handrail.testing import Person
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import RateLimitPolicy, tool
-from handrail.dispatch import open_gate
 from handrail.guard.rate_limit import CallCounted, RateCell, RateWindow
+from handrail.run import open_gate
 from handrail.session import Session
 
 CALLS = 10_000

@@ -28,12 +28,12 @@ from handrail import (
     ToolResult,
     tool,
 )
-from handrail.dispatch import open_gate
 from handrail.errors import FileError
 from handrail.events import ToolInvoked
 from handrail.protocols import Filesystem
 from handrail.resources.bindings import Binding
 from handrail.resources.memory import MemoryFilesystem
+from handrail.run import open_gate
 from handrail.testing import Person
 from support.filesystems import Folders, NewFiles, tree
 

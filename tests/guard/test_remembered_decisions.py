@@ -29,8 +29,8 @@ from handrail.errors import AnswerRefused, JournalError, RunBusy, RunParked, Ses
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.journal.decisions import remembered_by
+from handrail.journal.protocol import Journal
 from handrail.journal.sqlite import MemoryJournal
-from handrail.journals import Journal
 from handrail.messages import ToolMessage
 from handrail.question import Answer, Question
 from handrail.session.serialization import load, save

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import Allow, CapabilityPolicy, PathArg, Shell, Tool, ToolContext, ToolResult, tool
-from handrail.dispatch import open_gate
 from handrail.resources.memory import MemoryFilesystem
+from handrail.run import open_gate
 from handrail.testing import Person
 from support.filesystems import Folders, tree
 

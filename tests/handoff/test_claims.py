@@ -27,7 +27,7 @@ from handrail import (
     tool,
 )
 from handrail.errors import AnswerRefused, DefinitionError, OutcomeUnknown
-from handrail.handoff import claims
+from handrail.handoff import halves as claims
 from support.parked_runs import park_and_resume
 
 

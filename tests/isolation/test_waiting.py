@@ -22,11 +22,11 @@ from handrail import (
     open_gate,
     tool,
 )
-from handrail.claims import Claim, claims_of
+from handrail.concurrency.claims import Claim, claims_of
 from handrail.errors import PromptEvaluationError
 from handrail.events import ToolInvoked
+from handrail.journal.records import CallKey
 from handrail.protocols import Fork
-from handrail.records import CallKey
 from handrail.resources import given
 from handrail.resources.directory.disk import Disk
 

@@ -19,8 +19,8 @@ from handrail import SqliteJournal
 from handrail.cli.runs_commands import app
 from handrail.cli.runs_view import verification_lines
 from handrail.errors import AnswerRefused, JournalAltered, RunParked
+from handrail.journal.records import CommitUnit, Verification
 from handrail.question import Answer, Question, Vote
-from handrail.records import CommitUnit, Verification
 from handrail.runs import cancel, export, fork, import_, undo
 from handrail.session import Session
 from support.journals import kept

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from handrail import Session, SqliteJournal, ToolContext, tool
-from handrail.dispatch import open_gate
 from handrail.errors import JournalError, RunBusy
 from handrail.journal.calls import _BRIEF
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database, Job
+from handrail.journal.records import CommitUnit
 from handrail.journal.sqlite import Durability
-from handrail.records import CommitUnit
+from handrail.run import open_gate
 from support import PATIENCE
 
 

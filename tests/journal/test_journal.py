@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from handrail import Tool, ToolContext, ToolResult, TransientError, tool
-from handrail.dispatch import open_gate
 from handrail.errors import DefinitionError
 from handrail.events import ToolInvoked, ToolRolledBack
+from handrail.journal.records import CommitUnit
 from handrail.journal.sqlite import MemoryJournal
-from handrail.records import CommitUnit
+from handrail.run import open_gate
 from handrail.session import Session
 from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
 from handrail.tools import Effect

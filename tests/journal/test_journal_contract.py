@@ -29,12 +29,12 @@ from handrail.errors import (
 from handrail.journal import queue
 from handrail.journal.lease import LEASE_SECONDS
 from handrail.journal.postgres.journal import PostgresJournal
+from handrail.journal.protocol import Journal
 from handrail.journal.questions import Watch
+from handrail.journal.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow, WorkerRow
 from handrail.journal.schema import VERSION
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
-from handrail.journals import Journal
 from handrail.question import Answer, Question, Vote
-from handrail.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow, WorkerRow
 from support import PATIENCE, postgres
 from support.journals import kept
 

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, ToolCall, ToolContext, tool
 from handrail.errors import JournalError
 from handrail.journal import lease
+from handrail.journal.records import RunStatus
 from handrail.journal.runs import SqliteRuns
 from handrail.question import Answer, Question
-from handrail.records import RunStatus
 from handrail.runs import cancel
 from handrail.testing import Person
 from support.parked_runs import answer_to

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from handrail.journal.open_files import OpenFile
+from handrail.journal.log_file import OpenFile
 from support import PATIENCE
 
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail.errors import RunUnknown
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CommitUnit, Mark, QuestionRecord, RunCopy, RunRecord, RunRow, SessionRow
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
-from handrail.journals import Journal
 from handrail.question import Answer, Question
-from handrail.records import CommitUnit, Mark, QuestionRecord, RunCopy, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs
 from support.examples import at_most
 

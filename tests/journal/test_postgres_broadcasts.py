@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from handrail import MemoryJournal, PostgresJournal
-from handrail.broadcasts import Watcher
 from handrail.journal.postgres.address import parse_url
+from handrail.journal.protocol import Watcher
 from support import PATIENCE, postgres
 
 pytestmark = pytest.mark.once  # PostgreSQL starts slowly

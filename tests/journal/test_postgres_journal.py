@@ -17,13 +17,13 @@ import psycopg
 import pytest
 
 from handrail import PostgresJournal, tool
-from handrail.dispatch import open_gate
 from handrail.errors import DefinitionError, JournalAltered, JournalError, RunBusy, SessionBusy
 from handrail.journal.postgres.address import is_url, parse_url
 from handrail.journal.postgres.schema import statements
+from handrail.journal.records import CommitUnit, Decision, Entry, RunRecord
 from handrail.journal.schema import VERSION
 from handrail.question import Vote
-from handrail.records import CommitUnit, Decision, Entry, RunRecord
+from handrail.run import open_gate
 from journal.test_journal_contract import answer, ask, asked, request, run, unit
 from support import PATIENCE, postgres
 from support.damage import end_leases

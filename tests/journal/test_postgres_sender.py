@@ -15,7 +15,7 @@ from handrail.errors import JournalError, RunBusy
 from handrail.journal.database import Job
 from handrail.journal.postgres import sender
 from handrail.journal.postgres.address import parse_url
-from handrail.records import Entry
+from handrail.journal.records import Entry
 from journal.test_journal_contract import run, unit
 from support import postgres
 from support.damage import end_leases

@@ -18,9 +18,9 @@ from handrail import MemoryJournal, SqliteJournal
 from handrail.cli.runs_commands import app
 from handrail.errors import JournalAltered, JournalError, RunParked
 from handrail.journal.new_runs import insert_new
+from handrail.journal.protocol import Journal
+from handrail.journal.records import RunRecord, Verification
 from handrail.journal.schema import VERSION
-from handrail.journals import Journal
-from handrail.records import RunRecord, Verification
 from handrail.runs import export, forget, fork, import_, undo
 from handrail.session import Session
 from support.recorded import PROMPT, Recorder, call
@@ -239,7 +239,7 @@ def test_a_run_that_was_begun_again_under_its_id_is_found(folder: Path):
 )
 async def test_what_others_added_can_not_be_removed_whole(folder: Path, chain: str, where: str):
     """If the whole chain of a run's answers or of a principal's decisions is removed, the run can't be resumed."""
-    from handrail.records import Decision
+    from handrail.journal.records import Decision
 
     journal = SqliteJournal(folder / "runs.db", watch=None)
     journal.decisions.write(

@@ -22,10 +22,10 @@ from handrail import Agent, ScriptedModel, SqliteJournal
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
 from handrail.journal.database import Database, Job
+from handrail.journal.records import CommitUnit
 from handrail.journal.schema import VERSION
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.records import CommitUnit
 
 Main = Callable[[SqliteJournal], Coroutine[Any, Any, Any]]
 
@@ -331,7 +331,7 @@ def test_what_was_recorded_outlives_a_kill(tmp_path: Path):
     script = textwrap.dedent("""
         import asyncio, os, signal, sys
         from handrail import SqliteJournal
-        from handrail.records import CommitUnit
+        from handrail.journal.records import CommitUnit
         async def main():
             journal = SqliteJournal(sys.argv[1])
             for number in range(20):

@@ -7,9 +7,9 @@ import pytest
 
 from handrail.errors import JournalAltered, RunBusy, SessionBusy, SessionOutdated
 from handrail.journal.lease import LEASE_SECONDS
+from handrail.journal.protocol import Journal
+from handrail.journal.records import Entry, RunCopy, RunRow
 from handrail.journal.sqlite import SqliteJournal
-from handrail.journals import Journal
-from handrail.records import Entry, RunCopy, RunRow
 from journal.test_journal_contract import (
     Hands,
     claimed,

@@ -20,8 +20,7 @@ from handrail.errors import (
 )
 from handrail.journal.any_journal import AnyJournal
 from handrail.journal.postgres.journal import PostgresJournal
-from handrail.journal.sqlite import MemoryJournal, SqliteJournal
-from handrail.records import (
+from handrail.journal.records import (
     CommitUnit,
     Entry,
     RunRecord,
@@ -30,6 +29,7 @@ from handrail.records import (
     WorkspaceFile,
     WorkspaceLine,
 )
+from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from support import postgres
 
 STORES = ("memory", "sqlite", "postgres")

@@ -33,9 +33,9 @@ from handrail.mcp.connection import ServerLost, ServerUnavailable
 from handrail.mcp.contents import attachments_in, text_of
 from handrail.mcp.tools import MAX_NAME, capabilities_of, map_names
 from handrail.messages import ToolMessage
-from handrail.secrets import Secrets
 from handrail.session import Session
 from handrail.testing import Person
+from handrail.text.secrets import Secrets
 from mcp import Client
 from support import PATIENCE
 from support.npm_servers import event_of_listing

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from mcp_types import ElicitRequestFormParams, ElicitRequestURLParams, ElicitResult, ErrorData
 
 from handrail import ToolContext, tool
-from handrail.dispatch import open_gate
 from handrail.environment.form import fill_in
 from handrail.errors import Declined
-from handrail.mcp import elicitation
+from handrail.mcp import forms as elicitation
 from handrail.mcp.forms import form_of
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
+from handrail.run import open_gate
 from handrail.testing import Person
 from handrail.tools import RunMode
 

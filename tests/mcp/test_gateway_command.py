@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from handrail import Adapter, Prompt, ScriptedModel
 from handrail.cli.commands import app
-from handrail.records import OVER
+from handrail.journal.records import OVER
 from handrail.serve.people import People, people_path
 from handrail.serve.sources import PromptSource
 from mcp import Client, StdioServerParameters

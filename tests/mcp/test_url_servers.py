@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall
-from handrail.mcp import McpTools, UrlServer, addresses, transport
-from handrail.mcp.addresses import Reach
+from handrail.mcp import McpTools, UrlServer, transport
+from handrail.mcp import url_transport as addresses
 from handrail.mcp.connection import ServerUnavailable
+from handrail.mcp.url_transport import Reach
 from handrail.messages import ToolMessage
 from support.mcp_http import Reply, Request, listening, ordinary
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail import Adapter, PromptResponse, Session, SqliteJournal
-from handrail.adapter.conversation import root_conversation
 from handrail.messages import AssistantMessage
 from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelRequestRefused, ModelUnavailable
+from handrail.run.conversation import root_conversation
 from handrail.runs.copies import fork
 from support.provider_blocks import BLOCKS, asked_back, sent_back, streamed, whole
 from support.provider_streams import DONE, ONCE, PROMPT, answered, body_of, model_for

@@ -31,7 +31,6 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RequestUsage
 
 from handrail import Adapter, Prompt, Session, tool
-from handrail.adapter import Retry
 from handrail.errors import DefinitionError, ModelError
 from handrail.events import ThoughtDelta, ToolInvoked
 from handrail.messages import (
@@ -58,6 +57,7 @@ from handrail.models import (
 from handrail.models.bridge import BridgedModel, kept_of, messages_of
 from handrail.models.names import model_named
 from handrail.models.providers import BRIDGED, PROVIDERS
+from handrail.run.settings import Retry
 from handrail.schema import Schema
 from support.raw_server import raw_server, whole
 from support.stages import openai_provider

@@ -27,7 +27,6 @@ from handrail import (
     ToolContext,
     tool,
 )
-from handrail.adapter import Retry
 from handrail.events import (
     CallDelta,
     MessageAdded,
@@ -44,6 +43,7 @@ from handrail.models import (
     ModelRequestRefused,
     ModelUnavailable,
 )
+from handrail.run.settings import Retry
 from support.servers import CAN
 from support.stages import EXAMPLES, MESSAGE, SHOWN, SIGNATURE, WIRES, Call, Fail, Fault, Line, Say, Stage
 from support.wire_grammar import check
@@ -681,7 +681,7 @@ def test_what_is_not_applicable_has_its_reason() -> None:
 
 
 def _check_conversation(session: Session, calls: int) -> None:
-    from handrail.adapter.conversation import check_well_formed, root_conversation
+    from handrail.run.conversation import check_well_formed, root_conversation
 
     messages = list(root_conversation(session).messages)
     check_well_formed(messages)

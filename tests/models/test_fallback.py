@@ -31,13 +31,13 @@ from handrail import (
     first_that_works,
     tool,
 )
-from handrail.adapter import Retry
 from handrail.errors import RunParked
 from handrail.events import ModelFailed, ModelRequested, ModelResponded, PromptExecuted, TextDelta
-from handrail.limits import BudgetTracker
 from handrail.messages import AssistantMessage, ModelPart, ModelRequest, Price, Traits, Usage, UsagePart
 from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply
+from handrail.run.limits import BudgetTracker
+from handrail.run.settings import Retry
 from handrail.runs import show
 from handrail.testing import RecordingSubscriber
 from support.parked_runs import answer_to, park_and_resume

@@ -10,7 +10,6 @@ import pytest
 from pydantic import SecretStr
 
 from handrail import Adapter, GeminiModel, MemoryJournal, Prompt, PromptEvaluationError, Session, tool
-from handrail.adapter import Retry
 from handrail.errors import DefinitionError, ModelError
 from handrail.events import ModelFailed, ModelResponded, ThoughtDelta, ToolInvoked
 from handrail.messages import (
@@ -37,6 +36,7 @@ from handrail.models import (
 )
 from handrail.models.names import model_named
 from handrail.models.prices import tariff_of
+from handrail.run.settings import Retry
 from handrail.session import save
 from support.raw_server import raw_server, streamed, whole
 from support.wire_grammar import problems
@@ -213,7 +213,7 @@ async def test_a_piece_that_fits_nowhere(paths: list[str]) -> None:
 
 def test_texts_are_joined_only_without_signatures() -> None:
     """The pieces of a streamed text are joined into one part, but a signed piece stays separate."""
-    from handrail.models.gemini_answers import GeminiAnswer
+    from handrail.models.gemini import GeminiAnswer
 
     model = model_at("http://test")
     pieces = GeminiAnswer(model._endpoint, {})

@@ -18,7 +18,6 @@ import pytest
 from pydantic import BaseModel, Field, JsonValue
 
 from handrail import AgentContext, AgentEnvironment, Prompt, Tool, ToolExample, gather, open_gate, tool
-from handrail.adapter import Adapter
 from handrail.errors import DefinitionError, PromptEvaluationError
 from handrail.events import ModelResponded, ToolInvoked
 from handrail.messages import (
@@ -41,6 +40,7 @@ from handrail.messages import (
 from handrail.models import ModelRequestRefused, ModelUnavailable, engine
 from handrail.models.local import LocalModel
 from handrail.models.names import model_named
+from handrail.run.adapter import Adapter
 from handrail.schema import Schema
 from handrail.session import Session
 

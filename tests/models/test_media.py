@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from handrail import Adapter, Attachment, Budget, GeminiModel, MemoryJournal, OpenAIModel, Prompt, Session
-from handrail.adapter import Retry
 from handrail.content import MAX_BYTES
 from handrail.errors import PromptEvaluationError
 from handrail.events import AttachmentDelta, TextDelta
 from handrail.messages import AssistantMessage
 from handrail.models.media import attachment_at, attachment_of
 from handrail.models.providers import PROVIDERS
+from handrail.run.settings import Retry
 from support.raw_server import Raw, delta, raw_server, said, streamed, whole
 
 PROMPT = Prompt("artist", "Draw.")

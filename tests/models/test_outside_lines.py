@@ -22,7 +22,7 @@ from handrail.messages import (
     Traits,
 )
 from handrail.models.blocks import outside_lines
-from handrail.runs.transcript import said
+from handrail.runs.tree import said
 
 SEARCH: dict[str, Any] = {
     "type": "server_tool_use",

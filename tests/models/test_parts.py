@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import Attachment
-from handrail.adapter import Adapter
 from handrail.errors import PromptEvaluationError
 from handrail.messages import (
     AssistantMessage,
@@ -34,6 +33,7 @@ from handrail.models.openai import OpenAIModel
 from handrail.models.providers import Quirks
 from handrail.models.scripted import ScriptedModel
 from handrail.prompt import Prompt
+from handrail.run.adapter import Adapter
 from support.wire_grammar import problems
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20

@@ -26,10 +26,10 @@ from handrail import (
     first_that_works,
     tool,
 )
-from handrail.adapter import Retry
 from handrail.events import MessageAdded, ModelResponded
 from handrail.messages import AssistantMessage, Model, Price, Traits, Usage
-from handrail.runs.transcript import said
+from handrail.run.settings import Retry
+from handrail.runs.tree import said
 from handrail.testing import Cassette
 from handrail.testing.cassette import CassetteError
 from support.raw_server import Raw, raw_server, streamed, whole

@@ -228,7 +228,7 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
 
     Streamed pieces are joined. In place of another provider's reasoning, DeepSeek gets a space.
     """
-    from handrail.models.chat_answers import ChatChunks, read_answer
+    from handrail.models.openai import ChatChunks, read_answer
 
     pieces = [
         {

@@ -31,8 +31,8 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelRequestRefused, openai, responses
-from handrail.models.chat_answers import read_answer
 from handrail.models.gemini import GeminiModel
+from handrail.models.openai import read_answer
 from handrail.models.providers import PROVIDERS, Quirks
 from handrail.runs.copies import fork
 from support.provider_streams import look

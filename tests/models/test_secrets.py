@@ -22,9 +22,9 @@ from handrail import (
     ToolContext,
     tool,
 )
-from handrail.adapter import Retry
 from handrail.errors import DefinitionError, HandrailError
 from handrail.messages import Model
+from handrail.run.settings import Retry
 from handrail.session import save
 from handrail.testing import Cassette, RecordingSubscriber
 from support.planted_secrets import Recording, everything

@@ -34,11 +34,9 @@ from handrail import (
     ToolContext,
     tool,
 )
-from handrail.adapter import Retry, Throttle
 from handrail.clock import SystemClock
 from handrail.context import RATE_LIMIT, RateLimit
 from handrail.errors import DefinitionError
-from handrail.limits import BudgetTracker
 from handrail.messages import (
     AssistantMessage,
     CallAnswered,
@@ -48,6 +46,8 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import prices
+from handrail.run.limits import BudgetTracker
+from handrail.run.settings import Retry, Throttle
 from support import PATIENCE
 from support.raw_server import Raw, delta, raw_server, said, streamed, whole
 

@@ -55,7 +55,7 @@ def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
         "session/__init__.py": "from ._store import _Store\nfrom ..errors import Failure\nfrom .. import journal\n",
         "session/_store.py": "from handrail.session import Session\nimport handrail.tools\n",
         "journal.py": "from .session import Session\n",
-        "testing.py": "from handrail.adapter import Adapter\nimport time, random, uuid\nprint(time.time())\n",
+        "testing.py": "from handrail.run.adapter import Adapter\nimport time, random, uuid\nprint(time.time())\n",
         "telemetry.py": "from handrail.durable import Durable\n",
         "clock.py": "import time\nnow = time.monotonic\n",
         "ids.py": "from uuid import uuid4\n",
@@ -84,8 +84,8 @@ def test_layers_find_an_upward_import(tmp_path: Path, line: str):
 
 def test_layers_find_an_upward_import_from_a_nested_package(tmp_path: Path):
     """layers.py resolves a relative import against the package of the importing file."""
-    [finding] = layers(tmp_path, {"session/store/rows.py": "from ...dispatch import gate\n"})
-    assert finding.startswith("session/store/rows.py:1: session (layer 1) imports dispatch (layer 2); ")
+    [finding] = layers(tmp_path, {"session/store/rows.py": "from ...run import gate\n"})
+    assert finding.startswith("session/store/rows.py:1: session (layer 1) imports run (layer 2); ")
 
 
 @pytest.mark.parametrize("test", ["TYPE_CHECKING", "typing.TYPE_CHECKING"])

@@ -72,8 +72,8 @@ def test_a_page_names_the_extras_that_its_snippets_need(document: Path):
 @pytest.mark.once
 def test_hello_world_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Hello world on the embedded model calls its tool through the gate and answers with text."""
-    from handrail.adapter import evaluation as module
     from handrail.events import ModelResponded, ToolInvoked
+    from handrail.run import entry as module
 
     sessions: list[Session] = []
     monkeypatch.setattr(module, "Session", lambda **given: sessions.append(Session(**given)) or sessions[-1])

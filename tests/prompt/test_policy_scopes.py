@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from handrail import Adapter, MarkdownSection, Prompt, ScriptedModel, Tool, ToolContext, ToolResult, tool
-from handrail.dispatch import open_gate
 from handrail.errors import DefinitionError
 from handrail.guard import CapabilityPolicy, RateLimitPolicy, SequentialDependencyPolicy
 from handrail.protocols import PolicyDecision
+from handrail.run import open_gate
 
 
 @tool

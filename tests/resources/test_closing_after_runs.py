@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall, ToolContext, tool
-from handrail.dispatch import open_gate
 from handrail.errors import PromptEvaluationError, ResourceError
 from handrail.resources import Binding
+from handrail.run import open_gate
 
 pytestmark = [  # from Python 3.13 on, `sqlite3` warns about connections that are not closed
     pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning"),

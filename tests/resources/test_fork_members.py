@@ -9,7 +9,7 @@ import pytest
 from handrail import ToolContext, given, open_gate, tool
 from handrail.errors import ResourceError
 from handrail.protocols import DurableFork, Fork
-from handrail.resources import fork_members
+from handrail.run import transaction as fork_members
 
 FORK = {"fork", *(name for name in vars(Fork) if not name.startswith("_"))}
 DURABLE = FORK | {name for name in vars(DurableFork) if not name.startswith("_")}

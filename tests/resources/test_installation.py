@@ -22,7 +22,7 @@ import pytest
 import handrail
 from handrail import DirectoryFilesystem
 from handrail.errors import PathRefused, UndoRefused
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory import jail
 from handrail.resources.shell import Allow, Shell, probe
 from handrail.resources.shell.shell_errors import CommandRefused

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.resources import line_diff
-from handrail.resources.line_diff import MAX_PAIRS, matching_blocks, unified_diff
+from handrail.resources import diff as line_diff
+from handrail.resources.diff import MAX_PAIRS, matching_blocks, unified_diff
 
 FILES = st.lists(st.sampled_from([f"{letter}\n" for letter in "abcdefgh"]), max_size=40)
 

@@ -13,11 +13,11 @@ import pytest
 
 from handrail import DirectoryFilesystem
 from handrail.errors import FileError, PathRefused
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory.commit import Commit, Manifest, Step, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import DISK
-from handrail.resources.reserved_names import ReservedNames
+from handrail.resources.mount import ReservedNames
 from handrail.resources.shell import probe
 from support.filesystems import Folders, commit, fill
 from support.folders import Folder, anything, processes_with

@@ -10,15 +10,16 @@ from typing import Any, Protocol
 import pytest
 
 from handrail import Deadline, ToolContext, ToolResult, TransientError, gather, tool
-from handrail.dispatch import Gate, open_gate
-from handrail.dispatch.attempt import Attempt
 from handrail.errors import ContextExpired, ResourceError
-from handrail.limits import Budget, BudgetTracker
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
 from handrail.protocols import Filesystem, PolicyDecision
 from handrail.resources import Binding, given
 from handrail.resources import scopes as scopes_module
 from handrail.resources.memory import MemoryFilesystem
+from handrail.run import open_gate
+from handrail.run.attempt import Attempt
+from handrail.run.gate import Gate
+from handrail.run.limits import Budget, BudgetTracker
 from handrail.session import Session
 from handrail.testing import RecordingSubscriber, run_virtual
 

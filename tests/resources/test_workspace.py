@@ -39,8 +39,8 @@ from handrail.errors import (
 )
 from handrail.events import ToolInvoked
 from handrail.journal.any_journal import AnyJournal
+from handrail.journal.records import RunRecord
 from handrail.question import Answer
-from handrail.records import RunRecord
 from handrail.resources.workspace.workspace import is_ignored
 from support import PATIENCE, journals
 from support.workspaces import PROMPT, TOOLS, adapter, contents, run, steps, tree

@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from handrail import Adapter, CapabilityPolicy, Prompt, ScriptedModel, Session, tool
-from handrail.adapter.run_record import decode_begin
 from handrail.cli.runs_commands import app as app_
 from handrail.environment import LaterEnvironment
 from handrail.errors import RunError, RunParked, SessionError
 from handrail.events import ApprovalRemembered
+from handrail.journal.records import RunRow
 from handrail.journal.sqlite import SqliteJournal
-from handrail.records import RunRow
+from handrail.run.record.begin import decode_begin
 from handrail.runs import approvals, export, fork, import_
 from handrail.session.serialization import encode_item, save
 from handrail.testing import Person

@@ -23,7 +23,7 @@ from handrail.errors import RunParked
 from handrail.prompt import OPENER
 from handrail.resources.memory import MemoryFilesystem
 from handrail.runs import Divergence, replay
-from handrail.runs.replay import Tally
+from handrail.runs.check import Tally
 from support.recorded import PROMPT, TOOLS, Recorder, call, note
 
 

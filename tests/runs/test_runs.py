@@ -21,13 +21,13 @@ from handrail import (
     ToolContext,
     tool,
 )
-from handrail.adapter.run_record import decode_outcome
 from handrail.errors import DefinitionError, PromptEvaluationError, RunBusy, RunError, RunParked, RunUnknown
 from handrail.events import MessageAdded
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.messages import AssistantMessage, Price, ToolMessage, Traits, Usage, UserMessage
 from handrail.models.scripted import Reply
 from handrail.prompt import OPENER
+from handrail.run.record.begin import decode_outcome
 from handrail.runs import cancel, export, forget, fork, import_, list_runs, show
 from support.damage import set_lease
 from support.recorded import PROMPT, TOOLS, Counted, Noted, Recorder, call

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from handrail import Adapter, Prompt, ScriptedModel, ToolContext, TransientError, tool
-from handrail.adapter import Retry
-from handrail.adapter.run_record import decode_outcome
 from handrail.cli import runs_view as view
 from handrail.cli.runs_view import print_item
 from handrail.errors import PromptEvaluationError
 from handrail.messages import AssistantMessage
 from handrail.models import ModelUnavailable
+from handrail.run.record.begin import decode_outcome
+from handrail.run.settings import Retry
 from handrail.runs import CallNode, RunTree, cancel, show
 from handrail.serve.snapshots import run_tree
 from support.operations import close_when

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail import Adapter, MemoryFilesystem, Prompt, Session, ToolContext, Workspace, tool
-from handrail.dispatch.turn import ToolCall
 from handrail.errors import HandrailError, RunBusy, RunError, RunParked, UndoRefused
 from handrail.events import MessageAdded
+from handrail.journal.records import CallKey
 from handrail.journal.sqlite import SqliteJournal
 from handrail.messages import UserMessage
 from handrail.models.scripted import ScriptedModel
-from handrail.records import CallKey
 from handrail.resources.directory import DirectoryFilesystem
+from handrail.run.turn import ToolCall
 from handrail.runs import fork, show, undo, undo_problems
 from support.damage import set_lease
 from support.examples import at_most

@@ -11,8 +11,8 @@ import pytest
 from handrail.errors import DefinitionError, FileError, RunError, WorkspaceBusy, WorkspaceNotFoundError
 from handrail.journal.any_journal import AnyJournal
 from handrail.journal.postgres.journal import PostgresJournal
+from handrail.journal.records import RunRecord
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
-from handrail.records import RunRecord
 from handrail.resources.workspace import Workspace
 from handrail.runs import get_files, list_workspaces, put_files, undo
 from support import postgres

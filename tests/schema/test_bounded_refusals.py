@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import ToolResult, tool
-from handrail.dispatch import open_gate
 from handrail.errors import ToolValidationError
+from handrail.run import open_gate
 from handrail.schema import Problem, Schema, list_problems
 
 MANY = 100_000

@@ -11,8 +11,8 @@ import pytest
 from handrail import Adapter, Prompt, ScriptedModel
 from handrail.errors import AnswerRefused
 from handrail.guard import CapabilityPolicy
+from handrail.journal.records import RunCopy, RunRecord, RunRow
 from handrail.journal.sqlite import MemoryJournal
-from handrail.records import RunCopy, RunRecord, RunRow
 from handrail.runs import list_runs
 from handrail.serve.refusals import ThreadElsewhere
 from handrail.serve.snapshots import thread_snapshot

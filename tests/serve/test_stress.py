@@ -23,9 +23,9 @@ from handrail import (
     ToolContext,
     tool,
 )
+from handrail.journal.records import CommitUnit, QuestionRecord
 from handrail.messages import ModelPart, ModelRequest, Traits
 from handrail.models.scripted import Reply, Scripted
-from handrail.records import CommitUnit, QuestionRecord
 from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.feed import Feed, follow

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from handrail.journal.records import Mark, RunCopy, RunRecord, RunRow
 from handrail.journal.sqlite import MemoryJournal
-from handrail.records import Mark, RunCopy, RunRecord, RunRow
 from handrail.serve import threads as threads_module
 from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.requests import before_of, format_mark

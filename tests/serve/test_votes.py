@@ -31,9 +31,9 @@ from handrail.errors import AnswerRefused, DefinitionError
 from handrail.guard import ask
 from handrail.guard.policy import Verdict
 from handrail.journal.answers import check_answer
+from handrail.journal.records import OVER
 from handrail.protocols import Environment
 from handrail.question import Answer, Question, Quorum, Vote
-from handrail.records import OVER
 from handrail.serve.people import People, people_path
 from handrail.serve.sources import PromptSource
 from handrail.testing import Person

@@ -17,9 +17,9 @@ from handrail import Attachment, PostgresJournal, SqliteJournal
 from handrail.errors import AnswerRefused, DefinitionError
 from handrail.fleet import FleetApp, Runner, Submission, submit
 from handrail.journal.postgres.address import parse_url
+from handrail.journal.records import OVER
 from handrail.messages import UserMessage
 from handrail.question import Answer
-from handrail.records import OVER
 from handrail.runs import said
 from handrail.serve import snapshots, watch
 from handrail.serve.agui.wire_events import Event, delta

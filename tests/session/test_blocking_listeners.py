@@ -14,11 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from handrail import ToolContext, tool
-from handrail.dispatch import ToolCall, run_turn
 from handrail.events import Emitted, Fact, Progress, ToolInvoked, ToolStarted
+from handrail.run.turn import ToolCall, run_turn
 from handrail.session import Session
-from handrail.session.bus import ALLOWANCE, SLOW, Dispatcher
-from handrail.session.own_thread import MOST, OwnThread
+from handrail.session.bus import ALLOWANCE, MOST, SLOW, Dispatcher, OwnThread
 from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual, virtual_time
 from support import PATIENCE
 from support.rig import Note, Rig

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import ToolContext, tool
-from handrail.dispatch import open_gate
 from handrail.errors import EventRefused
+from handrail.run import open_gate
 from handrail.session import Dispatcher, Session
 
 

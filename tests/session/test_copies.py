@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from handrail import Session, Tool, ToolContext, ToolResult
-from handrail.dispatch import open_gate
 from handrail.protocols import PolicyDecision
+from handrail.run import open_gate
 from handrail.session import kept
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import uvicorn
 
 from handrail import Adapter, Attachment, DirectoryFilesystem, SqliteJournal, ToolCall
-from handrail.adapter.settings import Retry
 from handrail.messages import AttachmentPart, CallPart, ModelPart, ModelRequest, TextPart, UserMessage
 from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply, Scripted
+from handrail.run.settings import Retry
 from handrail.serve.app import asgi
 from handrail.serve.sources import PromptSource
 from support.served import PLAYS, PROMPT, READ, Booking, PlayedModel, said, source_in

@@ -38,9 +38,9 @@ from handrail import PostgresJournal
 from handrail.errors import HandrailError
 from handrail.fleet import FleetApp, Submission, submit
 from handrail.journal.postgres.address import parse_url
-from handrail.limits import Budget
+from handrail.journal.records import OVER
 from handrail.question import Answer
-from handrail.records import OVER
+from handrail.run.limits import Budget
 from support import TESTS, chaos_app, chaos_laws, postgres
 from support.hosts import Host, can_make, faketime
 from support.killed_postgres import Server

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from handrail.adapter.run_record import RunOutcome, decode_outcome
-from handrail.journals import Journal
-from handrail.records import CommitUnit, RunRow
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CommitUnit, RunRow
+from handrail.run.record.begin import RunOutcome, decode_outcome
 from support import chaos_app
 
 LAWS = (

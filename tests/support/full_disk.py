@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from handrail import Adapter, DirectoryFilesystem, Prompt, SqliteJournal, ToolContext, runs, tool
-from handrail.dispatch.turn import ToolCall
 from handrail.errors import HandrailError, UndoRefused
+from handrail.journal.records import CallKey
 from handrail.models.scripted import ScriptedModel
-from handrail.records import CallKey
 from handrail.resources.directory.disk import Disk
+from handrail.run.turn import ToolCall
 from support.crashing import snapshot
 from support.filesystems import fill
 

@@ -24,11 +24,12 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from handrail import UserContext, tool
-from handrail.dispatch import Gate, open_gate
 from handrail.errors import HandrailError
 from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
-from handrail.resources.line_diff import unified_diff
+from handrail.resources.diff import unified_diff
+from handrail.run import open_gate
+from handrail.run.gate import Gate
 from handrail.serve.agui.inputs import parse_input
 from handrail.serve.refusals import RequestRefused
 from handrail.serve.requests import parse_json

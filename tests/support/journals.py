@@ -17,7 +17,7 @@ from typing import Any
 from handrail import PostgresJournal, SqliteJournal
 from handrail.errors import HandrailError
 from handrail.journal.any_journal import AnyJournal
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
 from support import postgres
 
 KINDS = ("sqlite", "postgres") if os.environ.get("HANDRAIL_DEEP") else ("sqlite",)

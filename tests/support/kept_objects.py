@@ -15,11 +15,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from handrail import Tool, ToolContext, ToolResult, TransientError, threads, tool
-from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
+from handrail import Tool, ToolContext, ToolResult, TransientError, tool
+from handrail.concurrency import threads
 from handrail.events import ToolInvoked, ToolRolledBack
 from handrail.protocols import PolicyDecision
 from handrail.resources.memory import MemoryFilesystem
+from handrail.run import open_gate
+from handrail.run.gate import Gate
+from handrail.run.turn import ToolCall, run_turn
 from handrail.session import Session
 
 DOCUMENT = "x" * 100_000

@@ -9,8 +9,8 @@ from collections.abc import Generator
 from types import FrameType
 from typing import Any
 
+from handrail.concurrency.threads import is_on_loop
 from handrail.resources.directory.disk import Disk
-from handrail.threads import is_on_loop
 
 _PASS: Any = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import httpx2
 
-from handrail.dispatch import open_gate
 from handrail.mcp import Login, McpTools, UrlServer
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
+from handrail.run import open_gate
 from handrail.schema import to_json
 from handrail.tools import RunMode, Tool
 from support import PATIENCE, SUPPORT

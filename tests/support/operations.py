@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from handrail import Operation, gather
-from handrail.operation import Home
-from handrail.threads import run_in_thread
+from handrail.concurrency.operation import Home
+from handrail.concurrency.threads import run_in_thread
 from support import PATIENCE
 
 

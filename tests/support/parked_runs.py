@@ -10,7 +10,7 @@ import pytest
 from handrail import Adapter, LaterEnvironment, Prompt
 from handrail.errors import RunParked
 from handrail.question import Answer, Question
-from handrail.replay.parked_run import Parking
+from handrail.run.record.parking import Parking
 
 
 class Resting(LaterEnvironment):

@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from handrail import Adapter, Prompt, Tool, ToolContext, tool
-from handrail.dispatch.turn import ToolCall
 from handrail.environment import LaterEnvironment
 from handrail.journal.sqlite import SqliteJournal
 from handrail.models.scripted import ScriptedModel
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
+from handrail.run.turn import ToolCall
 
 
 @dataclass(frozen=True)

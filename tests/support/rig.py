@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from handrail import Tool, ToolContext, ToolResult, tool
-from handrail.dispatch import Gate, open_gate
 from handrail.events import Fact, ToolInvoked, ToolResumed, ToolRolledBack, ToolStarted
 from handrail.resources.memory import MemoryFilesystem
+from handrail.run import open_gate
+from handrail.run.gate import Gate
 from handrail.session import Session
 from handrail.testing import VirtualClock, VirtualTimeLoop
 

@@ -31,7 +31,7 @@ LONGEST = (
     "tests/serve/agui",
     "tests/serve/test_http.py",
     "tests/cli/test_screens.py",
-    "tests/adapter/test_ticket_redemption.py",
+    "tests/run/test_ticket_redemption.py",
     "tests/resources/directory",
     "tests/resources/shell",
     "tests/serve",

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, Tool, ToolContext, tool
-from handrail.adapter.run_record import RunBegin
 from handrail.clock import SYSTEM_CLOCK
 from handrail.guard import CapabilityPolicy
 from handrail.messages import AssistantMessage, ModelPart, ModelRequest, ToolMessage, UserMessage
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
+from handrail.run.record.begin import RunBegin
 from handrail.serve.feed import Feed
 from handrail.serve.sources import PromptSource
 from handrail.serve.thread import Thread

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from handrail.adapter.run import Run
 from handrail.messages import DEFAULT_SETTINGS, ModelRequest
 from handrail.models import anthropic, gemini, openai, responses
 from handrail.models.http import Endpoint
 from handrail.models.providers import Quirks
+from handrail.run.evaluation import Run
 from support import wire_grammar
 
 LONGEST = 64

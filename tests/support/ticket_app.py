@@ -25,8 +25,8 @@ from handrail import (
     ToolContext,
     tool,
 )
-from handrail.adapter.redemption import redeem
 from handrail.errors import TicketError
+from handrail.run.redemption import redeem
 from support.rig import Note
 
 

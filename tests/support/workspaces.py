@@ -26,7 +26,7 @@ from handrail import (
     tool,
 )
 from handrail.errors import ToolError
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
 
 SHELL = Shell([Allow(...)])
 

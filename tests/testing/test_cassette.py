@@ -26,11 +26,13 @@ from handrail import (
     PromptEvaluationError,
     tool,
 )
-from handrail.adapter import Retry
 from handrail.events import TextDelta
+from handrail.run.settings import Retry
 from handrail.testing import Cassette, CassetteError
-from handrail.testing.cassette import _difference  # pyright: ignore[reportPrivateUsage]
-from handrail.testing.secret_forms import Secret
+from handrail.testing.cassette import (
+    Secret,
+    _difference,  # pyright: ignore[reportPrivateUsage]
+)
 from support.provider_streams import DONE, WIRES, body_of
 from support.raw_server import delta, raw_server, streamed
 

@@ -9,10 +9,10 @@ import pytest
 
 from handrail import Declined, ToolContext, tool
 from handrail.context import RunContext
-from handrail.dispatch import open_gate
 from handrail.errors import QuestionCancelled, QuestionTimedOut
 from handrail.events import ToolInvoked, ToolStarted
 from handrail.question import Answer, Question, QuestionKind
+from handrail.run import open_gate
 from handrail.session import Session
 from handrail.testing import Agent, Nobody, Person, RecordingSubscriber, run_virtual
 from handrail.tools import ToolResult

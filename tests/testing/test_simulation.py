@@ -13,9 +13,9 @@ import pytest
 from pydantic import SecretStr
 
 from handrail import Adapter, Handoff, Parked, Prompt, ToolContext, ToolResult, tool
-from handrail.dispatch.turn import ToolCall
 from handrail.environment import LaterEnvironment
 from handrail.errors import DefinitionError, JournalError
+from handrail.run.turn import ToolCall
 from handrail.testing import Person
 from handrail.testing.simulation import (
     Play,

@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from handrail import Deadline
+from handrail.concurrency.operation import Home, Operation
+from handrail.concurrency.threads import run_in_thread
 from handrail.errors import DeadlineExceededError
-from handrail.operation import Home, Operation
 from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
-from handrail.threads import run_in_thread
 
 DAY = 86_400.0
 

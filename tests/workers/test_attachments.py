@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import Adapter, Agent, MemoryFilesystem, ScriptedModel, Session, ToolCall, WorkerRegistry, tool
-from handrail.adapter.run_record import decode_outcome
 from handrail.content import Attachment
 from handrail.environment import LaterEnvironment
 from handrail.errors import BlobNotFoundError, RunError, RunParked
@@ -22,7 +21,8 @@ from handrail.fleet import FleetApp, Runner, Submission, submit
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.messages import ToolMessage, Traits, UserMessage
 from handrail.models.scripted import Reply
-from handrail.replay.attachments import load
+from handrail.run.record.attachments import load
+from handrail.run.record.begin import decode_outcome
 from support import PATIENCE
 from support.parked_runs import answer_to
 from support.worker_folders import sound

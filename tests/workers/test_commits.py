@@ -26,9 +26,9 @@ from handrail import (
     ToolCall,
     WorkerRegistry,
 )
-from handrail.adapter.run_record import decode_outcome
 from handrail.errors import RunParked, ToolValidationError, TransientError, UndoRefused
 from handrail.events import ToolInvoked
+from handrail.run.record.begin import decode_outcome
 from handrail.runs import cancel, replay, show, undo
 from handrail.testing import Person
 from handrail.workers.creation import check_rights

@@ -17,11 +17,11 @@ from handrail import (
     ToolCall,
     WorkerRegistry,
 )
-from handrail.adapter.conversation import check_well_formed
 from handrail.errors import DepthExceededError
 from handrail.events import MessageAdded, PromptExecuted, ToolInvoked
 from handrail.messages import Price, Traits, Usage
 from handrail.models.scripted import Reply
+from handrail.run.conversation import check_well_formed
 from handrail.testing import Nobody, Person
 from support.worker_folders import PLAIN, Watched, sound
 

@@ -43,12 +43,12 @@ from handrail.events import (
 )
 from handrail.messages import Usage
 from handrail.models.blocks import OUTSIDE
-from handrail.place import RUN, Place, is_in_run
-from handrail.rendering import counted, escape_line
+from handrail.run.place import RUN, Place, is_in_run
 from handrail.schema import to_json
+from handrail.text.rendering import counted, escape_line
 
 if TYPE_CHECKING:
-    from handrail.adapter import PromptResponse
+    from handrail.run.response import PromptResponse
 
 _MARKS: dict[CallStatus, tuple[str, str]] = {
     "ok": ("✓", "green"),

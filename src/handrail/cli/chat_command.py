@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.text import Text
 
-from handrail.adapter.conversation import root_conversation
 from handrail.cli.activity import answer_text, format_money, format_spending, format_summary
 from handrail.cli.command_options import WorkerOptions
 from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, is_debugging, print_error
 from handrail.cli.run_command import Conversation, Outcome, Subject
 from handrail.cli.streams import configure_logging
-from handrail.dispatch.options import RunFiles
 from handrail.errors import HandrailError, UndoRefused
 from handrail.guard import approvals_of
-from handrail.place import Place
-from handrail.records import CallKey
-from handrail.rendering import escape, escape_line
+from handrail.journal.records import CallKey
+from handrail.run.conversation import root_conversation
+from handrail.run.options import RunFiles
+from handrail.run.place import Place
 from handrail.runs.undo import built_on
+from handrail.text.rendering import escape, escape_line
 
 if TYPE_CHECKING:
-    from handrail.journals import Journal
+    from handrail.journal.protocol import Journal
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
 

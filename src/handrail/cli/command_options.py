@@ -16,15 +16,15 @@ import typer
 
 from handrail.cli.outcome import UsageError, journal_path, journal_url, print_error
 from handrail.environment.text import is_terminal
+from handrail.journal.records import WORKSPACE
 from handrail.neighbours import find_app, search
-from handrail.records import WORKSPACE
 
 if TYPE_CHECKING:
-    from handrail.deadline import Deadline
+    from handrail.concurrency.deadline import Deadline
     from handrail.journal.any_journal import AnyJournal
-    from handrail.limits import Budget
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
+    from handrail.run.limits import Budget
     from handrail.workers import Worker
 
 _MODES = {"ask": None, "all": "approve_all", "strict": "strict"}
@@ -131,7 +131,7 @@ class WorkerOptions:
         limits = (self.tokens, self.money, self.requests, self.calls)
         if all(limit is None for limit in limits):
             return None
-        from handrail.limits import Budget
+        from handrail.run.limits import Budget
 
         return Budget(*limits)
 
@@ -147,7 +147,7 @@ class WorkerOptions:
             raise UsageError(
                 f"--deadline {self.deadline!r} is not a duration above zero. Write seconds, or 90s, 5m, 1h."
             )
-        from handrail.deadline import Deadline
+        from handrail.concurrency.deadline import Deadline
 
         return Deadline.after(float(found[1]) * _UNITS[found[2]], pauses_for_people=True)
 

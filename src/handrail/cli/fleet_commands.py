@@ -26,12 +26,12 @@ from handrail.cli.server_token import DISPATCH_VARIABLE, take_variable
 from handrail.clock import SYSTEM_CLOCK
 from handrail.ids import check_id
 from handrail.journal.postgres.address import with_password
-from handrail.records import WORKSPACE
-from handrail.rendering import counted, escape_line
+from handrail.journal.records import WORKSPACE
+from handrail.text.rendering import counted, escape_line
 
 if TYPE_CHECKING:
     from handrail.fleet import Engine, FleetApp
-    from handrail.journals import Journal
+    from handrail.journal.protocol import Journal
 
 _SPAN = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from handrail.cli.command_options import find_model, open_files, open_journal, parse_approvals, search_here
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, journal_path
 from handrail.cli.server_token import read_token
-from handrail.rendering import counted, escape_line
+from handrail.text.rendering import counted, escape_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from handrail.cli.mcp_options import McpOptions
-    from handrail.journals import Journal
+    from handrail.journal.protocol import Journal
     from handrail.mcp.apps import App
     from handrail.mcp.issuer import Issuer
     from handrail.mcp.server import ToolServer

@@ -12,7 +12,7 @@ import typer
 from handrail.cli.outcome import DONE, fail, print_json
 from handrail.cli.streams import unguarded
 from handrail.environment.text import Styler, wants_colour
-from handrail.rendering import escape_line
+from handrail.text.rendering import escape_line
 
 app = typer.Typer(name="model", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 

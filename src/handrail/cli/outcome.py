@@ -25,8 +25,8 @@ from handrail.errors import (
 )
 from handrail.journal.location import default_journal
 from handrail.journal.postgres.address import is_url, parse_url
-from handrail.raised_errors import place_of
-from handrail.rendering import escape
+from handrail.text.raised_errors import place_of
+from handrail.text.rendering import escape
 
 DONE, FAILED, USAGE, NOT_APPROVED, LIMIT, PARKED, CANCELLED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handrail import runs
-from handrail.adapter import Adapter
-from handrail.adapter.apps import code_of, prompt_of
-from handrail.adapter.run_record import decode_begin
 from handrail.cli.command_options import find_model, open_files
 from handrail.cli.outcome import UsageError, runs_command
 from handrail.errors import DefinitionError, HandrailError, RunUnknown
 from handrail.guard import CapabilityPolicy
 from handrail.journal.any_journal import AnyJournal
+from handrail.journal.records import RunRecord, RunRow
 from handrail.messages import Model
 from handrail.models.names import give, model_named, reference_to
 from handrail.neighbours import import_app
 from handrail.question import Question
-from handrail.raised_errors import with_place
-from handrail.records import RunRecord, RunRow
+from handrail.run.adapter import Adapter
+from handrail.run.apps import code_of, prompt_of
+from handrail.run.record.begin import decode_begin
+from handrail.text.raised_errors import with_place
 
 
 class Program(NamedTuple):

@@ -44,21 +44,20 @@ from handrail.cli.outcome import (
 from handrail.cli.screens import LiveView, PlainView, View
 from handrail.cli.streams import configure_logging, terminal_environment
 from handrail.clock import SYSTEM_CLOCK
-from handrail.dispatch.options import RunFiles
 from handrail.environment import LaterEnvironment
 from handrail.environment.text import is_terminal
-from handrail.limits import BudgetTracker
-from handrail.records import OVER, RunRow
+from handrail.journal.records import OVER, RunRow
+from handrail.run.limits import BudgetTracker
+from handrail.run.options import RunFiles
 from handrail.schema import to_json
 from handrail.session import Session
-from handrail.spelling import nearest
+from handrail.text.spelling import nearest
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from handrail.adapter import PromptResponse
-    from handrail.adapter.stream import RunStream
     from handrail.mcp import McpTools
+    from handrail.run.response import PromptResponse, RunStream
     from handrail.workers import Worker
 
 

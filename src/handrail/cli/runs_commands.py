@@ -11,7 +11,6 @@ from typing import Annotated, Any, get_args
 import typer
 
 from handrail import runs
-from handrail.adapter.run_record import decode_begin
 from handrail.cli import runs_view as view
 from handrail.cli.activity import answer_text, attachment_line, attachments_data
 from handrail.cli.command_options import ModelName, StartupFiles, parse_approvals
@@ -24,11 +23,12 @@ from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunParked
 from handrail.journal.answers import secret_refused
 from handrail.journal.any_journal import AnyJournal
+from handrail.journal.records import OVER, queue_of
 from handrail.question import Answer, Question
-from handrail.records import OVER, queue_of
-from handrail.rendering import counted, escape
+from handrail.run.record.begin import decode_begin
 from handrail.runs.catalog import approval_json
 from handrail.runs.tree import Standing
+from handrail.text.rendering import counted, escape
 
 STANDINGS = get_args(Standing)
 _HOURS = {"h": 1, "d": 24, "w": 168}
@@ -300,8 +300,8 @@ async def adopt(
     ] = None,
 ) -> Report:
     """Move a run to the app's current code, so that workers with that version continue it."""
-    from handrail.adapter.apps import code_of
     from handrail.fleet import FleetApp
+    from handrail.run.apps import code_of
 
     recorded = await RecordedRun.find(journal, run)
     row = recorded.row
@@ -417,7 +417,7 @@ async def replay(
     ] = None,
 ) -> Report:
     """Replay a run with today's code and report the first difference. Nothing is changed."""
-    from handrail.runs.replay import Tally
+    from handrail.runs.check import Tally
 
     recorded = await RecordedRun.find(journal, run)
     program = recorded.load_program(app_)

@@ -15,18 +15,18 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from handrail.adapter.answer import FailedRequest, Unanswered
 from handrail.cli.activity import format_money, format_spending
 from handrail.cli.screens import make_console
 from handrail.environment.form import DIFF_LINES, diff_lines
 from handrail.environment.text import Styler, format_rows, is_terminal
 from handrail.events import ApprovalRemembered
+from handrail.journal.records import QuestionRecord, RunRecord, RunRow, Verification, WorkerRow
 from handrail.mcp.call_model import CallMessage
 from handrail.question import Question
-from handrail.records import QuestionRecord, RunRecord, RunRow, Verification, WorkerRow
-from handrail.rendering import escape, exact
+from handrail.run.answer import FailedRequest, Unanswered
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
 from handrail.runs.tree import Nested
+from handrail.text.rendering import escape, exact
 
 _COLOURS = {
     "queued": "blue", "running": "cyan", "parked": "yellow", "interrupted": "magenta", "done": "green", "failed": "red",

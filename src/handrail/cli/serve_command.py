@@ -20,14 +20,14 @@ from handrail.cli.command_options import (
 )
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, journal_path
 from handrail.cli.server_token import OIDC_VARIABLE, BrowserFile, read_token, take_variable
-from handrail.rendering import counted, escape_line
+from handrail.text.rendering import counted, escape_line
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
     from handrail.content import Attachment
-    from handrail.journals import Journal
+    from handrail.journal.protocol import Journal
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
     from handrail.serve.app import ServedApp
@@ -80,8 +80,8 @@ def _submit(options: ServeOptions, loaded: Loaded, journal: Journal) -> Submit:
 
     Raises `UsageError` for `--files` and for an `--approve` other than `ask`, because workers take these options themselves.
     """
-    from handrail.adapter.apps import code_of
     from handrail.fleet import FleetApp, Submission, submit
+    from handrail.run.apps import code_of
 
     for name, is_given in (("--files", options.files is not None), ("--approve", options.approve != "ask")):
         if is_given:

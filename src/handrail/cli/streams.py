@@ -17,8 +17,8 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from handrail.environment.text import is_terminal, terminal_size, wrap
-from handrail.rendering import escape
-from handrail.secrets import hide_all
+from handrail.text.rendering import escape
+from handrail.text.secrets import hide_all
 
 if TYPE_CHECKING:
     from handrail.environment import Screen as Holder

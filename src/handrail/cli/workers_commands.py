@@ -18,7 +18,7 @@ from handrail.cli.outcome import DONE, FAILED, USAGE, UsageError, divert_stdout,
 from handrail.cli.screens import make_console
 from handrail.environment.text import is_terminal
 from handrail.errors import HandrailError
-from handrail.rendering import escape, escape_line
+from handrail.text.rendering import escape, escape_line
 
 if TYPE_CHECKING:
     from handrail.workers import WorkerProblem, WorkerRegistry

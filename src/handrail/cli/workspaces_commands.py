@@ -13,9 +13,9 @@ from handrail.cli.outcome import DONE, FAILED, runs_command
 from handrail.cli.runs_app import Report, command
 from handrail.content import shown_size
 from handrail.journal.any_journal import AnyJournal
-from handrail.records import WorkspaceLine
-from handrail.rendering import counted, escape_line
+from handrail.journal.records import WorkspaceLine
 from handrail.resources.workspace import Workspace
+from handrail.text.rendering import counted, escape_line
 
 app = typer.Typer(
     name="workspaces", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False

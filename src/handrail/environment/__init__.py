@@ -11,7 +11,7 @@ from handrail.errors import Declined
 from handrail.messages import Model
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 from handrail.tools import RunMode
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class AgentEnvironment(Environment):
 
     def __init__(self, model: Model | str | None = None) -> None:
         if model is not None:
-            from handrail.adapter import Adapter  # imported only if a model is given
+            from handrail.run.adapter import Adapter  # imported only if a model is given
 
             adapter = Adapter(model)
             self.prompt_model = adapter.prompt_model_for

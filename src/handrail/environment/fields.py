@@ -10,9 +10,9 @@ from datetime import date, datetime, time
 from typing import Any, cast
 
 from handrail.environment.text import compact
-from handrail.patterns import compile_pattern
-from handrail.rendering import escape_line
-from handrail.schema.kinds import as_count
+from handrail.schema.problems import as_count
+from handrail.text.patterns import compile_pattern
+from handrail.text.rendering import escape_line
 
 JsonSchema = dict[str, Any]
 

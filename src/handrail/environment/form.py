@@ -33,10 +33,9 @@ from handrail.environment.text import (
 )
 from handrail.errors import Declined
 from handrail.question import Question
-from handrail.rendering import escape, escape_line, exact_line
-from handrail.schema.kinds import as_count
-from handrail.schema.problems import asks_for_secrets
+from handrail.schema.problems import as_count, asks_for_secrets
 from handrail.schema.secrets import masked
+from handrail.text.rendering import escape, escape_line, exact_line
 
 
 class Dialog(Protocol):

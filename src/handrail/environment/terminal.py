@@ -14,7 +14,7 @@ from handrail.environment.text import Style, Styler, is_terminal, terminal_size,
 from handrail.errors import Declined, QuestionCancelled
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 from handrail.tools import RunMode
 
 _READ_BYTES = 64 * 1024

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
-from handrail.rendering import Row, escape, escape_line
+from handrail.text.rendering import Row, escape, escape_line
 
 MIN_COLUMNS, MIN_LINES = 20, 7
 """The minimum size for which text is laid out, even if the terminal is smaller."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from handrail.adapter.apps import code_of
 from handrail.errors import DefinitionError
+from handrail.journal.records import WORKSPACE, queue_of
 from handrail.messages import Model
-from handrail.records import WORKSPACE, queue_of
+from handrail.run.apps import code_of
 from handrail.serve.sources import Source, load
 
 

@@ -25,8 +25,8 @@ from handrail.fleet.dispatcher import (
     run_of_leg,
     sealed_leg,
 )
-from handrail.journals import Journal
-from handrail.records import RunRow
+from handrail.journal.protocol import Journal
+from handrail.journal.records import RunRow
 
 try:
     from dbos import DBOS, DBOSClient, EnqueueOptions, Serializer, SetWorkflowID

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from handrail.errors import DefinitionError
-from handrail.journals import Journal
-from handrail.records import RunRow
+from handrail.journal.protocol import Journal
+from handrail.journal.records import RunRow
 
 log = logging.getLogger("handrail.fleet")
 

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Sequence
 
 from handrail.fleet.dispatcher import Execute, missing_engine, next_leg, queue_name, run_of_leg, sealed_leg
-from handrail.journals import Journal
-from handrail.records import RunRow
+from handrail.journal.protocol import Journal
+from handrail.journal.records import RunRow
 
 try:
     import psycopg

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from handrail.adapter.requests import decode_request
-from handrail.adapter.run_lease import renew_now
-from handrail.adapter.run_record import RunOutcome
-from handrail.cancellation import shielded
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.deadline import Deadline
+from handrail.concurrency.cancellation import shielded
+from handrail.concurrency.deadline import Deadline
 from handrail.environment import LaterEnvironment
 from handrail.errors import (
     JournalError,
@@ -30,21 +27,23 @@ from handrail.errors import (
 from handrail.fleet.apps import FleetApp
 from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
 from handrail.fleet.submission import repeat, this_host
-from handrail.limits import Budget
-from handrail.raised_errors import described
-from handrail.records import OVER, RunRow, WorkerRow
-from handrail.rendering import counted
-from handrail.replay.attachments import load as load_attachments
+from handrail.journal.records import OVER, RunRow, WorkerRow
+from handrail.run.limits import Budget
+from handrail.run.record.attachments import load as load_attachments
+from handrail.run.record.begin import RunOutcome, decode_request
+from handrail.run.record.lease import renew_now
 from handrail.runs import cancel
 from handrail.runs import session as load_session
 from handrail.serve import REQUIRED
 from handrail.serve.people import People
+from handrail.text.raised_errors import described
+from handrail.text.rendering import counted
 
 if TYPE_CHECKING:
-    from handrail.adapter.stream import RunStream
-    from handrail.journals import Journal
+    from handrail.journal.protocol import Journal
     from handrail.question import Quorum
-    from handrail.replay.parked_run import Parking
+    from handrail.run.record.parking import Parking
+    from handrail.run.response import RunStream
     from handrail.serve.live_run import BrowserEnvironment, Voters
     from handrail.serve.narration import Narration, Narrator
     from handrail.session import Session

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from handrail.adapter.requests import RunRequest
+from handrail.concurrency.deadline import is_span
 from handrail.content import Attachment, AttachmentSource, attachments_of
-from handrail.deadline import is_span
 from handrail.errors import DefinitionError
 from handrail.fleet.apps import FleetApp
 from handrail.fleet.dispatcher import Dispatcher
 from handrail.ids import NewId, check_id, random_id
-from handrail.journals import Journal
-from handrail.limits import Budget
-from handrail.records import WORKSPACE, RunRecord, RunRow
-from handrail.replay.attachments import contents, load
+from handrail.journal.protocol import Journal
+from handrail.journal.records import WORKSPACE, RunRecord, RunRow
+from handrail.run.limits import Budget
+from handrail.run.record.attachments import contents, load
+from handrail.run.record.begin import RunRequest
 
 LOCAL = "local"
 """The default principal of submitted runs."""

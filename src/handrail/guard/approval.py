@@ -13,7 +13,7 @@ from handrail.context.facts import Approval, ApprovalOutcome
 from handrail.errors import DefinitionError, ToolValidationError
 from handrail.events import ApprovalRemembered
 from handrail.journal.local import LocalQuestions
-from handrail.journals import Questions
+from handrail.journal.protocol import Questions
 from handrail.protocols import ApprovalRecall, ApprovalRequest, Asker, Environment
 from handrail.question import Answer
 from handrail.resources.startup_files import why_not_covered

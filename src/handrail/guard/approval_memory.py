@@ -21,13 +21,13 @@ from handrail.errors import DefinitionError, SessionError
 from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.journal.decisions import remembered_as, written
 from handrail.journal.digest import digest, new_key
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
 from handrail.question import Question
-from handrail.rendering import UNSHOWN
 from handrail.resources.paths import split
-from handrail.schema.kinds import describe_kind
+from handrail.schema.problems import describe_kind
 from handrail.session import Session
 from handrail.session.serialization import decode_item, said_in
+from handrail.text.rendering import UNSHOWN
 from handrail.tools import Tool
 
 Asks = Literal["call", "message", "permission"]

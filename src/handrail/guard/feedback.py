@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from handrail.cancellation import finish, open_scope
-from handrail.deadline import Deadline, is_span
+from handrail.concurrency.cancellation import finish, open_scope
+from handrail.concurrency.deadline import Deadline, is_span
+from handrail.concurrency.isolation import isolated
+from handrail.concurrency.threads import run_in_thread
 from handrail.errors import DefinitionError
-from handrail.isolation import isolated
 from handrail.protocols import Filesystem, SessionView
 from handrail.resources.file_view import fork_behind
-from handrail.schema.kinds import describe_kind
-from handrail.threads import run_in_thread
+from handrail.schema.problems import describe_kind
 
 if TYPE_CHECKING:
     from handrail.resources.shell import Shell
@@ -301,7 +301,7 @@ async def ask(name: str, asked: Callable[[], Any]) -> Reply:
             raise
         return Reply(problem="it awaited something that was cancelled")
     except Exception as error:
-        from handrail.raised_errors import in_short
+        from handrail.text.raised_errors import in_short
 
         log.exception("the feedback provider or completion checker %r raised an error", name)
         return Reply(problem=in_short(error))

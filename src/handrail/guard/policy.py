@@ -12,15 +12,15 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from handrail.concurrency.claims import SLICE
+from handrail.concurrency.threads import run_in_thread
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, FileError, HandrailError
-from handrail.pace import SLICE
 from handrail.protocols import PolicyDecision, ToolPolicy
 from handrail.question import Quorum
 from handrail.resources.paths import HasLinks, parse_path
 from handrail.session import kept
-from handrail.spelling import checked_arguments
-from handrail.threads import run_in_thread
+from handrail.text.spelling import checked_arguments
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.checks import CAPABILITY
 

@@ -19,7 +19,7 @@ from handrail.errors import DefinitionError
 from handrail.guard.policy import CheckOnly
 from handrail.protocols import PolicyDecision
 from handrail.session import kept
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 from handrail.tools import Tool
 
 

@@ -14,12 +14,8 @@ from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_or
 
 import pydantic_core
 
+from handrail.concurrency.isolation import is_closing
 from handrail.context import ToolContext
-from handrail.dispatch.attempt import Attempt
-from handrail.dispatch.call import new_part
-from handrail.dispatch.call_log import tell_between
-from handrail.dispatch.failures import WrongResult, transient_in
-from handrail.dispatch.questions import ask_value, note_verb
 from handrail.errors import (
     ActFailed,
     CallFailed,
@@ -39,14 +35,17 @@ from handrail.errors import (
     VisibilityExpansionRequired,
 )
 from handrail.events import HandoffAnswered, HandoffParked
-from handrail.isolation import is_closing
 from handrail.question import Wording
-from handrail.raised_errors import leaves_of
-from handrail.replay.marks import has_secret
+from handrail.run.attempt import Attempt
+from handrail.run.call import new_part
+from handrail.run.call_log import tell_between
+from handrail.run.failures import WrongResult, transient_in
+from handrail.run.questions import ask_value, note_verb
+from handrail.run.record.format import has_secret
 from handrail.schema import Schema, is_instance
-from handrail.schema.kinds import describe_kind
-from handrail.schema.problems import describe
-from handrail.spelling import checked_arguments
+from handrail.schema.problems import describe, describe_kind
+from handrail.text.raised_errors import leaves_of
+from handrail.text.spelling import checked_arguments
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.signature import MISSING, Signature, caller_namespace, context_parameter, positional, read
 

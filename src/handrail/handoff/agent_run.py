@@ -10,30 +10,30 @@ from typing import Any, TypedDict, Unpack, cast, overload
 import msgspec
 from typing_extensions import TypeVar
 
-from handrail.adapter.settings import checked_workers
-from handrail.callbacks import Callback
 from handrail.clock import Clock
-from handrail.deadline import Deadline
-from handrail.dispatch.call import PART, new_call
-from handrail.dispatch.current_call import call_around, check_given
-from handrail.dispatch.frame import Frame, open_frame, show_tools
-from handrail.dispatch.gate import Gate
-from handrail.dispatch.nested_run import nested_run
-from handrail.dispatch.options import RunOptions
+from handrail.concurrency.deadline import Deadline
+from handrail.concurrency.isolation import Callback
+from handrail.concurrency.operation import Operation
 from handrail.environment import AgentEnvironment
 from handrail.errors import DefinitionError
 from handrail.events import Emitted
 from handrail.handoff.acts import fill
 from handrail.handoff.handoff import Handoff
 from handrail.ids import NewId
-from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Model
-from handrail.operation import Operation
-from handrail.place import is_in_run
 from handrail.protocols import Filesystem, ToolPolicy, WorkerSource
 from handrail.resources.bindings import Binding
+from handrail.run.call import PART, new_call
+from handrail.run.current_call import call_around, check_given
+from handrail.run.frame import Frame, open_frame, show_tools
+from handrail.run.gate import Gate
+from handrail.run.limits import Budget, BudgetTracker
+from handrail.run.nested import nested_run
+from handrail.run.options import RunOptions
+from handrail.run.place import is_in_run
+from handrail.run.settings import checked_workers
 from handrail.schema import clear_json
-from handrail.schema.kinds import describe_kind
+from handrail.schema.problems import describe_kind
 from handrail.session import Session
 from handrail.tools import Tool
 

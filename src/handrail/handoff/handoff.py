@@ -7,8 +7,8 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Unpack, cast, 
 
 from typing_extensions import TypeForm, TypeVar
 
+from handrail.concurrency.operation import Operation
 from handrail.context import ToolContext
-from handrail.dispatch.options import GateArguments
 from handrail.errors import ToolDefinitionError
 from handrail.handoff.acts import (
     Act,
@@ -24,8 +24,8 @@ from handrail.handoff.acts import (
     read_act,
     schema_for,
 )
-from handrail.operation import Operation
 from handrail.protocols import ToolPolicy
+from handrail.run.options import GateArguments
 from handrail.schema.problems import describe
 from handrail.tools import Tool, ToolResult
 from handrail.tools.checks import check_words

@@ -14,7 +14,7 @@ import pydantic_core
 
 from handrail.errors import AnswerRefused, ToolValidationError
 from handrail.journal.digest import digest
-from handrail.journals import Check, Mask
+from handrail.journal.protocol import Check, Mask
 from handrail.question import Answer, AnswerOutcome, Question
 from handrail.schema import Problem, clear_json
 from handrail.schema.misfits import misfits

@@ -9,13 +9,14 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from handrail.cancellation import Pending
+from handrail.concurrency.cancellation import Pending
 from handrail.errors import JournalAltered, RunBusy, RunUnknown
 from handrail.journal.chains import NewRecord, Record, fetch, run_chain, step_chain
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database, encode
 from handrail.journal.lease import check_owner, is_owner
 from handrail.journal.local import LocalSteps
+from handrail.journal.records import CommitUnit, Entry
 from handrail.journal.run_rows import find_run
 from handrail.journal.sessions import check_session
 from handrail.journal.verification import (
@@ -32,7 +33,6 @@ from handrail.journal.verification import (
     verify_session,
 )
 from handrail.journal.workspaces import advance
-from handrail.records import CommitUnit, Entry
 
 T = TypeVar("T")
 

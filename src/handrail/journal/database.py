@@ -14,16 +14,15 @@ from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 
-from handrail.cancellation import Pending
 from handrail.clock import Clock
+from handrail.concurrency.cancellation import Pending
 from handrail.errors import DefinitionError, HandrailError, JournalError
 from handrail.journal.chains import Chains, NewRecord, is_damage
 from handrail.journal.connection import Connection
 from handrail.journal.digest import key_check, new_key
 from handrail.journal.lease import HostLeases, Leases, check_not_taken, check_owner, new_owner
 from handrail.journal.location import check_private_files, check_surroundings, create_private_file
-from handrail.journal.log_file import check_log
-from handrail.journal.open_files import OpenFile
+from handrail.journal.log_file import OpenFile, check_log
 from handrail.journal.schema import (
     APPLICATION_ID,
     VERSION,
@@ -33,7 +32,7 @@ from handrail.journal.schema import (
     find_alteration,
     is_blank,
 )
-from handrail.schema.kinds import to_plain
+from handrail.schema.problems import to_plain
 
 T = TypeVar("T")
 

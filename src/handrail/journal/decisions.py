@@ -11,9 +11,9 @@ from handrail.journal.chains import Chains, decision_chain
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database
 from handrail.journal.lease import check_not_taken
+from handrail.journal.records import Decision
 from handrail.journal.sessions import DECISIONS, add_to_session, read_decisions
 from handrail.question import Answer, Question
-from handrail.records import Decision
 from handrail.session.serialization import encode_item
 
 _SAID = frozenset(("approved", "reason", "remember", "scope"))

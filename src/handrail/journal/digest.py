@@ -16,8 +16,8 @@ import msgspec
 
 from handrail.errors import JournalError
 from handrail.journal.location import KEY_SUFFIX, check_private, check_secret, create_folders, state_folder
-from handrail.rendering import counted
-from handrail.schema.kinds import to_plain
+from handrail.schema.problems import to_plain
+from handrail.text.rendering import counted
 
 log = logging.getLogger("handrail.journal")
 

@@ -16,9 +16,9 @@ from handrail.journal.connection import Connection
 from handrail.journal.database import Database, encode
 from handrail.journal.decisions import decision_in, put_decision
 from handrail.journal.queue import make_due
+from handrail.journal.records import QuestionRecord
 from handrail.journal.verification import ANSWER, add_outside
 from handrail.question import Answer, Question
-from handrail.records import QuestionRecord
 
 
 class JournalClock:

@@ -27,11 +27,11 @@ from handrail.errors import (
 from handrail.journal.answers import check_outcome, check_sender, check_value, refusal, seal, still_fits
 from handrail.journal.digest import new_key
 from handrail.journal.expiry import has_expired, timed_out
+from handrail.journal.records import QuestionRecord
 from handrail.question import Answer, AnswerOutcome, Question
-from handrail.records import QuestionRecord
 
 if TYPE_CHECKING:
-    from handrail.journals import Check, Mask
+    from handrail.journal.protocol import Check, Mask
     from handrail.protocols import Asker
 
 T = TypeVar("T")

@@ -17,7 +17,8 @@ import logging
 import os
 import struct
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,3 +162,38 @@ def _started_at() -> float:
     except OSError:
         return 0.0
     return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), 0.0)
+
+
+_lock = threading.RLock()
+"""Held while a file is examined, marked as open, or closed.
+
+It is reentrant because garbage collection, which closes forgotten journals, may happen while a file is examined.
+"""
+_open: dict[tuple[int, int, int], int] = {}
+"""How many times each file is open, by process, device and inode. A forked process has none of its parent's locks."""
+
+
+class OpenFile:
+    """Marks a file as open in this process until it is closed.
+
+    Unless this process already has the file open, `examine` is called first. It may open and close the file.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, path: str, examine: Callable[[], None]) -> None:
+        with _lock:
+            found = os.stat(path)
+            self._key: tuple[int, int, int] | None = (os.getpid(), found.st_dev, found.st_ino)
+            if self._key not in _open:
+                examine()
+            _open[self._key] = _open.get(self._key, 0) + 1
+
+    def close(self) -> None:
+        """Note that SQLite has closed the file. Closing it twice is harmless."""
+        with _lock:
+            key, self._key = self._key, None
+            if key is not None:
+                _open[key] -= 1
+                if not _open[key]:
+                    del _open[key]

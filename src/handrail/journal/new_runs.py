@@ -10,11 +10,11 @@ from handrail.errors import RunError
 from handrail.journal.chains import Chains, run_chain
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database, encode
+from handrail.journal.records import RunRecord, RunStatus, SessionTurn
 from handrail.journal.run_rows import StoredRun, find_run, insert_run, update_run
 from handrail.journal.sessions import RUN, add_to_session
 from handrail.journal.turns import begin_turn
 from handrail.journal.verification import BEGUN, OUTCOME, end_of
-from handrail.records import RunRecord, RunStatus, SessionTurn
 
 
 def begin_run(

@@ -20,14 +20,14 @@ from handrail.journal.database import Database, Work, encode
 from handrail.journal.expiry import counted_from, decoded, has_expired, settle
 from handrail.journal.lease import check_not_taken
 from handrail.journal.local import LocalQuestions
+from handrail.journal.records import QuestionRecord
 from handrail.journal.run_rows import rescue_runs
 from handrail.journal.runs import withdraw
 from handrail.journal.verification import ANSWER_CLEARED, QUESTION, add_outside, verified
 from handrail.question import Answer, Question
-from handrail.records import QuestionRecord
 
 if TYPE_CHECKING:
-    from handrail.journals import Check, Mask
+    from handrail.journal.protocol import Check, Mask
     from handrail.protocols import Asker
 
 log = logging.getLogger("handrail.questions")

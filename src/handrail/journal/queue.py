@@ -16,12 +16,12 @@ from handrail.journal.chains import Chains, fetch
 from handrail.journal.connection import Connection
 from handrail.journal.database import MEMORY, Database, encode
 from handrail.journal.new_runs import check_new, insert_new
+from handrail.journal.records import OVER, RunRecord, RunRow, WorkerRow
 from handrail.journal.run_leases import acquire, earliest
 from handrail.journal.run_rows import COLUMNS, StoredRun, check_run, find_run, update_run
 from handrail.journal.runs import release
 from handrail.journal.turns import take_turn
 from handrail.journal.verification import verify_session
-from handrail.records import OVER, RunRecord, RunRow, WorkerRow
 
 if TYPE_CHECKING:
     from handrail.journal.runs import SqliteRuns

@@ -6,9 +6,9 @@ from typing import Any
 
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database
+from handrail.journal.records import OVER
 from handrail.journal.run_rows import StoredRun, update_run
 from handrail.journal.verification import verify_session
-from handrail.records import OVER
 
 
 def acquire(

@@ -15,7 +15,7 @@ import msgspec
 from handrail.errors import HandrailError, JournalAltered, RunBusy, RunUnknown
 from handrail.journal.chains import Chains, fetch, outside_chain, reading, run_chain, texts_decoded
 from handrail.journal.connection import Connection, chunks, marks
-from handrail.records import RunRecord, RunRow, RunStatus
+from handrail.journal.records import RunRecord, RunRow, RunStatus
 
 
 class StoredRun(NamedTuple):

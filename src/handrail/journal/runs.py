@@ -16,6 +16,19 @@ from handrail.journal.connection import Connection
 from handrail.journal.database import Database
 from handrail.journal.lease import check_owner
 from handrail.journal.new_runs import begin_run, check_new, insert_new
+from handrail.journal.records import (
+    OVER,
+    CommitUnit,
+    Mark,
+    RunCopy,
+    RunRecord,
+    RunRow,
+    RunStatus,
+    SessionRow,
+    SessionTurn,
+    TakenTurn,
+    Verification,
+)
 from handrail.journal.run_leases import acquire, earliest
 from handrail.journal.run_rows import (
     COLUMNS,
@@ -45,19 +58,6 @@ from handrail.journal.verification import (
     verify_session,
 )
 from handrail.journal.workspaces import workspace_alterations
-from handrail.records import (
-    OVER,
-    CommitUnit,
-    Mark,
-    RunCopy,
-    RunRecord,
-    RunRow,
-    RunStatus,
-    SessionRow,
-    SessionTurn,
-    TakenTurn,
-    Verification,
-)
 
 # The plus keeps SQLite from using the principal's index, since a principal has many more runs than a session.
 # No `WITH`: the connection's authorizer could not tell its name from that of a planted view.

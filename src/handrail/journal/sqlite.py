@@ -20,7 +20,7 @@ from handrail.journal.runs import SqliteRuns
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.votes import SqliteVotes
 from handrail.journal.workspaces import SqliteWorkspaces
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 
 Durability = Literal["process", "power"]
 """The failures that records survive: with `process`, the end of the process, even by `kill -9`; with `power`, also a power cut."""

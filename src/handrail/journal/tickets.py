@@ -11,9 +11,9 @@ from handrail.journal.chains import Chains, fetch, reading, run_chain
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database
 from handrail.journal.lease import LEASE_SECONDS, check_owner
+from handrail.journal.records import OVER
 from handrail.journal.run_rows import find_run
 from handrail.journal.verification import DEPOSIT, TICKET, add_outside, verified
-from handrail.records import OVER
 
 _COLUMNS = "text, open, holder, held_until, deposit"
 _PUT = f"""INSERT INTO tickets (run_id, place, {_COLUMNS}, mac) VALUES (?, ?, ?, ?, ?, ?, ?, ?)

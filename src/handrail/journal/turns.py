@@ -19,10 +19,10 @@ from handrail.ids import random_id
 from handrail.journal.chains import Chains, fetch, run_chain
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database
+from handrail.journal.records import SessionTurn
 from handrail.journal.run_leases import count_deaths
 from handrail.journal.run_rows import find_run, update_run
 from handrail.journal.verification import verified
-from handrail.records import SessionTurn
 
 _FIND = """SELECT turns.session_id, turns.principal, turns.turn, turns.run_id, turns.mac, coalesce(owner, ''),
         coalesce(leased_until, 0)

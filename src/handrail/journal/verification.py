@@ -26,10 +26,10 @@ from handrail.journal.chains import (
     workspace_chain,
 )
 from handrail.journal.connection import Connection
+from handrail.journal.records import OVER, CommitUnit, Entry, Verification
 from handrail.journal.run_rows import COLUMNS, StoredRun, find_run
 from handrail.journal.sessions import RUN, check_session, read_decisions, session_alterations
 from handrail.question import Question
-from handrail.records import OVER, CommitUnit, Entry, Verification
 
 OUTCOME, FORK, IMPORT, BEGUN = "outcome", "fork", "import", "begun"
 UNIT, VOID = "unit", "void"

@@ -14,9 +14,9 @@ from handrail.journal.answers import refusal
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database, encode
 from handrail.journal.expiry import decoded, settle
+from handrail.journal.records import QuestionRecord
 from handrail.journal.verification import VOTE, add_outside, read_outside, verified
 from handrail.question import Vote
-from handrail.records import QuestionRecord
 
 
 class SqliteVotes:

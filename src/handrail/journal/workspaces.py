@@ -29,8 +29,7 @@ from handrail.journal.chains import Chains, fetch, run_chain, workspace_chain
 from handrail.journal.connection import Connection, chunks, marks
 from handrail.journal.database import Database
 from handrail.journal.lease import check_not_taken, check_owner
-from handrail.journal.verification import is_intact, verified
-from handrail.records import (
+from handrail.journal.records import (
     CommitUnit,
     Entry,
     WorkspaceChange,
@@ -39,6 +38,7 @@ from handrail.records import (
     WorkspaceLine,
     WorkspaceRow,
 )
+from handrail.journal.verification import is_intact, verified
 
 _HEAD = """SELECT name, id, version, run_id, owner, seal, mac,
         (SELECT links FROM chains WHERE chain = :chain), (SELECT max(link) FROM records WHERE chain = :chain),

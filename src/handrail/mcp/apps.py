@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from handrail.adapter import Adapter
 from handrail.agent import Agent
 from handrail.errors import DefinitionError
 from handrail.mcp.call_model import NoModel
@@ -14,6 +13,7 @@ from handrail.mcp.server import ToolServer
 from handrail.messages import Model
 from handrail.prompt import MarkdownSection, Prompt, Section
 from handrail.prompt.section import LiveSection, condition_of
+from handrail.run.adapter import Adapter
 from handrail.serve.sources import load_app_module
 from handrail.tools import Tool
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.adapter.run_record import decode_begin
+from handrail.journal.records import RunRecord
 from handrail.messages import (
     CallPart,
     Model,
@@ -26,7 +26,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelRequestRefused
-from handrail.records import RunRecord
+from handrail.run.record.begin import decode_begin
 from handrail.schema import to_json
 from handrail.tools import Tool
 

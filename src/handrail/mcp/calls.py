@@ -11,11 +11,8 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Set
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from handrail.adapter.run_record import decode_begin, decode_outcome
-from handrail.dispatch import open_gate
-from handrail.dispatch.options import GateArguments, ResumeArguments, SharedArguments
 from handrail.errors import (
     AnswerRefused,
     HandrailError,
@@ -27,20 +24,46 @@ from handrail.errors import (
 )
 from handrail.events import ApprovalDecided, Progress, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.ids import random_id
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
+from handrail.journal.records import OVER, RunRow
 from handrail.mcp.call_model import CallMessage, CallModel
-from handrail.mcp.client_environment import ClientEnvironment
 from handrail.mcp.forms import answer_of, key_of
 from handrail.mcp.served_tools import ServedTools
 from handrail.prompt import Prompt
-from handrail.protocols import Environment
+from handrail.protocols import Environment, RunMode
 from handrail.question import Answer, Question
-from handrail.records import OVER, RunRow
-from handrail.replay.attachments import load
-from handrail.replay.parked_run import Parking
-from handrail.replay.records import read_result
+from handrail.run import open_gate
+from handrail.run.options import GateArguments, ResumeArguments, SharedArguments
+from handrail.run.record.attachments import load
+from handrail.run.record.begin import decode_begin, decode_outcome
+from handrail.run.record.format import read_result
+from handrail.run.record.parking import Parking
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool, ToolResult
+
+if TYPE_CHECKING:
+    pass
+
+
+class ClientEnvironment(Environment):
+    """The environment of a call whose questions the client's user answers."""
+
+    run_mode: RunMode = "user"
+    keeps_secrets = True
+
+    def __init__(self, call: LiveCall) -> None:
+        self._call = call
+        self.parks = call.journal is not None
+
+    async def ask(self, question: Question, /) -> Answer | None:
+        return await self._call.ask(question)
+
+    def run_started(self, parking: Parking) -> None:
+        self._call.parking = parking
+
+    def run_waiting(self, parking: Parking) -> None:
+        self._call.rest()
+
 
 log = logging.getLogger("handrail.mcp")
 

@@ -22,7 +22,7 @@ from handrail.mcp.section import McpTools
 from handrail.mcp.tools import Source
 from handrail.mcp.transport import StdioServer
 from handrail.mcp.url_transport import UrlServer
-from handrail.secrets import is_secret_name
+from handrail.text.secrets import is_secret_name
 
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 

@@ -25,8 +25,8 @@ from handrail.errors import HandrailError
 from handrail.mcp.login import LOGIN_SECONDS, LoginNeeded
 from handrail.mcp.tools import MAX_TOOLS
 from handrail.mcp.transport import Server
-from handrail.raised_errors import in_short
-from handrail.rendering import escape_line
+from handrail.text.raised_errors import in_short
+from handrail.text.rendering import escape_line
 from mcp import Client, MCPError
 
 log = logging.getLogger("handrail.mcp")

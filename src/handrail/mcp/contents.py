@@ -15,7 +15,7 @@ from mcp_types import TextResourceContents as TextResource
 
 from handrail.content import Attachment
 from handrail.errors import DefinitionError
-from handrail.secrets import Secrets
+from handrail.text.secrets import Secrets
 
 MAX_TEXT = 200_000
 """Maximum number of characters in one result. A longer one is cut, and a note says so."""

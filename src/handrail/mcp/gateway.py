@@ -27,9 +27,9 @@ from handrail.mcp.tools import may_be_of
 from handrail.prompt import Prompt
 from handrail.protocols import Environment, PolicyDecision, RunMode, ToolPolicy
 from handrail.question import Answer, Question, Quorum, ask
-from handrail.rendering import escape_line
-from handrail.replay.parked_run import Parking
+from handrail.run.record.parking import Parking
 from handrail.serve.inbox import GATEWAY
+from handrail.text.rendering import escape_line
 from handrail.tools import EFFECTS, Effect, Tool
 from handrail.workers.front_matter import CapabilityRules, FrontMatter, PolicyEntry, parse_file, read_text
 from handrail.workers.problems import Finder, WorkerProblem, refuse

@@ -14,8 +14,8 @@ from mcp_types.methods import SERVER_RESULTS, validate_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from handrail.rendering import escape_line
-from handrail.secrets import Secrets
+from handrail.text.rendering import escape_line
+from handrail.text.secrets import Secrets
 
 log = logging.getLogger("handrail.mcp")
 

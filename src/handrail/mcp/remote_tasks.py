@@ -15,12 +15,12 @@ import mcp_types as wire
 from mcp.client.extension import ClientExtension, ResultClaim
 from pydantic import TypeAdapter, ValidationError
 
-from handrail.cancellation import shielded
+from handrail.concurrency.cancellation import shielded
 from handrail.context import ToolContext
-from handrail.dispatch.remote_work import is_left, paused_timeouts
 from handrail.mcp.connection import FIRST_WAIT, LONGEST_WAIT, Connection, ServerLost, ServerUnavailable
 from handrail.mcp.tasks import EXTENSION, TaskParams, UpdateParams
-from handrail.secrets import Secrets
+from handrail.run.remote_work import is_left, paused_timeouts
+from handrail.text.secrets import Secrets
 from mcp import Client, MCPError
 
 MAX_LOST = 8

@@ -17,10 +17,9 @@ from mcp_types import CallToolResult, ElicitRequest, ElicitResult, ErrorData, In
 from mcp_types import Tool as Described
 
 from handrail.context import ToolContext
-from handrail.dispatch.remote_work import find_started, note_started
 from handrail.errors import DefinitionError, TransientError
 from handrail.events import Progress
-from handrail.mcp import elicitation
+from handrail.mcp import forms as elicitation
 from handrail.mcp.connection import Connection, ServerLost, ServerUnavailable, log
 from handrail.mcp.contents import attachments_in, text_of
 from handrail.mcp.login import LOCAL
@@ -30,7 +29,8 @@ from handrail.mcp.transport import Server, StdioServer
 from handrail.mcp.url_transport import UrlServer
 from handrail.prompt.section import LiveSection
 from handrail.protocols import ToolPolicy
-from handrail.secrets import Secrets, is_secret_name
+from handrail.run.remote_work import find_started, note_started
+from handrail.text.secrets import Secrets, is_secret_name
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from mcp import Client, MCPError
 

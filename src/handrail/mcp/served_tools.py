@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from handrail.adapter import Adapter
 from handrail.guard.policy import within_scope
 from handrail.mcp.call_model import NoModel
 from handrail.messages import Model
 from handrail.prompt import Prompt
+from handrail.run.adapter import Adapter
 from handrail.tools import Tool
 from handrail.tools.named_tools import without_late
 

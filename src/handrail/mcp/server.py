@@ -19,10 +19,8 @@ from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from handrail import __version__
-from handrail.adapter import Adapter
-from handrail.dispatch.options import SharedArguments
 from handrail.errors import RunBusy, ToolValidationError
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
 from handrail.mcp.calls import NO_PAGE, PARK_AFTER, CallRefused, Calls, CallUnknown, LiveCall
 from handrail.mcp.forms import address_of, can_ask, form_of, key_of
 from handrail.mcp.offers import FileResources, SectionPrompts
@@ -32,6 +30,8 @@ from handrail.mcp.stdio import serve_one
 from handrail.mcp.tasks import Tasks
 from handrail.prompt import Prompt, Section
 from handrail.question import Question
+from handrail.run.adapter import Adapter
+from handrail.run.options import SharedArguments
 from handrail.tools import Tool, ToolResult
 from mcp import MCPError
 

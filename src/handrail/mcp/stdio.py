@@ -15,8 +15,8 @@ from typing import Any, cast
 from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 
-from handrail.operation import cancel_and_await
-from handrail.threads import run_in_thread
+from handrail.concurrency.operation import cancel_and_await
+from handrail.concurrency.threads import run_in_thread
 
 DRAIN_SECONDS = 5.0
 """Maximum seconds for requests to end, and for their responses to be read, once the input has ended."""

@@ -18,14 +18,14 @@ from mcp.server.mcpserver.server import require_client_extension
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from handrail import runs
-from handrail.adapter.run_record import decode_outcome
 from handrail.errors import RunBusy
+from handrail.journal.records import OVER, RunRow
 from handrail.mcp.calls import CallRefused, CallUnknown, LiveCall
 from handrail.mcp.forms import can_ask, key_of
 from handrail.mcp.results import content_of
 from handrail.question import Question
-from handrail.records import OVER, RunRow
-from handrail.replay.parked_run import is_due
+from handrail.run.record.begin import decode_outcome
+from handrail.run.record.parking import is_due
 from handrail.tools import Tool
 from mcp import MCPError
 

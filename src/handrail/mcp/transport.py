@@ -28,8 +28,8 @@ from pydantic import ValidationError
 from handrail.errors import DefinitionError
 from handrail.mcp.listings import Listings
 from handrail.mcp.login import AskLogin
-from handrail.rendering import escape_line
-from handrail.secrets import Secrets
+from handrail.text.rendering import escape_line
+from handrail.text.secrets import Secrets
 from handrail.tools.result import clean_text
 
 log = logging.getLogger("handrail.mcp")

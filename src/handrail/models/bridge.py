@@ -53,7 +53,7 @@ from handrail.models.media import attachment_with, kept_data, place_for, said_in
 from handrail.models.parts import AUDIO, IMAGES, PDF, text_with
 from handrail.models.request_settings import BRIDGE, settings_fields
 from handrail.schema import Schema
-from handrail.secrets import replace_secret
+from handrail.text.secrets import replace_secret
 from handrail.tools import Tool
 
 _STOPS: dict[str | None, StopReason] = {

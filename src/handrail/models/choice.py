@@ -16,7 +16,7 @@ from handrail.errors import DefinitionError, ModelError
 from handrail.messages import Model, ModelPart, ModelRequest, SentPart, StopPart, Takes, Traits, UsagePart
 from handrail.models import ModelKeyMissing
 from handrail.models.names import check_name, is_model, model_named
-from handrail.schema.kinds import describe_kind
+from handrail.schema.problems import describe_kind
 
 _NOT_FOR_US = frozenset({401, 402, 403, 404})
 """HTTP statuses of a provider that refuses the key, demands payment, or lacks the model.

@@ -23,11 +23,11 @@ from typing import Any
 
 import msgspec
 
+from handrail.concurrency.operation import cancel_and_await
+from handrail.concurrency.threads import run_in_thread
 from handrail.errors import DefinitionError, ModelError
 from handrail.messages import Usage
 from handrail.models import ModelRequestRefused, ModelUnavailable
-from handrail.operation import cancel_and_await
-from handrail.threads import run_in_thread
 
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS_SIZE = 98_362_432

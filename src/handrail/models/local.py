@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from handrail.concurrency.operation import Operation
 from handrail.errors import DefinitionError
 from handrail.messages import (
     AssistantMessage,
@@ -30,9 +31,8 @@ from handrail.models.http import encode
 from handrail.models.media import said_in_words
 from handrail.models.parts import ONLY_TEXT, only_in_words
 from handrail.models.request_settings import settings_fields
-from handrail.operation import Operation
 from handrail.schema import JsonSchema
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 from handrail.tools import Tool
 
 _NAME = "smollm2-135m"

@@ -22,8 +22,8 @@ from typing import Any
 from handrail.errors import DefinitionError
 from handrail.messages import Model
 from handrail.models.providers import BRIDGED, PROVIDERS, WIRES
-from handrail.raised_errors import with_place
-from handrail.spelling import nearest
+from handrail.text.raised_errors import with_place
+from handrail.text.spelling import nearest
 
 _MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
 

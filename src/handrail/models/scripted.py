@@ -15,7 +15,6 @@ from decimal import Decimal
 import msgspec
 
 from handrail.content import Attachment
-from handrail.dispatch.turn import ToolCall
 from handrail.errors import DefinitionError
 from handrail.messages import (
     AssistantMessage,
@@ -39,8 +38,9 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelRequestRefused
+from handrail.run.turn import ToolCall
 from handrail.schema import to_json
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 from handrail.tools.provider_tool import PROVIDER_TOOLS
 
 _PIECE = 8

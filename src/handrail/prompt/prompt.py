@@ -13,7 +13,7 @@ import msgspec
 from pydantic import BaseModel
 from typing_extensions import TypeVar
 
-from handrail.deadline import Deadline
+from handrail.concurrency.deadline import Deadline
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError
 from handrail.messages import DEFAULT_SETTINGS, ModelSettings
 from handrail.prompt.plan import OPENER, AnyTool, Planned, Words, all_of, examples_of, plan, resolved
@@ -34,7 +34,7 @@ from handrail.prompt.template import ParamsReader, fields_of
 from handrail.protocols import SessionView, ToolPolicy
 from handrail.schema import Schema
 from handrail.schema.problems import describe
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 from handrail.tools import Tool
 from handrail.tools.named_tools import out_of_scope
 from handrail.tools.signature import caller_namespace

@@ -19,9 +19,8 @@ from handrail.content import AttachmentSource, attachments_of
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError
 from handrail.prompt.template import Template, fields_of, template_of
 from handrail.protocols import SessionView, ToolPolicy
-from handrail.schema.kinds import describe_kind
-from handrail.schema.problems import describe
-from handrail.spelling import checked_arguments
+from handrail.schema.problems import describe, describe_kind
+from handrail.text.spelling import checked_arguments
 from handrail.tools import Tool
 from handrail.tools.checks import is_record
 from handrail.tools.signature import body_of

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError, ToolValidationError
 from handrail.schema import Schema
-from handrail.schema.kinds import describe_kind
-from handrail.schema.problems import describe
+from handrail.schema.problems import describe, describe_kind
 
 _DOLLAR = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>[^\W\d]\w*)|\{(?P<braced>[^\W\d]\w*)\}|(?P<wrong>))")
 

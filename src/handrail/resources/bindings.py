@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from handrail.concurrency.operation import Home, Operation
 from handrail.errors import ContextExpired, ResourceError
-from handrail.operation import Home, Operation
 from handrail.protocols import Forkable
-from handrail.raised_errors import in_short, log_error
 from handrail.resources.scopes import Closer, Kept, Scoped, circle, close_logged, name_of, waiting
-from handrail.spelling import checked_arguments
+from handrail.text.raised_errors import in_short, log_error
+from handrail.text.spelling import checked_arguments
 
 log = logging.getLogger("handrail.resources")
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import msgspec
 
-from handrail.claims import ADD, READ, USE, WRITE
+from handrail.concurrency.claims import ADD, READ, USE, WRITE
 from handrail.errors import Conflict, ContextError, ContextExpired
 from handrail.resources.diff import diff
 from handrail.resources.facts import Facts

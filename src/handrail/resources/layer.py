@@ -14,8 +14,8 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import msgspec
 
-from handrail.claims import Claims
 from handrail.clock import Clock
+from handrail.concurrency.claims import Claims
 from handrail.errors import Conflict, FileError, FileInTheWay, FileLimitReached, FileMissing, PathRefused
 from handrail.protocols import FileInfo, Match
 from handrail.resources.paths import ParsedPath, ancestors, join, nearest, parse_file_path, parse_path, split

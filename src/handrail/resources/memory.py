@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from handrail.claims import ADD, WRITE, Claims
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.concurrency.claims import ADD, WRITE, Claims
 from handrail.errors import Conflict
 from handrail.resources.file_fork import FileFork
 from handrail.resources.layer import ABSENT, TOP, FileLimits, Layer, Listing, Node, Shared
 from handrail.resources.paths import join, split
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 
 __all__ = ["FileLimits", "MemoryFilesystem", "MemoryFork"]
 

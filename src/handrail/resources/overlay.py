@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from handrail.concurrency.claims import AT_ONCE, Pace
 from handrail.errors import ContextExpired, EffectRefused
-from handrail.pace import AT_ONCE, Pace
 from handrail.resources.layer import ABSENT, TOP, Layer, Listing, Node, Shared, refuse_claimed
 from handrail.resources.paths import join, split
 

@@ -20,7 +20,7 @@ from typing import NoReturn, Protocol, runtime_checkable
 import msgspec
 
 from handrail.errors import PathRefused
-from handrail.schema.kinds import describe_kind
+from handrail.schema.problems import describe_kind
 
 MAX_NAME = 255
 """Maximum bytes in one name, as in common filesystems."""

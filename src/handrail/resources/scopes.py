@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from handrail.cancellation import open_scope
+from handrail.concurrency.cancellation import open_scope
+from handrail.concurrency.isolation import isolated
 from handrail.errors import ResourceError
-from handrail.isolation import isolated
 from handrail.protocols import Forkable
 
 log = logging.getLogger("handrail.resources")

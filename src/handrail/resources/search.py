@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import translate
 
 from handrail.errors import EditRefused, FileError, FileLimitReached, PathRefused
-from handrail.patterns import Pattern, compile_pattern
 from handrail.protocols import Match
 from handrail.resources.paths import join, parse_path
-from handrail.schema.kinds import describe_kind
+from handrail.schema.problems import describe_kind
+from handrail.text.patterns import Pattern, compile_pattern
 
 MAX_LINE = 500
 """Maximum number of characters of a line that `grep` shows."""

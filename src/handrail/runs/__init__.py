@@ -4,12 +4,11 @@ There are also operations that copy files into workspaces and out of them. All o
 process that executed the run.
 """
 
-from handrail.records import WorkspaceLine
+from handrail.journal.records import WorkspaceLine
 from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs
+from handrail.runs.check import Divergence, replay
 from handrail.runs.copies import export, fork, import_
-from handrail.runs.replay import Divergence, replay
-from handrail.runs.transcript import said, session
-from handrail.runs.tree import CallNode, RunTree, Turn, show
+from handrail.runs.tree import CallNode, RunTree, Turn, said, session, show
 from handrail.runs.unapplied import discard, unapplied
 from handrail.runs.undo import Undoing, undo, undo_problems
 from handrail.runs.workspace_files import FilesPut, get_files, list_workspaces, put_files

@@ -9,16 +9,15 @@ from typing import Any
 
 import msgspec
 
-from handrail.adapter.cancelled_run import NEVER_BEGAN, end_cancelled
-from handrail.adapter.requests import decode_request
-from handrail.adapter.run_record import base_of, decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, RunBusy, SessionUnknown
 from handrail.events import ApprovalRemembered
 from handrail.guard import ApprovalMemory
 from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
-from handrail.journals import Journal
-from handrail.records import OVER, Mark, RunRow
+from handrail.journal.protocol import Journal
+from handrail.journal.records import OVER, Mark, RunRow
+from handrail.run.record.begin import base_of, decode_begin, decode_request
+from handrail.run.record.lineage import NEVER_BEGAN, end_cancelled
 from handrail.runs.tree import Standing, standing_of
 from handrail.session import Session
 from handrail.session.serialization import decode_item

@@ -12,20 +12,16 @@ from typing import Any
 
 import msgspec
 
-from handrail.adapter.answer import RecordedAnswer
-from handrail.adapter.lineage import Lineage, lineage_of
-from handrail.adapter.requests import check_begun
-from handrail.adapter.run_record import (
-    RunBegin,
-    decode_begin,
-)
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunError
 from handrail.ids import check_id, random_id, why_unfit
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CommitUnit, Entry, RunCopy, RunRow
 from handrail.models.names import is_of_providers
-from handrail.place import RUN, Place, leading_call
-from handrail.records import CommitUnit, Entry, RunCopy, RunRow
+from handrail.run.answer import RecordedAnswer
+from handrail.run.place import RUN, Place, leading_call
+from handrail.run.record.begin import RunBegin, check_begun, decode_begin
+from handrail.run.record.lineage import Lineage, lineage_of
 from handrail.session.serialization import under_id
 
 

@@ -8,19 +8,22 @@ from typing import Any, Literal
 
 import msgspec
 
-from handrail.adapter.answer import FailedRequest, RecordedAnswer, total
-from handrail.adapter.run_record import RunBegin, RunOutcome, decode_begin, decode_outcome
 from handrail.content import Attachment
+from handrail.errors import SessionUnknown
 from handrail.events import ToolInvoked
-from handrail.journals import Journal
-from handrail.messages import AssistantMessage, ToolMessage, Traits, Usage
+from handrail.journal.protocol import Journal
+from handrail.journal.records import OVER, CommitUnit, Entry, QuestionRecord, RunRow
+from handrail.messages import AssistantMessage, Message, ToolMessage, Traits, Usage
 from handrail.models.prices import tariff_of
-from handrail.place import RUN, Place
-from handrail.records import OVER, CommitUnit, Entry, QuestionRecord, RunRow
-from handrail.replay.marks import Tried
-from handrail.replay.records import InnerCall, text_of
 from handrail.resources.directory.recovery import Unapplied
+from handrail.run.answer import FailedRequest, RecordedAnswer, total
+from handrail.run.place import RUN, Place
+from handrail.run.record.begin import RunBegin, RunOutcome, decode_begin, decode_outcome
+from handrail.run.record.format import InnerCall, Tried, text_of
+from handrail.run.record.lineage import retold
+from handrail.run.record.resume import load_session
 from handrail.runs.unapplied import unapplied
+from handrail.session import Session
 from handrail.session.serialization import name_of
 
 Standing = Literal["queued", "running", "parked", "interrupted", "done", "failed", "cancelled"]
@@ -414,3 +417,29 @@ def attached_in(result: bytes) -> tuple[Attachment, ...]:
     if b'"attachments"' not in result:
         return ()
     return msgspec.json.decode(result, type=_Attached).attachments
+
+
+async def session(
+    journal: Journal, session_id: str, *, principal: str, session: Session | None = None
+) -> Session:
+    """Return a principal's session, with everything that its runs have committed, and what was said in finished runs.
+
+    A run can begin on the returned session until another run works on the session. Then it must be loaded again. Raises
+    `SessionUnknown` if the principal has no run in a session with this id. If the session was created with its own slice rules,
+    pass `session`: an empty session with the same id and rules.
+    """
+    rows = await journal.runs.list(session_id=session_id, principal=principal)
+    if not rows:
+        raise SessionUnknown(session_id, principal)
+    return await load_session(journal, rows[0], session)
+
+
+async def said(journal: Journal, run_id: str) -> list[Message]:
+    """Return the messages that a run has added to its session's conversation so far.
+
+    For an unfinished run they come from the record, in which open calls have no result. Such messages can be shown,
+    but can't be sent to a model. Raises `RunError` if the run is unfinished and has begun, and an earlier run of its session
+    is not over.
+    """
+    row = await journal.runs.get(run_id)
+    return decode_outcome(row).messages if row.status in OVER else await retold(journal, row)

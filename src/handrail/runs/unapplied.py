@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from handrail.adapter.run_lease import acquire_run
-from handrail.adapter.undone_calls import UndoneCall
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.concurrency.threads import run_in_thread
 from handrail.errors import HandrailError, RunError
-from handrail.journals import Journal
-from handrail.records import CommitUnit, Entry
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CommitUnit, Entry
+from handrail.run.record.lease import acquire_run
+from handrail.run.record.undone import UndoneCall
 from handrail.runs.undo import check_nobody_works
-from handrail.threads import run_in_thread
 
 if TYPE_CHECKING:
     from handrail.resources.directory.recovery import Unapplied

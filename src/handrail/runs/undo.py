@@ -7,17 +7,17 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from handrail.adapter.run_lease import acquire_run, is_executing
-from handrail.adapter.run_record import heed_undone
-from handrail.adapter.undone_calls import UndoneCall, runs_of_others, undone_in
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.concurrency.threads import run_in_thread
 from handrail.errors import Conflict, FileError, RunBusy, RunError, UndoRefused
-from handrail.journals import Journal
-from handrail.place import Place
-from handrail.records import CallKey, CommitUnit, Entry, RunRecord, RunRow
-from handrail.replay.records import InnerCall
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CallKey, CommitUnit, Entry, RunRecord, RunRow
+from handrail.run.place import Place
+from handrail.run.record.begin import heed_undone
+from handrail.run.record.format import InnerCall
+from handrail.run.record.lease import acquire_run, is_executing
+from handrail.run.record.undone import UndoneCall, runs_of_others, undone_in
 from handrail.session import Session
-from handrail.threads import run_in_thread
 
 
 @runtime_checkable

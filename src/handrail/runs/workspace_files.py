@@ -16,15 +16,14 @@ from pathlib import Path
 import msgspec
 
 from handrail.agent import Agent
+from handrail.concurrency.threads import run_in_thread
 from handrail.context import ToolContext
-from handrail.dispatch.turn import ToolCall
 from handrail.errors import FileError, RunError, WorkspaceNotFoundError
 from handrail.journal.location import has_journal
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
+from handrail.journal.records import WorkspaceLine
 from handrail.messages import ModelRequest, ToolMessage
 from handrail.models.scripted import ScriptedModel
-from handrail.records import WorkspaceLine
-from handrail.rendering import counted
 from handrail.resources.directory.content import version_of
 from handrail.resources.file_view import fork_behind
 from handrail.resources.mount import Layered
@@ -33,7 +32,8 @@ from handrail.resources.workspace import Workspace
 from handrail.resources.workspace.cache import PERMISSIONS, WorkspaceCache
 from handrail.resources.workspace.filesystem import check_size
 from handrail.resources.workspace.workspace import bring, is_ignored
-from handrail.threads import run_in_thread
+from handrail.run.turn import ToolCall
+from handrail.text.rendering import counted
 from handrail.tools import tool
 
 _CALL = "put"

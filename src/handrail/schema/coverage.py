@@ -16,7 +16,7 @@ import msgspec
 import pydantic_core
 from pydantic import BaseModel, RootModel, SecretBytes, SecretStr
 
-from handrail.schema.kinds import write_path
+from handrail.schema.problems import write_path
 from handrail.schema.secrets import MASK
 
 _MISSING = object()

@@ -14,8 +14,7 @@ import pydantic_core
 from pydantic import Secret, SecretStr, TypeAdapter
 from pydantic_core import core_schema
 
-from handrail.schema.kinds import write_path
-from handrail.schema.problems import Location, forms_of, inside, location_of
+from handrail.schema.problems import Location, forms_of, inside, location_of, write_path
 
 MASK = str(SecretStr("any"))
 """The text that replaces a secret in everything that is shown or recorded."""

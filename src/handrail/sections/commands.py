@@ -14,8 +14,8 @@ from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
 from handrail.resources.shell import Shell
 from handrail.resources.shell.shell_errors import ShellError
-from handrail.schema.kinds import describe_kind
-from handrail.spelling import checked_arguments
+from handrail.schema.problems import describe_kind
+from handrail.text.spelling import checked_arguments
 from handrail.tools import Tool, ToolResult, tool
 
 _TEMPLATE = """\

@@ -16,7 +16,7 @@ from handrail.errors import FileError
 from handrail.guard.read_before_write import ReadBeforeWritePolicy
 from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 from handrail.tools import PathArg, Tool, ToolResult, tool
 
 PAGE_LINES = 400

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from handrail.accounts import Account, Note, SignIn
 from handrail.errors import DefinitionError
+from handrail.journal.accounts import Account, Note, SignIn
 from handrail.journal.location import create_folders, create_private_file, find_exposure
 from handrail.journal.schema import describe_difference, distrust_schema, expected_schema, read_schema
 

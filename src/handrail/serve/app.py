@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 from handrail.errors import DefinitionError
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
 from handrail.serve.access_log import AccessLog
 from handrail.serve.feed import Streams
 from handrail.serve.inbox import Inbox

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Message, Receive
 
+from handrail.concurrency.threads import run_in_thread
 from handrail.schema.size import MOST_VALUES, count_values
 from handrail.serve.refusals import RequestRefused
-from handrail.threads import run_in_thread
 
 T = TypeVar("T")
 

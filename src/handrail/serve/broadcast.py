@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from handrail.broadcasts import Broadcasts, Watcher
 from handrail.errors import HandrailError
+from handrail.journal.protocol import Broadcasts, Watcher
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.feed import Feed
 

@@ -12,8 +12,8 @@ import msgspec
 from handrail.clock import Clock
 from handrail.errors import HandrailError, RunBusy
 from handrail.events import Emitted
-from handrail.journals import Journal
-from handrail.records import Entry
+from handrail.journal.protocol import Journal
+from handrail.journal.records import Entry
 from handrail.serve.agui.wire_events import plain_json
 
 log = logging.getLogger("handrail.serve")

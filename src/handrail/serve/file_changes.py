@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from handrail import runs
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
 from handrail.serve.agui.wire_events import format_time
 from handrail.serve.live_run import LiveRun
 from handrail.serve.thread import Thread

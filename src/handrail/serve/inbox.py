@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from handrail.errors import AnswerRefused
 from handrail.journal.answers import check_digest
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
 from handrail.question import Answer, Question, Vote
 from handrail.serve.agui.wire_events import custom
 from handrail.serve.people import Person

@@ -8,23 +8,23 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.cancellation import shielded
+from handrail.concurrency.cancellation import shielded
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunParked
 from handrail.events import ApprovalDecided, Emitted, PromptRendered, QuestionAnswered, ToolInvoked
+from handrail.journal.records import CommitUnit
 from handrail.messages import Message
-from handrail.place import is_in_run
 from handrail.protocols import Environment
 from handrail.question import Answer, Question, Quorum
-from handrail.raised_errors import place_of
-from handrail.records import CommitUnit
-from handrail.replay.parked_run import Parking
+from handrail.run.place import is_in_run
+from handrail.run.record.parking import Parking
 from handrail.serve.agui.translator import Translator
 from handrail.serve.emissions import Emissions
 from handrail.serve.feed import Event, Feed
+from handrail.text.raised_errors import place_of
 from handrail.tools import RunMode
 
 if TYPE_CHECKING:
-    from handrail.adapter.stream import RunStream
+    from handrail.run.response import RunStream
     from handrail.session import Session
 
 log = logging.getLogger("handrail.serve")

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from handrail import runs
-from handrail.broadcasts import Broadcasts
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.ids import NewId, random_id
-from handrail.journals import Journal
-from handrail.place import is_in_run
-from handrail.records import RunRow
+from handrail.journal.protocol import Broadcasts, Journal
+from handrail.journal.records import RunRow
+from handrail.run.place import is_in_run
 from handrail.serve.broadcast import Broadcast, Opening
 from handrail.serve.live_run import LiveRun, Voters
 from handrail.serve.principals import parse_session_id
@@ -22,7 +21,7 @@ from handrail.serve.thread import Setup, Thread
 from handrail.serve.thread_messages import messages_in, nested_messages_in, render_thread
 
 if TYPE_CHECKING:
-    from handrail.adapter.stream import RunStream
+    from handrail.run.response import RunStream
 
 
 class Narration:

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from handrail.accounts import Account, Accounts, Note, SignIn
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
+from handrail.journal.accounts import Account, Accounts, Note, SignIn
 from handrail.serve.accounts_file import AccountsFile
 from handrail.serve.roles import ROLES, Action, may
 
 if TYPE_CHECKING:
-    from handrail.journals import Journal
+    from handrail.journal.protocol import Journal
 
 log = logging.getLogger("handrail.serve")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from handrail.errors import DefinitionError
 
 if TYPE_CHECKING:
-    from handrail.journals import Journal
+    from handrail.journal.protocol import Journal
     from handrail.resources.directory import DirectoryFilesystem
 
 PLACEHOLDER = "{principal}"

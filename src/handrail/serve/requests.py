@@ -13,7 +13,7 @@ import msgspec
 import pydantic_core
 from starlette.requests import Request
 
-from handrail.records import Mark
+from handrail.journal.records import Mark
 from handrail.serve.bodies import parse_body
 from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.principals import ID, ID_RULE

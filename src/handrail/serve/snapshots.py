@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from handrail.adapter.answer import FailedRequest, Unanswered, total
-from handrail.adapter.run_record import decode_begin, decode_outcome
 from handrail.errors import JournalAltered
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
+from handrail.journal.records import OVER, RunRow
 from handrail.messages import AssistantMessage, Usage
-from handrail.place import RUN, Place, inner_call_id, is_in_run
 from handrail.question import Question
-from handrail.records import OVER, RunRow
+from handrail.run.answer import FailedRequest, Unanswered, total
+from handrail.run.place import RUN, Place, inner_call_id, is_in_run
+from handrail.run.record.begin import decode_begin, decode_outcome
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.interrupts import closed_json, holder, question_json

@@ -12,22 +12,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
-from handrail.adapter import Adapter
 from handrail.agent import Agent
 from handrail.errors import DefinitionError, HandrailError
 from handrail.neighbours import import_app, load_file, search
 from handrail.prompt import Prompt
-from handrail.raised_errors import with_place
+from handrail.run.adapter import Adapter
 from handrail.serve.principal_files import PrincipalFiles
 from handrail.session import Session
+from handrail.text.raised_errors import with_place
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from handrail.adapter.stream import RunStream
-    from handrail.dispatch.options import ResumeArguments, RunArguments
+    from handrail.journal.records import RunRecord
     from handrail.messages import Model
-    from handrail.records import RunRecord
+    from handrail.run.options import ResumeArguments, RunArguments
+    from handrail.run.response import RunStream
     from handrail.workers import WorkerRegistry
 
 

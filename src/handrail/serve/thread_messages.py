@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from handrail.adapter.answer import RecordedAnswer
-from handrail.adapter.conversation import ROOT, Conversation
 from handrail.events import MessageAdded, ToolInvoked
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
+from handrail.journal.records import Entry, RunRow
 from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage, UserMessage
-from handrail.place import Place, is_in_run, split_run_id
-from handrail.records import Entry, RunRow
-from handrail.replay.records import InnerCall, text_of
+from handrail.run.answer import RecordedAnswer
+from handrail.run.conversation import ROOT, Conversation
+from handrail.run.place import Place, is_in_run, split_run_id
+from handrail.run.record.format import InnerCall, text_of
 from handrail.serve.agui.message_writer import answer_json, call_json, result_id, shorten
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.attachments import parts_of

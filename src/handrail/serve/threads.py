@@ -12,14 +12,14 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from handrail.adapter.run_record import decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import JournalAltered
 from handrail.ids import NewId, random_id
-from handrail.journals import Journal
+from handrail.journal.protocol import Journal
+from handrail.journal.records import OVER, Mark, RunRecord, RunRow, SessionRow
 from handrail.messages import Usage
-from handrail.records import OVER, Mark, RunRecord, RunRow, SessionRow
-from handrail.replay.parked_run import is_due
+from handrail.run.record.begin import decode_begin
+from handrail.run.record.parking import is_due
 from handrail.runs import list_runs, show
 from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import format_time

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from handrail.broadcasts import Batch, Broadcasts, Watcher
 from handrail.errors import HandrailError, JournalError
-from handrail.journals import Journal
-from handrail.records import OVER
+from handrail.journal.protocol import Batch, Broadcasts, Journal, Watcher
+from handrail.journal.records import OVER
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.broadcast import Opening, Said, decode
 from handrail.serve.feed import Feed

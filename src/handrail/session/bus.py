@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from asyncio import CancelledError, _get_running_loop  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
+from asyncio import (
+    CancelledError,
+    _get_running_loop,  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
+)
+from collections import deque
 from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
@@ -14,15 +18,68 @@ import msgspec
 from pydantic import BaseModel
 
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.concurrency.timers import timers_of
 from handrail.errors import EventRefused
 from handrail.events import Emitted
-from handrail.session.own_thread import OwnThread
-from handrail.timers import timers_of
+
+log = logging.getLogger("handrail.events")
+
+MOST = 10_000
+"""How many events may wait for one subscriber. Later ones are dropped."""
+
+
+class OwnThread:
+    """A subscriber whose events are queued, and delivered in order on a daemon thread.
+
+    The thread exists only while events wait. If more than `MOST` wait, the newest are dropped, and a warning says so once.
+    """
+
+    __slots__ = ("_is_running", "_lock", "_name", "_waiting", "_warned", "listener")
+
+    def __init__(self, listener: Callable[[Any], None], name: str) -> None:
+        self.listener = listener
+        self._name = name
+        self._lock = threading.Lock()
+        self._waiting: deque[object] = deque()
+        self._is_running = False
+        self._warned = False
+
+    def __call__(self, event: object) -> None:
+        with self._lock:
+            if len(self._waiting) >= MOST:
+                if not self._warned:
+                    self._warned = True
+                    log.warning(
+                        "%d events wait for the subscriber %s; newer ones are dropped", MOST, self._name
+                    )
+                return
+            self._waiting.append(event)
+            if self._is_running:
+                return
+            self._is_running = True
+        threading.Thread(target=self._deliver, name=f"handrail-{self._name}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Drop the events that wait, because the subscription has ended."""
+        with self._lock:
+            self._waiting.clear()
+
+    def _deliver(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._is_running = False
+                    return
+                event = self._waiting.popleft()
+            try:
+                self.listener(event)
+            except (Exception, CancelledError, GeneratorExit):
+                log.exception("a subscriber to %s raised; the run goes on", type(event).__name__)
+
 
 T = TypeVar("T")
 Listener = Callable[[Any], None]
 
-log = logging.getLogger("handrail.events")
 
 SLOW = 0.1
 """Seconds after which a subscriber counts as blocking."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
-from handrail.claims import WHOLE, WHOLE_READ, Places
+from handrail.concurrency.claims import WHOLE, WHOLE_READ, Places
 from handrail.errors import Conflict, ContextExpired
 from handrail.protocols import Slice
 from handrail.session.bus import Dispatcher

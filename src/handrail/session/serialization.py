@@ -15,7 +15,7 @@ from pydantic.errors import PydanticUserError
 from handrail.errors import Conflict, EventRefused, SessionError
 from handrail.ids import NewId, random_id
 from handrail.protocols import RunMode
-from handrail.schema.kinds import describe_kind, write_path
+from handrail.schema.problems import describe_kind, write_path
 from handrail.session.fork import SessionFork
 from handrail.session.kinds import is_kind, kind_named, name_of, remember
 from handrail.session.session import Session

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast, get_args
 
-from handrail.claims import Claims
+from handrail.concurrency.claims import Claims
 from handrail.errors import DefinitionError, ReducerError, SessionError
 from handrail.events import ApprovalRemembered, ApprovalRevoked, Fact
 from handrail.ids import NewId, check_id, random_id
@@ -39,7 +39,7 @@ from handrail.session.slices import (
     rules_of,
     slices_marked_for,
 )
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 
 T = TypeVar("T")
 

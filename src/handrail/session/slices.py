@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from handrail.errors import DefinitionError, ReducerError
 from handrail.events import Fact
-from handrail.schema.kinds import describe_kind
+from handrail.schema.problems import describe_kind
 from handrail.session.items import Items, Table
 from handrail.session.kinds import declare
 

@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar, cast, overload
 
-from handrail.callbacks import Callback
+from handrail.concurrency.deadline import Deadline
+from handrail.concurrency.isolation import Callback
+from handrail.concurrency.operation import DONE, Done, Home, Operation
+from handrail.concurrency.threads import background_loop, run_on
 from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.context import (
     AgentContext,
@@ -36,18 +39,15 @@ from handrail.context import (
     WorkerFacts,
     WorkerUserContext,
 )
-from handrail.deadline import Deadline
 from handrail.errors import CallFailed, Declined, NotSupported
 from handrail.events import ApprovalRemembered
-from handrail.limits import BudgetTracker, Heartbeat
-from handrail.operation import DONE, Done, Home, Operation
-from handrail.place import RUN
 from handrail.question import Wording
 from handrail.resources.memory import MemoryFilesystem
+from handrail.run.limits import BudgetTracker, Heartbeat
+from handrail.run.place import RUN
 from handrail.schema import Schema, to_json
 from handrail.session import Session
 from handrail.session.bus import check_event
-from handrail.threads import background_loop, run_on
 from handrail.tools import Tool, ToolResult
 
 T = TypeVar("T")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from handrail.concurrency.operation import gather
 from handrail.context import ToolContext
-from handrail.dispatch import open_gate
 from handrail.errors import Conflict, ContextExpired
-from handrail.operation import gather
+from handrail.journal.records import CallKey
 from handrail.protocols import Forkable
-from handrail.records import CallKey
 from handrail.resources.bindings import given
+from handrail.run import open_gate
 from handrail.session import Session
 from handrail.tools import tool
 

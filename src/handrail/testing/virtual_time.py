@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from handrail.threads import threads_at_work
+from handrail.concurrency.threads import threads_at_work
 
 T = TypeVar("T")
 

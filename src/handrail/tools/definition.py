@@ -15,7 +15,7 @@ from handrail.protocols import RunMode
 from handrail.schema import JsonSchema, Schema, Validate, clear_json, refuse_masks
 from handrail.schema.secrets import WITHHELD
 from handrail.schema.size import LONG, check_size
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 from handrail.tools.checks import Copy, check, check_words
 from handrail.tools.effect import EFFECTS, Effect
 from handrail.tools.path_arguments import Access, NamedPath, PathFinder

@@ -34,9 +34,8 @@ from pydantic.warnings import UnsupportedFieldAttributeWarning
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidationError
 from handrail.schema import Schema
-from handrail.schema.kinds import to_plain
-from handrail.schema.problems import describe
-from handrail.spelling import check_arguments
+from handrail.schema.problems import describe, to_plain
+from handrail.text.spelling import check_arguments
 from handrail.tools.definition import Tool, ToolOptions
 from handrail.tools.result import ToolResult, plain_result
 from handrail.tools.signature import (

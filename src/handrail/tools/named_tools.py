@@ -11,8 +11,8 @@ from typing import Any
 
 from handrail.errors import DefinitionError
 from handrail.protocols import ToolPolicy
-from handrail.rendering import escape_line
-from handrail.spelling import nearest
+from handrail.text.rendering import escape_line
+from handrail.text.spelling import nearest
 from handrail.tools.definition import Tool
 
 log = logging.getLogger("handrail")

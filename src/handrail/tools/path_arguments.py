@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from handrail.errors import DefinitionError
 from handrail.schema.problems import describe
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 
 Access = Literal["read", "write"]
 

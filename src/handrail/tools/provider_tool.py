@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from handrail.errors import ToolDefinitionError
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 from handrail.tools.definition import Tool
 
 ProviderToolName = Literal["web_search", "web_fetch", "code_execution", "file_search"]

@@ -12,7 +12,7 @@ import msgspec
 from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.errors import CallFailed
 from handrail.schema import to_json
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 
 _BYTES = re.compile("(?<![\ud800-\udbff])[\udc80-\udcff]")
 """Characters that Python uses in a file name for bytes that are not valid UTF-8."""

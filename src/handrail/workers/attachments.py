@@ -24,7 +24,7 @@ from handrail.errors import (
 )
 from handrail.messages import Model
 from handrail.protocols import Filesystem
-from handrail.schema.kinds import describe_kind
+from handrail.schema.problems import describe_kind
 from handrail.tools import Tool, tool
 from handrail.workers.front_matter import AttachmentRule
 

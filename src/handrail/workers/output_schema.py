@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, Union, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, create_model, model_validator
 from pydantic_core import SchemaError
 
-from handrail.adapter.response import PlainAnswer
 from handrail.errors import DefinitionError
+from handrail.run.response import PlainAnswer
 from handrail.schema import Schema
-from handrail.schema.kinds import as_count
+from handrail.schema.problems import as_count
 from handrail.workers.problems import Refuse
 
 _BOUNDS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from handrail.errors import WorkerError
-from handrail.spelling import nearest
+from handrail.text.spelling import nearest
 
 Refuse = Callable[[str, str, str], None]
 """A function that reports a problem, given its place in the front matter, what is wrong there, and a hint."""

@@ -9,22 +9,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from handrail.adapter import Adapter, PromptResponse
-from handrail.adapter.stream import RunStream
 from handrail.agent import strongest
 from handrail.clock import SYSTEM_CLOCK
+from handrail.concurrency.operation import Operation
 from handrail.content import Attachment
 from handrail.context import MessageCallback, RegistryView
-from handrail.dispatch.frame import Frame
-from handrail.dispatch.options import ResumeArguments, RunArguments, RunFiles, RunOptions, check_names
 from handrail.errors import DefinitionError, ResourceError, ToolValidationError, WorkerError
 from handrail.messages import Model
 from handrail.models.names import model_named
-from handrail.operation import Operation
 from handrail.prompt import Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import Filesystem, SessionView
-from handrail.spelling import checked_arguments
+from handrail.run.adapter import Adapter
+from handrail.run.frame import Frame
+from handrail.run.options import ResumeArguments, RunArguments, RunFiles, RunOptions, check_names
+from handrail.run.response import PromptResponse, RunStream
+from handrail.text.spelling import checked_arguments
 from handrail.tools import Effect, Tool
 from handrail.workers.attachments import NO_ATTACHMENTS, accept, message_with, visible_to
 from handrail.workers.creation import WorkerCreated, check_rights, creation_tools

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from handrail.adapter.response import ANSWER_TOOL
 from handrail.clock import Clock
+from handrail.concurrency.deadline import Deadline
 from handrail.context import RegistryView
-from handrail.deadline import Deadline
 from handrail.errors import DefinitionError, WorkerError
 from handrail.guard import (
     CapabilityPolicy,
@@ -18,12 +17,13 @@ from handrail.guard import (
     ReadBeforeWritePolicy,
     SequentialDependencyPolicy,
 )
-from handrail.limits import Budget
 from handrail.messages import Model
 from handrail.models.names import check_name, model_named, split_name, split_names
 from handrail.prompt import OPENER, MarkdownSection, Prompt, Section
 from handrail.protocols import SessionView, ToolPolicy
 from handrail.resources.shell import Allow, Shell
+from handrail.run.limits import Budget
+from handrail.run.response import ANSWER_TOOL
 from handrail.schema import JsonSchema
 from handrail.sections import FileTools, ShellTools
 from handrail.session.kinds import declare

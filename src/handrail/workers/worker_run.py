@@ -9,10 +9,8 @@ from typing import Any, cast
 
 import msgspec
 
-from handrail.adapter.call_adapter import CallAdapter
-from handrail.adapter.conversation import ROOT
 from handrail.agent import AgentTool, result_of
-from handrail.callbacks import Callback
+from handrail.concurrency.isolation import Callback
 from handrail.content import Attachment
 from handrail.context import (
     MessageCallback,
@@ -20,15 +18,17 @@ from handrail.context import (
     WorkerFacts,
     WorkerMessage,
 )
-from handrail.dispatch.attempt import Attempt
-from handrail.dispatch.frame import Frame
-from handrail.dispatch.options import RunOptions
 from handrail.errors import NotSupported
 from handrail.events import MessageAdded
 from handrail.messages import Model
-from handrail.replay.attachments import attached_to, load, store
+from handrail.run.attempt import Attempt
+from handrail.run.call_adapter import CallAdapter
+from handrail.run.conversation import ROOT
+from handrail.run.frame import Frame
+from handrail.run.options import RunOptions
+from handrail.run.record.attachments import attached_to, load, store
 from handrail.schema import to_json
-from handrail.spelling import nearest
+from handrail.text.spelling import nearest
 from handrail.tools import Effect, Tool, ToolResult
 from handrail.workers.attachments import (
     WorkerCall,

@@ -21,8 +21,8 @@ from handrail import (
     open_gate,
     tool,
 )
-from handrail.adapter.redemption import redeem
-from handrail.operation import Operation
+from handrail.concurrency.operation import Operation
+from handrail.run.redemption import redeem
 
 
 @dataclass(frozen=True)

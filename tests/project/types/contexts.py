@@ -6,6 +6,7 @@ from typing import Any, Literal, assert_type
 from pydantic import BaseModel, TypeAdapter
 
 from handrail import AgentContext, Deadline, Operation, ToolContext, ToolResult, UserContext
+from handrail.concurrency.operation import Done
 from handrail.context import (
     PROVIDER_REQUEST_ID,
     RATE_LIMIT,
@@ -16,7 +17,6 @@ from handrail.context import (
     RateLimit,
     WaitFor,
 )
-from handrail.operation import Done
 from handrail.protocols import RenderedPromptView
 from handrail.testing import agent_context, headless_context, user_context
 

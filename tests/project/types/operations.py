@@ -7,7 +7,7 @@ from typing import Any, assert_type
 import anyio
 
 from handrail import Operation, ToolContext, gather
-from handrail.operation import DONE
+from handrail.concurrency.operation import DONE
 
 
 async def work() -> int:

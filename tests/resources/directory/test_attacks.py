@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handrail.errors import Conflict, FileError, FileMissing, PathRefused
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory import DirectoryFilesystem, jail
 from handrail.resources.paths import MAX_PATH
 from support.filesystems import Folders

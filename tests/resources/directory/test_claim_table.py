@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, open_gate, tool
-from handrail.claims import GaveUp
+from handrail.concurrency.claims import GaveUp
 from handrail.errors import Conflict, UnfinishedCommit
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory import DirectoryFork
 from handrail.resources.directory import claim_table as module
 

@@ -23,8 +23,8 @@ from handrail.errors import (
     PathRefused,
     UndoRefused,
 )
+from handrail.journal.records import CallKey
 from handrail.protocols import Filesystem, Forkable
-from handrail.records import CallKey
 from handrail.resources.directory import DirectoryFork
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.disk import Disk
@@ -601,7 +601,7 @@ def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
     script = textwrap.dedent("""
         import os, sys
         from handrail import DirectoryFilesystem
-        from handrail.records import CallKey
+        from handrail.journal.records import CallKey
         from handrail.resources.directory.disk import Disk
         class Dying(Disk):
             def exchange(self, source, name, target, other):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from handrail.errors import FileError
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory import DirectoryFork
 from handrail.resources.shell import probe
 from support.filesystems import Folders, commit

@@ -11,7 +11,7 @@ import pytest
 
 from handrail import DirectoryFilesystem
 from handrail.errors import FileError, FileLimitReached
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory.disk import Disk
 from support import TESTS
 from support.crashing import snapshot

@@ -11,9 +11,9 @@ from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, tool
 from handrail.events import ToolInvoked
 from handrail.journal.calls import SqliteCalls
 from handrail.journal.database import Database
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CommitUnit
 from handrail.journal.sqlite import MemoryJournal
-from handrail.journals import Journal
-from handrail.records import CommitUnit
 from handrail.resources import given
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.recovery import Recovered

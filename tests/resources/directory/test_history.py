@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from handrail import DirectoryFilesystem
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory.disk import Disk
 from support.filesystems import Folders, aside, tree
 

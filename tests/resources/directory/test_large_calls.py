@@ -21,17 +21,16 @@ from handrail import (
     open_gate,
     tool,
 )
-from handrail.claims import GaveUp
 from handrail.clock import SystemClock
+from handrail.concurrency.claims import SLICE, GaveUp, Pace
+from handrail.concurrency.threads import is_on_loop
 from handrail.errors import ToolError
 from handrail.events import Progress, ToolInvoked
 from handrail.guard.feedback import CommandPassing, RunState
-from handrail.pace import SLICE, Pace
 from handrail.resources.shell import Allow, Shell
 from handrail.runs import undo
 from handrail.session import Session
 from handrail.testing import Person
-from handrail.threads import is_on_loop
 from support.loop_steps import LoopDisk, LoopSteps
 from support.workspaces import adapter, contents
 from support.workspaces import run as run_in_workspace

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handrail.errors import Conflict, ContextError, ContextExpired, EffectRefused, FileError
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory import DirectoryFork, Layers, layer_stack
 from support.filesystems import Folders, commit, tree
 

@@ -9,7 +9,7 @@ import pytest
 
 from handrail import DirectoryFilesystem, SqliteJournal
 from handrail.errors import FileError, UndoRefused
-from handrail.records import CommitUnit
+from handrail.journal.records import CommitUnit
 from handrail.resources.directory import Recovered
 from support.crashes import KILLED, Crashes, Killed, picked
 from support.crashing import RUN, snapshot

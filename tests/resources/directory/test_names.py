@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from handrail import DirectoryFilesystem, PathArg, ToolContext, tool
 from handrail.errors import FileMissing, PathRefused
+from handrail.journal.records import CallKey
 from handrail.journal.sqlite import MemoryJournal
-from handrail.records import CallKey
 from handrail.resources.directory import DirectoryFork
 from handrail.resources.paths import MAX_PATH, on_disk, parse_path, spelled
 from handrail.resources.shell import probe

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail import DirectoryFilesystem
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.long_paths import reach
 from handrail.resources.mount import remove_tree
 from handrail.resources.paths import spelled

@@ -16,8 +16,8 @@ import pytest
 
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, tool
 from handrail.errors import Conflict, FileError
+from handrail.journal.records import CallKey
 from handrail.journal.sqlite import MemoryJournal
-from handrail.records import CallKey
 from handrail.resources.directory import area
 from handrail.resources.directory.disk import Disk
 from handrail.resources.facts import Facts
@@ -280,7 +280,7 @@ def test_who_only_reads_a_file_is_not_in_the_way(folders: Folders):
 DYING = """
     import os, sys
     from handrail import DirectoryFilesystem
-    from handrail.records import CallKey
+    from handrail.journal.records import CallKey
     from handrail.resources.directory.disk import Disk
     class Dying(Disk):
         def exchange(self, source, name, target, other):

@@ -13,7 +13,7 @@ import pytest
 
 from handrail import DirectoryFilesystem
 from handrail.errors import FileError, UndoRefused
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory.commit import Manifest, Step
 from handrail.resources.directory.signature import MANIFEST, read_manifest
 from support import TESTS

@@ -8,7 +8,7 @@ import pytest
 
 from handrail import DirectoryFilesystem
 from handrail.errors import FileError, UndoRefused
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory.disk import Disk
 from support.crashing import snapshot
 from support.filesystems import Folders, fill

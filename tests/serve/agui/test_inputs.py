@@ -163,7 +163,7 @@ async def test_a_frontend_tool_that_failed_is_a_failed_call() -> None:
 
 def test_the_tools_of_a_recorded_run_are_found_in_its_record() -> None:
     """A client's tools can be restored from a run's record, without the client."""
-    from handrail.adapter.run_record import offer_of
+    from handrail.run.record.begin import offer_of
 
     made = frontend_tool("showMap", "Show it.", SCHEMA)
     (again,) = frontend_tools_of({"showMap": offer_of(made), "other": "[]"}, ["showMap"])

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from handrail import SqliteJournal
-from handrail.records import RunCopy, RunRecord, RunRow
+from handrail.journal.records import RunCopy, RunRecord, RunRow
 from support.browsers import PATIENCE, browser
 from support.served import serving
 from support.served_threads import begin

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from handrail.accounts import Account, Note, SignIn
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import JournalAltered, JournalError
+from handrail.journal.accounts import Account, Note, SignIn
 from handrail.journal.chains import Chains, fetch
 from handrail.journal.connection import Connection
 from handrail.journal.postgres.notices import ACCOUNTS

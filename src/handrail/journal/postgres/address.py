@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from handrail.errors import JournalError
-from handrail.secrets import replace_secret
+from handrail.text.secrets import replace_secret
 
 SCHEMES = ("postgresql://", "postgres://")
 DEFAULT_SCHEMA = "handrail"

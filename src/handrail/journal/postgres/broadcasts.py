@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from handrail.broadcasts import Batch, Watcher
 from handrail.journal.connection import Connection
 from handrail.journal.postgres.notices import SAID, WATCHED
+from handrail.journal.protocol import Batch, Watcher
 
 if TYPE_CHECKING:
     from handrail.journal.postgres.database import PostgresDatabase

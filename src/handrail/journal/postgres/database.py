@@ -14,8 +14,8 @@ import msgspec
 import psycopg
 from psycopg import errors
 
-from handrail.cancellation import Pending
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.concurrency.cancellation import Pending
 from handrail.errors import HandrailError, JournalError
 from handrail.journal.chains import NewRecord
 from handrail.journal.connection import Connection

@@ -21,7 +21,7 @@ from handrail.journal.runs import SqliteRuns
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.votes import SqliteVotes
 from handrail.journal.workspaces import SqliteWorkspaces
-from handrail.spelling import checked_arguments
+from handrail.text.spelling import checked_arguments
 
 
 @checked_arguments

@@ -22,7 +22,7 @@ from handrail.journal.queue import SqliteQueue
 
 if TYPE_CHECKING:
     from handrail.journal.postgres.database import PostgresDatabase
-    from handrail.journals import Check, Mask
+    from handrail.journal.protocol import Check, Mask
     from handrail.protocols import Asker
     from handrail.question import Answer, Question
 

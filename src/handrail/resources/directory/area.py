@@ -25,10 +25,11 @@ from typing import Literal
 import msgspec
 
 from handrail.clock import Clock
+from handrail.concurrency.claims import SLICE
+from handrail.concurrency.threads import is_on_loop
 from handrail.errors import Conflict, FileError, UndoRefused, UnfinishedCommit
 from handrail.ids import random_id
-from handrail.pace import SLICE
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory.claim_table import ClaimTable, Record
 from handrail.resources.directory.commit import Commit, Manifest, Step, opposites, shown_version
 from handrail.resources.directory.content import version_of
@@ -49,7 +50,6 @@ from handrail.resources.directory.staging import (
     status_of,
 )
 from handrail.resources.paths import ancestors
-from handrail.threads import is_on_loop
 
 log = logging.getLogger("handrail.files")
 

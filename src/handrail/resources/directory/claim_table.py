@@ -36,7 +36,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from handrail.claims import ADD, WRITE, GaveUp, Places, Stop, clash, never
+from handrail.concurrency.claims import ADD, WRITE, GaveUp, Places, Stop, clash, never
 from handrail.errors import Conflict, FileError, UnfinishedCommit
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, refusal

@@ -22,28 +22,100 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
+import signal
 import stat
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NoReturn
 
 import msgspec
 
-from handrail.claims import ADD, USE, WRITE, Stop, never
+from handrail.concurrency.claims import ADD, AT_ONCE, USE, WRITE, Pace, Stop, never
 from handrail.errors import Conflict, FileError
-from handrail.pace import AT_ONCE, Pace
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory.claim_table import ClaimTable, FolderClaim
-from handrail.resources.directory.commit_folders import Folders
 from handrail.resources.directory.content import identity, version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.history import Sizes
 from handrail.resources.directory.jail import Jail, open_beneath, refusal
-from handrail.resources.directory.writers import Busy, Unexpected, unwritten
 from handrail.resources.facts import Facts
 from handrail.resources.paths import ancestors, join, on_disk, reserved_in, spelled, split
+
+
+class Folders:
+    """The folders that a commit changes. Each is opened once, through the jail."""
+
+    def __init__(self, jail: Jail, slots: Path) -> None:
+        self._jail = jail
+        self._open: dict[str, int] = {}
+        self.slots = os.open(slots, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def open(self, folder: str) -> int:
+        fd = self._open.get(folder)
+        if fd is None:
+            fd = self._open[folder] = self._jail.folder(folder, os.O_RDONLY)
+        return fd
+
+    def sync(self, disk: Disk) -> None:
+        """Sync every folder that was opened.
+
+        A rename changes two folders atomically, so the slots' folder need not be synced.
+        """
+        for fd in self._open.values():
+            disk.sync_folder(fd)
+
+    def close(self) -> None:
+        for fd in (*self._open.values(), self.slots):
+            os.close(fd)
+        self._open.clear()
+
+
+class Unexpected(Exception):
+    """Raised if a path does not hold the content that a step expects there."""
+
+
+class Busy(Unexpected):
+    """Raised if a program is writing to the file that a step displaces."""
+
+
+_SET_SIGNAL = 10
+"""Number of the `F_SETSIG` command of `fcntl`, which Python does not name."""
+
+
+@contextlib.contextmanager
+def unwritten(folder: int, name: str, found: os.stat_result) -> Generator[Callable[[], bool]]:
+    """Check that no program has a file open for writing, and yield a function that returns whether this is still so.
+
+    `found` is the file's status. Raises `Busy` if a program has the file open for writing. Some files count as unwritten
+    without a check: files that this process can't open or lease, such as those of other users; files on a disk without
+    leases; pipes and other special files.
+    """
+    fd = -1
+    try:
+        with contextlib.suppress(OSError):  # somebody has replaced the file, or this process may not read it
+            if stat.S_ISREG(found.st_mode):
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+                # If somebody opens a leased file, this process gets a signal. The default signal would end the process.
+                fcntl.fcntl(fd, _SET_SIGNAL, signal.SIGURG)
+        if fd >= 0 and not _has_no_writer(fd):
+            raise Busy
+        yield lambda: fd < 0 or _has_no_writer(fd)
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _has_no_writer(fd: int) -> bool:
+    """Return False if somebody has a file open for writing, and True if nobody has or the kernel can't tell."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno != errno.EAGAIN  # any other error means that this process can't get a lease at all
+    return True
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):

@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from handrail.claims import Places, Stop
+from handrail.concurrency.claims import SLICE, Places, Stop
 from handrail.errors import Conflict, ContextError, ContextExpired, FileError
-from handrail.journals import Journal
-from handrail.pace import SLICE
-from handrail.records import CallKey
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CallKey
 from handrail.resources.directory.claim_table import FolderClaim
 from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.content import (

@@ -10,12 +10,13 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from itertools import count, islice
 from pathlib import Path
 
-from handrail.claims import Claim, Claims, Places
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.concurrency.claims import Claim, Claims, Places
+from handrail.concurrency.operation import Operation
+from handrail.concurrency.threads import is_on_loop
 from handrail.errors import Conflict, DefinitionError, UndoRefused
-from handrail.journals import Journal
-from handrail.operation import Operation
-from handrail.records import CallKey
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CallKey
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.content import UNSEEN, node_of
@@ -28,8 +29,7 @@ from handrail.resources.directory.recovery import Recovered, recover
 from handrail.resources.directory.staging import case_insensitive, default_staging
 from handrail.resources.layer import ABSENT, FileLimits, Listing, Node, refuse_claimed
 from handrail.resources.paths import join, split
-from handrail.spelling import checked_arguments
-from handrail.threads import is_on_loop
+from handrail.text.spelling import checked_arguments
 
 DIRECTORY_LIMITS = FileLimits(max_total_size=16 * 1024 * 1024 * 1024)
 """Default limits of a directory: how much one call may change, and the maximum size of a file that can be read."""

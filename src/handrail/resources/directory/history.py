@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from handrail.clock import Clock
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory.disk import Disk
 
 _DROPPED = "dropped"

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import msgspec
 
+from handrail.concurrency.claims import SLICE
 from handrail.errors import FileError
-from handrail.pace import SLICE
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.content import Held, Link, OnDisk, Special, facts_of, version_of
 from handrail.resources.directory.disk import Disk

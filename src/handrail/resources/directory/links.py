@@ -23,9 +23,8 @@ from typing import Any, cast
 
 import msgspec
 
-from handrail.claims import claims_on_folder
+from handrail.concurrency.claims import claims_on_folder
 from handrail.errors import Conflict, FileError, PathRefused
-from handrail.patterns import is_plain
 from handrail.protocols import FileInfo, Match
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.content import Held, OnDisk, Special, is_link
@@ -35,6 +34,7 @@ from handrail.resources.layer import TOP, Layer, Node, Shared
 from handrail.resources.paths import join, on_disk, parse_file_path, parse_path, reserved_in, spelled, split
 from handrail.resources.search import encode, line_pattern, sorted_matches
 from handrail.resources.startup_files import HOOKS, PLACES, run_by
+from handrail.text.patterns import is_plain
 
 _SMALL_FOLDER = 4096
 """The size of a folder, in bytes, up to which listing it costs less than looking up all startup files."""

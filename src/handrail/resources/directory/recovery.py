@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 
+from handrail.concurrency.threads import run_in_thread
 from handrail.errors import RunUnknown
-from handrail.journals import Journal
-from handrail.records import CommitUnit
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CommitUnit
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.commit import Commit, Manifest, shown_version
 from handrail.resources.directory.content import version_of
@@ -33,7 +34,6 @@ from handrail.resources.directory.staging import (
     staging_folders,
     status_of,
 )
-from handrail.threads import run_in_thread
 
 log = logging.getLogger("handrail.files")
 

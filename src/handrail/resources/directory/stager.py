@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from handrail.concurrency.claims import Pace
 from handrail.errors import Conflict, FileError
-from handrail.pace import Pace
-from handrail.records import CallKey
+from handrail.journal.records import CallKey
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.commit import Commit, Manifest, Step, digest, shown_version
 from handrail.resources.directory.content import (

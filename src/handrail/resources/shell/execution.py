@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.clock import Clock
+from handrail.concurrency.threads import run_in_thread
 from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
 from handrail.resources.installation import Place, installed_in
 from handrail.resources.mount import Layers, mask_reserved, remove_tree
@@ -31,7 +32,6 @@ from handrail.resources.shell.request import (
 from handrail.resources.shell.rules import shown
 from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellError, ShellUnavailable
 from handrail.resources.shell.support import Support, probe
-from handrail.threads import run_in_thread
 
 Backend = Literal["overlay", "copy"]
 _STAGED_INSIDE = (

@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from types import EllipsisType
 
-from handrail.patterns import Pattern, compile_pattern
 from handrail.resources.shell.shell_errors import CommandRefused, RuleError
-from handrail.spelling import checked_arguments
+from handrail.text.patterns import Pattern, compile_pattern
+from handrail.text.spelling import checked_arguments
 
 MAX_ARGUMENT = 128 * 1024 - 1
 """Maximum bytes in one argument, as in Linux."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.concurrency.threads import run_in_thread
 from handrail.errors import DefinitionError
 from handrail.protocols import Filesystem
 from handrail.resources.file_view import fork_behind
@@ -26,8 +27,7 @@ from handrail.resources.shell.exposure import checked_exposed
 from handrail.resources.shell.rules import Allow, Rules
 from handrail.resources.shell.shell_errors import ShellUnavailable
 from handrail.resources.shell.support import Support, probe
-from handrail.spelling import checked_arguments
-from handrail.threads import run_in_thread
+from handrail.text.spelling import checked_arguments
 
 OUTPUT_LIMIT = 64 * 1024
 """Default maximum bytes of output to keep."""

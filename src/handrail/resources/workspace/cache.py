@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.records import WorkspaceChange, WorkspaceFile
+from handrail.journal.records import WorkspaceChange, WorkspaceFile
 from handrail.resources.directory.content import version_of
 from handrail.resources.paths import is_reserved, join, on_disk, spelled
 

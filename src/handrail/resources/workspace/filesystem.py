@@ -15,9 +15,9 @@ from collections.abc import Collection, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from handrail.claims import Stop
+from handrail.concurrency.claims import Stop
 from handrail.errors import Conflict, FileError, FileLimitReached, UndoRefused
-from handrail.records import (
+from handrail.journal.records import (
     WORKSPACE,
     CallKey,
     WorkspaceChange,

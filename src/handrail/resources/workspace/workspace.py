@@ -11,16 +11,16 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
-from handrail.cancellation import finish
+from handrail.concurrency.cancellation import finish
+from handrail.concurrency.threads import run_in_thread
 from handrail.errors import DefinitionError, JournalError
-from handrail.journals import Journal, Workspaces
-from handrail.records import WORKSPACE, WorkspaceFile, WorkspaceRow, workspace_name
+from handrail.journal.protocol import Journal, Workspaces
+from handrail.journal.records import WORKSPACE, WorkspaceFile, WorkspaceRow, workspace_name
 from handrail.resources.directory.filesystem import DIRECTORY_LIMITS
 from handrail.resources.layer import FileLimits
 from handrail.resources.workspace.cache import WorkspaceCache
 from handrail.resources.workspace.filesystem import WorkspaceFilesystem
-from handrail.spelling import checked_arguments
-from handrail.threads import run_in_thread
+from handrail.text.spelling import checked_arguments
 
 IGNORED = ("__pycache__", "node_modules", ".venv")
 """Default for `ignore`: the names of files and folders that stay on the host where they were created."""

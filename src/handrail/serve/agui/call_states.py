@@ -24,8 +24,8 @@ from ag_ui.core import (
 from handrail.clock import Clock
 from handrail.events import ModelResponded, Progress, ToolInvoked, ToolResumed, ToolRolledBack, ToolStarted
 from handrail.messages import AssistantMessage, Usage
-from handrail.place import Place, outer_call_ids
 from handrail.question import Question
+from handrail.run.place import Place, outer_call_ids
 from handrail.serve.agui.interrupts import CallAt, holder, interrupt_id, place_of_question
 from handrail.serve.agui.message_writer import OpenRun
 from handrail.serve.agui.wire_events import Event, custom, wire_event

@@ -34,7 +34,7 @@ from handrail.serve.refusals import QuestionsOpen, RequestRefused
 from handrail.serve.thread_messages import RunMessage, next_remark_id, said_by_people
 
 if TYPE_CHECKING:
-    from handrail.records import QuestionRecord
+    from handrail.journal.records import QuestionRecord
     from handrail.serve.thread import Thread
 
 Start = Callable[..., Awaitable[Any]]

@@ -22,9 +22,9 @@ from ag_ui.core import Interrupt, RunFinishedEvent, RunFinishedInterruptOutcome,
 
 from handrail.context import UserContext
 from handrail.errors import DefinitionError, ToolValidationError
-from handrail.place import Place
+from handrail.journal.records import QuestionRecord
 from handrail.question import Question
-from handrail.records import QuestionRecord
+from handrail.run.place import Place
 from handrail.schema import to_json
 from handrail.schema.foreign import check_foreign
 from handrail.schema.misfits import misfits

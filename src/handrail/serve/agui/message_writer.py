@@ -22,7 +22,7 @@ from ag_ui.core import (
 from handrail.content import Attachment
 from handrail.events import CallDelta
 from handrail.messages import AssistantMessage, CallAsked
-from handrail.place import split_run_id
+from handrail.run.place import split_run_id
 from handrail.serve.agui.wire_events import Event, delta, wire_event
 from handrail.serve.attachments import facts_of
 from handrail.tools.result import clean_text

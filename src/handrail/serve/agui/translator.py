@@ -50,8 +50,8 @@ from handrail.events import (
     ToolStarted,
 )
 from handrail.messages import AssistantMessage, Message, ToolMessage, Usage, UserMessage
-from handrail.place import is_in_run
 from handrail.question import Question
+from handrail.run.place import is_in_run
 from handrail.serve.agui.call_states import CallStates, Subagents, usage_json
 from handrail.serve.agui.interrupts import interrupt_leg, question_json
 from handrail.serve.agui.message_writer import MADE, WITHDRAWN, Known, MessageWriter, OpenRun, shorten

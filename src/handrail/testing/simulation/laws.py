@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from handrail.adapter.conversation import check_well_formed
 from handrail.errors import DefinitionError
 from handrail.messages import Message
-from handrail.place import Place
+from handrail.run.conversation import check_well_formed
+from handrail.run.place import Place
 from handrail.testing.simulation.scenario import Happening
 
 _NOT_KNOWN = "not known"

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Literal, NamedTuple, get_args
 
+from handrail.concurrency.threads import threads_at_work
 from handrail.errors import DefinitionError
 from handrail.journal.connection import Connection
 from handrail.testing.virtual_time import VirtualTimeLoop
-from handrail.threads import threads_at_work
 
 PointKind = Literal[
     "before write", "after write", "step", "overtaken before write", "overtaken at step", "parked at step"

@@ -11,21 +11,21 @@ from typing import Any
 
 import msgspec
 
-from handrail.adapter.conversation import Conversation
-from handrail.adapter.run_record import decode_outcome
-from handrail.dispatch.frame import Frame
-from handrail.dispatch.gate import Gate
 from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import Fact, ToolInvoked
 from handrail.journal.any_journal import AnyJournal
 from handrail.journal.connection import Connection
-from handrail.limits import Budget, BudgetTracker
 from handrail.protocols import Asker, Environment
 from handrail.question import Answer, Question
-from handrail.replay.marks import had_secret
-from handrail.replay.parked_run import Parking
 from handrail.resources.directory import DirectoryFilesystem
+from handrail.run.conversation import Conversation
+from handrail.run.frame import Frame
+from handrail.run.gate import Gate
+from handrail.run.limits import Budget, BudgetTracker
+from handrail.run.record.begin import decode_outcome
+from handrail.run.record.format import had_secret
+from handrail.run.record.parking import Parking
 from handrail.session import Session
 from handrail.session.serialization import encode_item
 from handrail.testing.simulation.points import Points, SimulatedLoop, crash

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from handrail.adapter import Adapter
 from handrail.clock import Clock
 from handrail.errors import DefinitionError
 from handrail.journal.any_journal import AnyJournal
@@ -25,6 +24,7 @@ from handrail.models.scripted import Reply, Scripted, ScriptedModel
 from handrail.prompt import Prompt
 from handrail.protocols import Environment
 from handrail.resources.directory import DirectoryFilesystem
+from handrail.run.adapter import Adapter
 from handrail.session import Session
 
 

@@ -1,0 +1,74 @@
+"""The gate and its parts. `gate.py` describes the steps of a call.
+
+The names in `_HOMES` are imported on first use, so that importing `handrail.run.options` does not load the gate.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from handrail.prompt import Prompt
+    from handrail.protocols import ToolPolicy
+    from handrail.run.adapter import Adapter
+    from handrail.run.frame import Frame
+    from handrail.run.gate import Gate
+    from handrail.run.options import GateArguments
+    from handrail.run.turn import ToolCall, Turn, run_turn
+    from handrail.tools import Tool
+
+__all__ = ["Frame", "Gate", "ToolCall", "Turn", "open_gate", "run_turn"]
+
+_HOMES = {
+    "Frame": "frame",
+    "Gate": "gate",
+    "ToolCall": "turn",
+    "Turn": "turn",
+    "run_turn": "turn",
+}
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def open_gate(
+    tools: Iterable[Tool[Any, Any]] = (),
+    *,
+    policies: Iterable[ToolPolicy] = (),
+    prompt: Prompt[Any] | None = None,
+    params: object = None,
+    opened: Sequence[str] = (),
+    adapter: Adapter | None = None,
+    **arguments: Unpack[GateArguments],
+) -> Gate:
+    """Open a gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
+
+    A call needs approval only if a policy or its handler asks for it, or if it changes files that will later be run automatically.
+    With neither a filesystem nor a journal, Handrail writes nothing to disk. Without an environment, it asks nobody.
+
+    To ask the model in a loop of your own, pass a `prompt`: the gate then has the prompt's tools, policies and resources too.
+    The prompt is rendered with these `params` and `opened` sections, and `gate.prompt` has its text. With an `adapter`, handlers
+    can use `context.adapter`, and the adapter's own options apply unless an argument replaces them. The adapter's workers,
+    if it has any, can be called by name.
+
+    If a handler calls this, the gate is part of the handler's call, as with `context.adapter.evaluate`.
+    """
+    from handrail.run.current_call import call_around
+    from handrail.run.nested import GivenPrompt, open_nested_gate, open_root_gate
+    from handrail.run.options import check_kinds
+
+    check_kinds(tools=(tools, Iterable, "a list of tools: [weather]"))
+    given = None if prompt is None else GivenPrompt(prompt, params, opened)
+    around = call_around()
+    if around is None:
+        return open_root_gate(tools, policies, given, adapter, arguments)
+    return open_nested_gate(around, tools, policies, given, adapter, arguments)

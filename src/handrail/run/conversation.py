@@ -1,0 +1,264 @@
+"""Conversations: the messages between runs and a model, in a form that every provider accepts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from weakref import WeakKeyDictionary, ref
+
+import msgspec
+
+from handrail.errors import ConversationBusy, DefinitionError
+from handrail.events import MessageAdded, SectionOpened
+from handrail.messages import (
+    AssistantMessage,
+    CallAnswered,
+    CallAsked,
+    Message,
+    Sent,
+    ToolMessage,
+    UserMessage,
+)
+from handrail.schema.problems import describe_kind
+from handrail.session import Session
+from handrail.tools.result import clean_text
+
+ROOT = "root"
+"""The key of a session's root conversation, which later evaluations on the session continue."""
+
+_INTERRUPTED = (
+    "This call was interrupted, and its outcome is unknown. Find out what it did before you repeat it."
+)
+
+
+class Conversation:
+    """The messages of one conversation in a session.
+
+    - It is well-formed whenever it is sent: each call in a model's message has exactly one result in the next
+      message, and ids are unique in the session.
+    - It only grows. The session's log of `MessageAdded` is the record; this is the working copy.
+    """
+
+    __slots__ = ("__weakref__", "_ids", "_session", "_shown", "busy", "key", "messages", "opened")
+
+    def __init__(self, session: Session, key: str) -> None:
+        self.key = key
+        self._session = ref(session)  # weak, because the session owns its conversations
+        self.busy = False
+        self.messages: Sent[Message] = Sent()
+        self._shown: dict[int, Message] = {}
+        """Messages with secrets, by index, in the masked form that others may see."""
+        self._ids = _ids_of(session)
+        self.opened: list[str] = []
+        """The sections that a model has opened in this conversation, in order."""
+
+    def load(self) -> None:
+        """Load this conversation from the session's log, and note the call ids in all conversations of the session."""
+        session = self._of()
+        for fact in session[MessageAdded].all():
+            if fact.conversation == self.key:
+                self.messages.append(fact.message)
+            if isinstance(fact.message, AssistantMessage):
+                self._ids.update((call.id, 1) for call in fact.message.calls)
+        for opened in session[SectionOpened].where(lambda fact: fact.conversation == self.key):
+            self.opened.append(opened.path)
+
+    def add(
+        self, message: Message, run_id: str, *, again: bool = False, shown: Message | None = None
+    ) -> None:
+        """Add a message. In user and tool messages, lone surrogates are replaced, since no provider accepts them.
+
+        `again` means that the run is being replayed: the message is added but not published. `shown` is the form
+        that others may see and that is recorded, if it differs from the message itself.
+        """
+        if shown is None or shown is message:
+            shown = message = _sendable(message)
+        else:
+            self._shown[len(self.messages)] = shown
+        self.messages.append(message)
+        session = self._of()
+        (session.keep if again else session.record)(MessageAdded(self.key, shown, run_id))
+
+    @property
+    def masks(self) -> bool:
+        """Whether the conversation contains a secret that others may not see."""
+        return bool(self._shown)
+
+    def shown_since(self, start: int) -> list[Message]:
+        """Return the messages from index `start` on, in the form in which they may be seen and recorded."""
+        shown = self._shown
+        return [shown.get(at, message) for at, message in enumerate(self.messages.since(start), start)]
+
+    def open_section(self, path: str, run_id: str, *, again: bool = False) -> None:
+        """Record that a section is shown in full from now on. With `again`, listeners already know it and are not told."""
+        self.opened.append(path)
+        session = self._of()
+        (session.keep if again else session.record)(SectionOpened(self.key, path, run_id))
+
+    def _of(self) -> Session:
+        session = self._session()
+        assert session is not None, "the session is alive while it is evaluated"
+        return session
+
+    def close_calls(self, run_id: str) -> None:
+        """Add a result for each call that has none because an earlier run was interrupted."""
+        last = self.messages[-1] if len(self.messages) else None
+        if isinstance(last, AssistantMessage) and last.calls:
+            left = tuple(CallAnswered(call.id, call.name, _INTERRUPTED, True) for call in last.calls)
+            self.add(ToolMessage(left), run_id)
+
+    def fresh_ids(self, calls: tuple[CallAsked, ...]) -> tuple[CallAsked, ...]:
+        """Return the calls with unique ids, since some providers omit or repeat ids."""
+        taken = self._ids
+        if len(calls) == 1 and calls[0].id and calls[0].id not in taken:
+            taken[calls[0].id] = 1
+            return calls
+        renamed: list[CallAsked] = []
+        for call in calls:
+            id, stem = call.id, call.id or self._stem()
+            while not id or id in taken:
+                number = taken[stem] = taken.get(stem, 0) + 1
+                id = f"{stem}-{number}"
+            taken[id] = 1
+            renamed.append(call if id == call.id else CallAsked(id, call.name, call.arguments))
+        return tuple(renamed)
+
+    def _stem(self) -> str:
+        """Return the prefix of generated ids.
+
+        It differs between sessions, because several sessions may use one folder, whose history contains call ids. It also
+        differs between conversations: a replayed run skips finished conversations, and must generate the
+        same ids without them.
+        """
+        stem = f"call-{''.join(filter(str.isalnum, self._of().id))[:8]}"
+        return stem if self.key == ROOT else f"{stem}-{hashlib.sha256(self.key.encode()).hexdigest()[:8]}"
+
+    def begin_with(
+        self, history: Iterable[Message], run_id: str, shown: Callable[[Message], Message] | None = None
+    ) -> None:
+        """Begin the conversation with messages from elsewhere.
+
+        Raises `DefinitionError` if it has already begun, or if the messages are not well-formed.
+        """
+        said = list(history)
+        if said and len(self.messages):
+            raise DefinitionError(
+                f"the conversation {self.key!r} of session {self._of().id!r} has already begun. "
+                "Pass `history` with a new session."
+            )
+        check_well_formed(said)
+        calls: tuple[CallAsked, ...] = ()
+        for message in map(sendable, said):
+            if isinstance(message, AssistantMessage):
+                calls = self.fresh_ids(message.calls)
+                message = msgspec.structs.replace(message, calls=calls)
+            elif isinstance(message, ToolMessage):
+                results = zip(message.results, calls, strict=True)
+                message = ToolMessage(
+                    tuple(msgspec.structs.replace(result, id=call.id) for result, call in results)
+                )
+            self.add(message, run_id, shown=None if shown is None else shown(message))
+
+    def __enter__(self) -> Conversation:
+        session = self._of()
+        with session.lock:  # several threads, each with its own loop, may use the session
+            if self.busy:
+                raise ConversationBusy(session.id, self.key)
+            self.busy = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.busy = False
+
+
+def _sendable(message: Message) -> Message:
+    """Replace lone surrogates, which file names can contain, in the text of a user or tool message, and return the message."""
+    if isinstance(message, AssistantMessage):
+        return message  # an answer is already valid text
+    if not isinstance(message, ToolMessage):
+        return (
+            message
+            if message.text.isascii()
+            else msgspec.structs.replace(message, text=clean_text(message.text))
+        )
+    for result in message.results:
+        if not result.text.isascii():
+            return ToolMessage(
+                tuple([msgspec.structs.replace(each, text=clean_text(each.text)) for each in message.results])
+            )
+    return message
+
+
+def sendable(message: Message) -> Message:
+    """Return a message from elsewhere with its lone surrogates replaced, since they can neither be sent nor recorded."""
+    if isinstance(message, AssistantMessage):
+        calls = [
+            CallAsked(clean_text(call.id), clean_text(call.name), clean_text(call.arguments))
+            for call in message.calls
+        ]
+        return msgspec.structs.replace(
+            message, text=clean_text(message.text), calls=tuple(calls), thought=clean_text(message.thought)
+        )
+    if isinstance(message, ToolMessage):
+        named = [
+            msgspec.structs.replace(result, id=clean_text(result.id), name=clean_text(result.name))
+            for result in message.results
+        ]
+        message = ToolMessage(tuple(named))
+    return _sendable(message)
+
+
+def check_well_formed(messages: Iterable[Message]) -> None:
+    """Raise `DefinitionError` unless all items are messages and calls are directly followed by their results.
+
+    There must be one result for each call, in the same order, and no other results.
+    """
+    open_calls: list[str] | None = None
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
+            raise DefinitionError(
+                f"message {number} is {describe_kind(message)}. "
+                "A history consists of UserMessage, AssistantMessage and ToolMessage."
+            )
+        if isinstance(message, ToolMessage):
+            if open_calls != [result.id for result in message.results]:
+                raise DefinitionError(
+                    f"the results in message {number} do not match the calls in the message before it. "
+                    "Give one result for every call, in the same order."
+                )
+            open_calls = None
+            continue
+        if open_calls:
+            raise DefinitionError(
+                f"message {number} comes before the results of the calls {', '.join(open_calls)}. "
+                "Put a ToolMessage with one result for every call before it."
+            )
+        open_calls = [call.id for call in message.calls] if isinstance(message, AssistantMessage) else None
+        open_calls = open_calls or None
+    if open_calls:
+        raise DefinitionError(f"the calls {', '.join(open_calls)} have no results. End with a ToolMessage.")
+
+
+_ids: WeakKeyDictionary[Session, dict[str, int]] = WeakKeyDictionary()
+"""The call ids and prefixes taken in each session, each with the number last used to make a unique id from it."""
+
+
+def _ids_of(session: Session) -> dict[str, int]:
+    found = _ids.get(session)
+    if found is None:
+        found = _ids[session] = {}
+    return found
+
+
+_roots: WeakKeyDictionary[Session, Conversation] = WeakKeyDictionary()
+
+
+def root_conversation(session: Session) -> Conversation:
+    """Return a session's root conversation, fully loaded. All callers share one object."""
+    with session.lock:
+        conversation = _roots.get(session)
+        if conversation is None:
+            conversation = Conversation(session, ROOT)
+            conversation.load()
+            _roots[session] = conversation
+    return conversation

@@ -1,0 +1,413 @@
+"""`Run`: the state of one evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any, cast
+
+import msgspec
+
+from handrail.concurrency.isolation import isolated
+from handrail.concurrency.operation import Home
+from handrail.errors import (
+    BudgetExceededError,
+    DeadlineExceededError,
+    DefinitionError,
+    LimitError,
+    PromptEvaluationError,
+    PromptValidationError,
+)
+from handrail.events import PromptExecuted, PromptRendered, ToolWithheld
+from handrail.guard.policy import check_verdicts, within_scope
+from handrail.messages import Message, Model, ModelRequest, Offered, Sent, Usage
+from handrail.models.choice import is_choice
+from handrail.models.prices import tariff_of
+from handrail.prompt import RenderedPrompt
+from handrail.protocols import Filesystem, Forkable, SessionView
+from handrail.resources.bindings import CallResources
+from handrail.run.attempt import Attempt
+from handrail.run.call import Call
+from handrail.run.conversation import Conversation
+from handrail.run.failures import Refused
+from handrail.run.frame import Frame
+from handrail.run.gate import Gate
+from handrail.run.mask import SecretMask
+from handrail.run.place import Place
+from handrail.run.policies import check_policies, close_policy_context, close_resources, reason_to_ask
+from handrail.run.response import ANSWER_TOOL, Output
+from handrail.run.settings import Settings
+from handrail.run.transaction import new_transaction
+from handrail.run.views import end_subscriptions
+from handrail.tools import ProviderTool, Tool
+from handrail.tools.effect import refusal
+from handrail.tools.named_tools import check_named_tools, without_late
+
+
+async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | None:
+    """Return why a tool must not be offered to the model; None if it may be offered.
+
+    `answer` is the place of the answer that is about to be requested. The policies of the run and of the runs around it
+    decide, unless the effect of the call around the run forbids the tool anyway. The offer is not a call: it has no
+    number and no record, and it costs nothing. Raises `DefinitionError` if a policy asks.
+    """
+    outer = gate.frame.outer
+    why_not = None if outer is None else refusal(outer.tool.effect, tool.effect)
+    if why_not is not None:
+        return why_not
+    policies = gate.frame.policies
+    if not policies:
+        return None
+    attempt = Attempt(_offer(gate, tool, answer), gate.frame)
+    transaction = attempt.transaction = new_transaction(attempt, tool)
+    try:
+        if (waiting := check_policies(attempt, policies)) is not None:
+            await isolated(waiting)
+        if attempt.decision != "allow":
+            raise DefinitionError(
+                f"{tool.name} can't be offered: {reason_to_ask(attempt).rstrip('.')}, and nobody can be asked before the "
+                f"provider runs it. Allow or deny it, as in CapabilityPolicy({{'provider.{tool.name}': 'allow'}})."
+            )
+    except Refused as refused:
+        return str(refused)
+    finally:
+        attempt.close()
+        transaction.drop()
+        await close_resources(attempt)
+        close_policy_context(attempt)
+        end_subscriptions(attempt)
+    return None
+
+
+def _offer(gate: Gate, tool: ProviderTool, answer: Place) -> Call:
+    """Create a call that stands for the offer in the policies' context. It is never run."""
+    frame = gate.frame
+    outer = frame.outer
+    return Call(
+        gate,
+        tool.name,
+        None,
+        answer.id(frame.run_context.request_id),
+        (tool.name,) if outer is None else (*outer.path, tool.name),
+        asyncio.get_running_loop(),
+        0,
+        tool,
+        parent=outer,
+        depth=0 if outer is None else outer.depth + 1,
+        _place=answer,
+    )
+
+
+log = logging.getLogger("handrail.run.adapter")
+
+_AROUND = 128
+"""Upper bound for the number of bytes that a provider's format adds to a schema."""
+
+
+class Run:
+    """One evaluation: a prompt on a model, in a frame, with a conversation."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        frame: Frame,
+        conversation: Conversation,
+        rendered: RenderedPrompt[Any],
+        *,
+        prompt_name: str,
+        output: Output | None,
+        added: Sequence[Tool[Any, Any]] = (),
+        extra_tools: Sequence[Tool[Any, Any]] = (),
+        feedback: Sequence[Any] = (),
+        completion: Sequence[Any] = (),
+        on_text: Callable[[str], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.model = settings.model
+        self.chooses = is_choice(settings.model)
+        """Whether the run's model is a choice among several models."""
+        self.retry = settings.retry
+        self.throttle = settings.throttle
+        self.tariff = settings.tariff
+        self.answered_by = ""
+        """The name of the model that gave the newest answer; "" if there is no answer yet."""
+        self.has_shown = False
+        """Whether part of the awaited answer has already been published by streaming."""
+        self.max_tokens = settings.max_tokens
+        self.frame = frame
+        self.gate = Gate(frame)
+        self._masking = SecretMask(frame, conversation)
+        self.conversation = conversation
+        self.rendered = rendered
+        self.prompt_name = prompt_name
+        self.system = rendered.text
+        """The system text. It does not change when sections are opened."""
+        self.output = output
+        self.feedback = feedback
+        self.completion = completion
+        self.on_text = on_text
+        native = settings.model.traits.native_output
+        self.answers_by_call = output is not None and (not native or output.schema.secret)
+        """Whether the answer is given by a call. An answer with secrets always is, because only calls can be masked."""
+        self._added_provider_tools = tuple(tool for tool in added if isinstance(tool, ProviderTool))
+        self.provider_tools: tuple[ProviderTool, ...] = ()
+        """The provider's own tools that the next request offers."""
+        self.judges_offers = False
+        """Whether the run has ever had a provider's own tool. If so, which of them to offer is decided before each answer."""
+        self._withheld: dict[str, str] = {}
+        """Why tools of the provider are withheld from the next request, by name."""
+        self._extra_tools = [
+            *(tool for tool in added if not isinstance(tool, ProviderTool)),
+            *extra_tools,
+            *([output.tool()] if output and self.answers_by_call else []),
+        ]
+        self.counted: tuple[int, int] = (0, 0)
+        """The number of messages counted, and the tokens in a request with them: the provider's count, or an upper bound."""
+        self.calls = 0
+        self.begun: list[str] = []
+        """The texts of answers that the provider paused and that the next answer continues."""
+        self.answers = 0
+        """The number of answers so far, including the one being awaited."""
+        self.replays = False
+        """Whether the run is being replayed from its record."""
+        self._began_with = rendered
+        self._request: ModelRequest | None = None
+        own = self._own_tools(rendered)
+        shown = [tool for tool in own if frame.offers(tool)]
+        self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
+        self.new_tools: list[Tool[Any, Any]] = []
+        """The tools that were first offered after the last answer, because a section was opened or has changed its tools."""
+        every_tool = (*rendered.every_tool, *self._extra_tools, *self._added_provider_tools)
+        if frame.workers is None:  # with workers, a policy may also name a worker
+            check_named_tools(
+                [scoped.policy for scoped in rendered.policies], [tool.name for tool in every_tool]
+            )
+        for scoped in rendered.policies:
+            check_verdicts([scoped.policy], [tool for tool in every_tool if scoped.decides_on(tool.name)])
+        self._allow(rendered, own)
+
+    # Events.
+
+    def begin(self) -> None:
+        """Announce the run. A replayed run is announced only when it gets past its record."""
+        frame = self.frame
+        self.replays = frame.log.has_begun(frame.place)
+        if not self.replays:
+            self._tell()
+
+    def leave_record(self) -> None:
+        """End the replay, because the record goes no further."""
+        if self.replays:
+            self.replays = False
+            self._tell()
+
+    def _tell(self) -> None:
+        frame, rendered = self.frame, self._began_with
+        if frame.told.get(PromptRendered, True):
+            names = tuple(tool.name for tool in rendered.tools)
+            frame.publish(PromptRendered(self.prompt_name, rendered.text, names, frame.run_context))
+
+    def end(self, ended: str) -> None:
+        """Announce the end of the run. A nested run that ends during replay, and not by cancellation, only stores the event."""
+        frame, spending = self.frame, self.frame.costs.models
+        fact = PromptExecuted(self.prompt_name, ended, spending.usage, spending.cost, frame.run_context)
+        if self.replays and frame.outer is not None and ended != "cancelled":
+            frame.session.keep(fact)
+        else:
+            self.leave_record()
+            frame.session.record(fact)
+        if frame.parking is not None and frame.outer is not None:
+            frame.parking.start_grace(frame.outer)
+
+    def say(self, message: Message) -> None:
+        """Add a message to the conversation. It is not published while the run is being replayed."""
+        masking = self.masking
+        shown = message if masking is None else masking.message(message)
+        self.conversation.add(message, self.frame.run_context.run_id, again=self.replays, shown=shown)
+
+    @property
+    def masking(self) -> SecretMask | None:
+        """The mask for secrets in what the model writes; None if there can't be any secrets."""
+        return self._masking if self.frame.secretive or self.conversation.masks else None
+
+    # Requests.
+
+    def request(self, max_tokens: int | None = None) -> ModelRequest:
+        """Return the next request. It refers to the conversation and the tools, both of which grow.
+
+        If `max_tokens` is given, it replaces the run's own limit on the answer.
+        """
+        most = max_tokens or self.settings.max_tokens
+        request = self._request
+        if request is None or request.max_tokens != most:
+            output = self.output
+            request = self._request = ModelRequest(
+                self.system,
+                self.conversation.messages,
+                self.tools,
+                None if output is None or self.answers_by_call else output.schema,
+                self.settings.temperature,
+                most,
+                self.settings.streaming,
+                self.answers_by_call,
+                self.settings.model_settings,
+                self.provider_tools,
+            )
+        return request
+
+    def use(self, model: Model) -> None:
+        """Switch to this model, one of the candidates of the run's choice, and to its prices."""
+        if model is not self.model:
+            self.model = model
+            self.tariff = tariff_of(model.name, model.traits)
+            self.counted = (0, 0)  # a different model may count the same messages differently
+
+    @property
+    def place_of_answer(self) -> Place:
+        """The place in the record for the answer that is being awaited, or else for the last one."""
+        return self.frame.place.answer(self.answers)
+
+    def offered_size(self) -> int:
+        """Return an upper bound for the number of bytes that describe the tools and the schema of the answer."""
+        schema = None if self.output is None or self.answers_by_call else self.output.schema.json_schema
+        tools = sum(_size_of(offered.tool) for offered in self.tools) + _AROUND * len(self.provider_tools)
+        return tools if schema is None else tools + len(msgspec.json.encode(schema)) + _AROUND
+
+    def uncounted_cost(self) -> Decimal | None:
+        """Return the cost of a request whose usage was not reported: 0 for a free model, otherwise None for unknown."""
+        one = self.tariff(Usage(1, 1))
+        return None if one is None or one else one
+
+    # Tools.
+
+    async def judge_offers(self) -> None:
+        """Decide which of the provider's own tools the next request offers. Those that are not allowed are left out.
+
+        Raises `PromptEvaluationError` if a policy requires approval, because nobody can be asked before the provider
+        runs the tool.
+        """
+        asked_for = (*self.rendered.provider_tools, *self._added_provider_tools)
+        try:
+            found = {tool: await why_withheld(self.gate, tool, self.place_of_answer) for tool in asked_for}
+        except DefinitionError as error:
+            raise self.failed(error, "request") from error
+        withheld = {tool.name: why for tool, why in found.items() if why is not None}
+        for name, why in withheld.items():
+            if self._withheld.get(name) != why:
+                self.frame.session.record(ToolWithheld(name, why, self.frame.run_context))
+        self._withheld = withheld
+        offered = tuple(tool for tool, why in found.items() if why is None)
+        if offered != self.provider_tools:
+            self.provider_tools = offered
+            self._request = None
+
+    def open(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Open sections, so that their tools can be called. Returns the names of these tools."""
+        opening, before = self.rendered.open(paths), self.rendered.provider_tools
+        self.rendered = opening.rendered
+        own = self._own_tools(opening.rendered)
+        shown = [tool for tool in opening.tools if tool in own and self.frame.offers(tool)]
+        for tool in shown:
+            self.tools.append(Offered(tool, deferred=True))
+        self.new_tools += [*shown, *(tool for tool in opening.rendered.provider_tools if tool not in before)]
+        known, tokens = self.counted
+        if known:  # the count does not include the new tools
+            self.counted = (known, tokens + sum(map(_size_of, shown)))
+        self._allow(opening.rendered, own)
+        return tuple(tool.name for tool in shown)
+
+    def refresh(self) -> None:
+        """Offer the current tools of live sections. If they have changed, the provider's cache is lost once."""
+        try:
+            rendered = self.rendered.refreshed()
+        except PromptValidationError as error:
+            # The run goes on with the tools it has. A call to a tool that is gone fails, and its result says so.
+            log.warning("the changed tools of prompt %r can't be offered: %s", self.prompt_name, error)
+            return
+        if rendered is self.rendered:
+            return
+        self.rendered = rendered
+        deferred = {offered.tool.name for offered in self.tools if offered.deferred}
+        before = {id(offered.tool) for offered in self.tools}
+        own = self._own_tools(rendered)
+        shown = [tool for tool in own if self.frame.offers(tool)]
+        self.tools = Sent(Offered(tool, tool.name in deferred) for tool in (*shown, *self._extra_tools))
+        self.new_tools += [tool for tool in shown if id(tool) not in before]
+        self._request = None
+        self.counted = (0, 0)
+        self._allow(rendered, own)
+
+    def _own_tools(self, rendered: RenderedPrompt[Any]) -> Sequence[Tool[Any, Any]]:
+        """Return the prompt's tools, without those that give way to a tool that was added to the run."""
+        return without_late(rendered.tools, self._extra_tools)
+
+    def _allow(self, rendered: RenderedPrompt[Any], own: Sequence[Tool[Any, Any]]) -> None:
+        if rendered.provider_tools or self._added_provider_tools:
+            self.judges_offers = True
+        policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
+        self.frame.model.rendered = rendered
+        self.frame.secretive = self.frame.secretive or rendered.secretive
+        self.frame.show([*own, *self._extra_tools], policies)
+
+    # Failures.
+
+    def failed(self, error: Exception, phase: str, more: str = "") -> PromptEvaluationError:
+        """Create the error that ends the run and, if a limit shared with outer runs was reached, the outer runs as well."""
+        shared = isinstance(error, LimitError) and self._is_shared(error)
+        return PromptEvaluationError(
+            f"prompt {self.prompt_name!r}: {str(error).rstrip('.')}.{more}",
+            phase=phase,
+            run_id=None if shared else self.frame.run_context.run_id,
+        )
+
+    def _is_shared(self, error: LimitError) -> bool:
+        outer = self.frame.outer
+        if outer is None:
+            return False
+        if isinstance(error, DeadlineExceededError):
+            return self.frame.deadline is outer.frame.deadline
+        return isinstance(error, BudgetExceededError) and error.of_root
+
+    # What feedback providers and completion checkers see of the run.
+
+    @property
+    def session_view(self) -> SessionView:
+        outer = self.frame.outer
+        return self.frame.session if outer is None else outer.session
+
+    async def files(self) -> Filesystem | None:
+        """Return the files as the run's finished calls left them; None if it has no files that its calls share."""
+        frame, world = self.frame, self.frame.world
+        if world.filesystem is not None:
+            return frame.outer.filesystem if frame.outer is not None else cast("Filesystem", world.filesystem)
+        if not world.resources.shares(Filesystem):
+            return None
+        outer = frame.outer
+        resources = (
+            CallResources(world.resources, _Reader(), frame.costs.given) if outer is None else outer.resources
+        )
+        return await resources.open_for(Filesystem, "fresh", ())
+
+    def answer_tool(self, name: str) -> bool:
+        """Return whether a call to this tool is the run's answer."""
+        return self.answers_by_call and name == ANSWER_TOOL
+
+
+class _Reader:
+    """Reads the run's resources as they are, outside any call."""
+
+    @property
+    def home(self) -> Home:
+        return Home(asyncio.get_running_loop(), "a check")
+
+    def check(self) -> None: ...
+
+    def view(self, resource: Forkable) -> Any:
+        return resource
+
+
+def _size_of(tool: Tool[Any, Any]) -> int:
+    """Return an upper bound for the number of bytes that describe a tool."""
+    return len(msgspec.json.encode([tool.name, tool.description, tool.json_schema])) + _AROUND

@@ -1,0 +1,483 @@
+"""`Frame`: the state that all calls of one run share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from handrail.clock import Clock
+from handrail.concurrency.cancellation import Cancellation, CancelScope
+from handrail.concurrency.timers import LostTime, timers_of
+from handrail.context import Extras, PromptModel, RequestView, ResponseAccumulator, RunContext
+from handrail.context.extras import NO_EXTRAS
+from handrail.context.facts import WorkerFacts
+from handrail.errors import DefinitionError
+from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
+from handrail.guard.outer_policy import with_outer
+from handrail.guard.policy import check_verdicts
+from handrail.ids import span_of, trace_of
+from handrail.journal.digest import new_key
+from handrail.journal.local import LocalQuestions, LocalSteps
+from handrail.journal.protocol import Steps
+from handrail.protocols import (
+    ApprovalBroker,
+    BoundAdapter,
+    Environment,
+    Filesystem,
+    Forkable,
+    PromptView,
+    RenderedPromptView,
+    ToolPolicy,
+    Workers,
+)
+from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
+from handrail.resources.bindings import RunResources, given
+from handrail.run.limits import Budget, BudgetTracker, CostTracker
+from handrail.run.options import RunFiles, RunOptions, check_kinds
+from handrail.run.place import RUN, Place
+from handrail.run.questions import HeardQuestions
+from handrail.run.record.log import NO_LOG, RunLog
+from handrail.session import Dispatcher, Session, check_serialisable
+from handrail.tools import RunMode, Tool
+from handrail.tools.named_tools import check_named_tools
+
+if TYPE_CHECKING:
+    from handrail.run.attempt import Attempt
+    from handrail.run.record.parking import Parking
+
+
+class ProviderSide(Protocol):
+    """What the model's provider contributes to the contexts of a turn. Each member is created when a tool first uses it."""
+
+    @property
+    def request(self) -> RequestView | None: ...
+    @property
+    def accumulator(self) -> ResponseAccumulator | None: ...
+    @property
+    def extras(self) -> Extras: ...
+
+
+class NoProvider:
+    """Stands in for the provider if no model made the calls."""
+
+    __slots__ = ()
+    request = None
+    accumulator = None
+    extras = NO_EXTRAS
+
+
+NO_PROVIDER = NoProvider()
+
+
+class People(msgspec.Struct, frozen=True, eq=False):
+    """Whom a run can ask, who decides its approvals, and the key that signs its questions and tickets."""
+
+    environment: Environment | None
+    """The environment in which questions are asked; None if the run has none."""
+    broker: ApprovalBroker
+    mode: ApprovalMode | None
+    """The approval mode of a `Broker`; None if it has none, or if the broker is not a `Broker`."""
+    shows_previews: bool
+    """Whether the broker shows previews, so that staged calls can run in their forks before they are approved."""
+    questions: HeardQuestions
+    key: bytes
+    """The key that signs questions and tickets."""
+
+
+class World(msgspec.Struct, frozen=True, eq=False):
+    """The resources, files and steps of a run. A nested run that binds no resources shares the world of the run around it."""
+
+    resources: RunResources
+    filesystem: Forkable | None
+    """The filesystem, if it takes part in transactions; otherwise None."""
+    steps: Steps
+    """The outcomes that `once` has settled."""
+
+
+class ModelSide(msgspec.Struct, eq=False):
+    """The model and the prompt behind a run's calls, as the calls see them."""
+
+    prompt: PromptView | None = None
+    rendered: RenderedPromptView | None = None
+    provider: ProviderSide = NO_PROVIDER
+    """The request and the response that led to the current calls."""
+    adapter: Callable[[Any], BoundAdapter] | None = None
+    prompt_model: Callable[[Any], PromptModel] | None = None
+    unanswered: Any = None
+    """The requests for the answer that the run ended without, as an `Unanswered`; None if it ended otherwise."""
+
+
+class Costs:
+    """The costs of a run so far, and the budget tracker that its calls see."""
+
+    __slots__ = ("_charged", "_given", "_tracker", "models")
+
+    def __init__(self, budget: BudgetTracker | None, outer: Costs | None, charged: int) -> None:
+        """Start counting. `charged` is the number of calls that were charged before the run was resumed.
+
+        They are all counted before any call continues, so that a new call can't use their part of the budget.
+        """
+        self.models = CostTracker(None if outer is None else outer.models)
+        """Usage and cost of the models."""
+        self._tracker = budget
+        self._charged = charged
+        if budget is not None and charged:
+            budget.recall(tool_calls=charged)
+        self._given: Mapping[type, Callable[[], Any]] | None = None
+
+    @property
+    def tracker(self) -> BudgetTracker:
+        """The tracker of the budget, or a tracker without limits if there is no budget."""
+        if self._tracker is None:
+            self._tracker = BudgetTracker()
+            if self._charged:
+                self._tracker.recall(tool_calls=self._charged)
+        return self._tracker
+
+    @property
+    def given(self) -> Mapping[type, Callable[[], Any]]:
+        """The tracker as a resource that calls can look up without a binding."""
+        if self._given is None:
+            self._given = {kind: lambda: self.tracker for kind in (BudgetTracker, BudgetTrackerProtocol)}
+        return self._given
+
+
+_UNKNOWN_LOST = LostTime(-1.0)
+"""Stands for the lost time of a run whose loop is not known yet."""
+
+
+class Frame:
+    """The state that all calls of one run share, including which of them are running."""
+
+    # The slots are not grouped into smaller values, because a call reads about twenty of them, and each would take two lookups.
+    __slots__ = (
+        "__weakref__",
+        "began",
+        "began_at",
+        "budget",
+        "call_prefix",
+        "cancellation",
+        "costs",
+        "counter",
+        "deadline",
+        "journal",
+        "lease",
+        "limited",
+        "live",
+        "log",
+        "lost",
+        "model",
+        "monotonic",
+        "open_tools",
+        "options",
+        "outer",
+        "parking",
+        "people",
+        "place",
+        "policies",
+        "publish",
+        "record",
+        "run_context",
+        "secretive",
+        "session",
+        "subscriptions",
+        "task",
+        "told",
+        "tools",
+        "worker",
+        "workers",
+        "world",
+    )
+
+    # Position.
+    outer: Attempt | None
+    """The call this run is nested in; None for a run at the root."""
+    place: Place
+    """This run's place in the outermost run."""
+    run_context: RunContext
+
+    # Options and collaborators.
+    options: RunOptions
+    people: People
+    world: World
+    model: ModelSide
+    workers: Workers | None
+    """The workers that the run's calls may call; None if there are none."""
+    worker: WorkerFacts | None
+    """Facts about the worker this run belongs to; None outside a worker."""
+    log: RunLog
+    parking: Parking | None
+
+    # What the model may call.
+    tools: Mapping[str, Tool[Any, Any]]
+    open_tools: Mapping[str, Tool[Any, Any]]
+    """The tools that have a handler and require no person, model or worker. For these, the gate skips `look_up`."""
+    policies: tuple[ToolPolicy, ...]
+    secretive: bool
+    """Whether any tool, shown or not yet shown, takes secrets, or the run's answer may contain some.
+
+    If so, secrets are masked in the model's calls wherever the calls are recorded or shown.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        *,
+        prompt: PromptView | None = None,
+        log: RunLog | None = None,
+        adapter: Callable[[Any], BoundAdapter] | None = None,
+        prompt_model: Callable[[Any], PromptModel] | None = None,
+    ) -> None:
+        """Open a run at the root, with defaults for the options that are not set."""
+        self.outer = None
+        self.place = RUN
+        journal, new_id, environment = options.journal, options.new_id, options.environment
+        session = options.session or Session(new_id=new_id)
+        if journal is not None:
+            session.check_each(check_serialisable)  # harmless if the session has been checked before
+        self.world = _world_of(options)
+        self.people = _people_of(options)
+        self.log = log or NO_LOG
+        self.workers = self.worker = self.parking = None
+        self.cancellation = Cancellation(self._at_work, None)
+        run_id = options.run_id or new_id()
+        worker_id = "local" if journal is None else journal.owner
+        trace_id = options.trace_id or trace_of(run_id)
+        self.run_context = RunContext(
+            run_id, run_id, session.id, self.log.attempt, worker_id, trace_id, span_of(run_id)
+        )
+        if environment is not None:
+            adapter = adapter or environment.adapter
+            prompt_model = prompt_model or environment.prompt_model
+        self.model = ModelSide(prompt, adapter=adapter, prompt_model=prompt_model)
+        self._begin(options.replace(session=session), session, None)
+
+    @classmethod
+    def nested(
+        cls, call: Attempt, number: int, options: RunOptions, prompt: PromptView | None = None
+    ) -> Frame:
+        """Open a run inside a call. `options` come from `RunOptions.nested`, which says what the run inherits.
+
+        `number` is the index of the verb that opens the run. It determines the run's place, from which its id follows.
+        """
+        outer, ids = call.frame, call.frame.run_context
+        frame = cls.__new__(cls)
+        frame.outer = call
+        frame.place = place = call.place.nested_run(number)
+        frame.people, frame.world, frame.log = outer.people, outer.world, outer.log
+        if options.environment is not outer.people.environment:
+            frame.people = msgspec.structs.replace(outer.people, environment=options.environment)
+        if options.resources:
+            frame.world = _nested_world(outer.world, options)
+        frame.workers, frame.worker, frame.parking = outer.workers, outer.worker, outer.parking
+        frame.cancellation = Cancellation(frame._at_work, outer.cancellation)
+        run_id = place.id(ids.request_id)
+        frame.run_context = RunContext(
+            run_id, ids.request_id, ids.session_id, ids.attempt, ids.worker_id, ids.trace_id, span_of(run_id)
+        )
+        model = outer.model
+        frame.model = ModelSide(prompt, adapter=model.adapter, prompt_model=model.prompt_model)
+        frame._begin(options, outer.session, outer.costs)
+        if frame.parking is not None:
+            frame.parking.add(frame)
+        return frame
+
+    def _begin(self, options: RunOptions, session: Session, outer: Costs | None) -> None:
+        self.options = options
+        self.secretive = False
+        self.show((), ())
+        self.session = session
+        self.record = session.record
+        self.publish = session.dispatcher.publish
+        plain = type(session.dispatcher).publish is Dispatcher.publish
+        self.told: Mapping[type, Any] = session.dispatcher.matching if plain else {}
+        self.journal = options.journal
+        self.deadline = options.deadline
+        budget = options.budget
+        self.budget = BudgetTracker(budget) if isinstance(budget, Budget) else budget
+        self.costs = Costs(self.budget, outer, self.log.charged_in(self.place))
+        self.lease = options.lease
+        self.limited = options.deadline is not None or budget is not None
+        self.task: asyncio.Task[Any] | None = None
+        """The task that runs the model loop (`handrail.run.loop`), or None while it is not running.
+
+        If the run is cancelled while no call is running, this task is cancelled.
+        """
+        clock = options.clock
+        self.began_at = clock.now()
+        self.live: dict[Attempt, CancelScope] = {}
+        """The attempts that are running, each with the scope around it."""
+        self.subscriptions: dict[Attempt, set[Callable[[], None]]] = {}
+        """The subscriptions that calls made through their contexts, as functions that end them."""
+        self.monotonic, self.began = clock.monotonic, clock.monotonic()
+        self.lost = _UNKNOWN_LOST
+        """The time that the run's loop has lost to listeners. It is known once `note_lost` has been called."""
+        self.call_prefix = f"{self.run_context.run_id}."
+        self.counter = itertools.count(1)
+        """Numbers the calls, so that they get the same ids in a resumed run."""
+
+    def note_lost(self, loop: asyncio.AbstractEventLoop) -> float:
+        """Return the seconds that the loop has lost to listeners so far; 0 if the run's clock is not the loop's."""
+        if self.lost is _UNKNOWN_LOST:
+            same_clock = abs(self.monotonic() - loop.time()) < 1.0
+            self.lost = timers_of(loop).lost if same_clock else LostTime()
+        return self.lost.seconds
+
+    @property
+    def clock(self) -> Clock:
+        return self.options.clock
+
+    def show(self, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
+        """Set the tools that can be called from now on, and their policies.
+
+        The policies of outer runs apply as well.
+        """
+        self.tools = _by_name(tools)
+        self.open_tools = {
+            name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
+        }
+        self.policies = with_outer(tuple(policies), self.options.outer_policies)
+        self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
+
+    # Who takes part.
+
+    def mode_of(self, tool: Tool[Any, Any]) -> RunMode:
+        """Return a tool's run mode: its own, else the session's, else the environment's, or `headless` without an environment."""
+        environment = self.people.environment
+        default: RunMode = "headless" if environment is None else environment.run_mode
+        return tool.run_mode or self.session.run_mode or default
+
+    def can_ask(self, tool: Tool[Any, Any]) -> bool:
+        """Return whether this tool may ask a person."""
+        environment = self.people.environment
+        return environment is not None and environment.run_mode == "user" and self.mode_of(tool) == "user"
+
+    def can_prompt(self, tool: Tool[Any, Any]) -> bool:
+        """Return whether this tool may prompt a model."""
+        return self.model.prompt_model is not None and self.mode_of(tool) == "agent"
+
+    def offers(self, tool: Tool[Any, Any]) -> bool:
+        """Return whether everything that the tool requires is available, so that the model can be offered the tool."""
+        needs = tool.needs
+        if "worker" in needs and self.worker is None:
+            return False
+        return ("user" not in needs or self.can_ask(tool)) and ("model" not in needs or self.can_prompt(tool))
+
+    def _at_work(self) -> Collection[CancelScope | asyncio.Task[Any]]:
+        if self.live or self.task is None:
+            return [scope for attempt, scope in self.live.items() if not attempt.kind.undoes]
+        return (self.task,)
+
+    @property
+    def left_to_the_record(self) -> bool:
+        """Whether this process no longer records the run, for example because it is parked or was taken over."""
+        return self.log.closed
+
+    @property
+    def parked(self) -> bool:
+        """Whether the run has been parked. If so, nothing new begins, and a call's end is published only if it is recorded."""
+        return self.parking is not None and self.parking.parked
+
+
+def _world_of(options: RunOptions) -> World:
+    bindings, files, journal = options.resources, options.filesystem, options.journal
+    forkable = None
+    if files is not None:
+        if isinstance(files, RunFiles):
+            raise DefinitionError(
+                "a workspace is opened only by a run that is evaluated or resumed with a journal. Pass both: "
+                "evaluate(..., journal=SqliteJournal('runs.db'), filesystem=Workspace('name'))."
+            )
+        bindings = (*bindings, given(Filesystem, files))  # pyright: ignore[reportArgumentType]  # a protocol as a key
+        forkable = files if isinstance(files, Forkable) else None
+    return World(RunResources(bindings), forkable, LocalSteps() if journal is None else journal.steps)
+
+
+def _nested_world(outer: World, options: RunOptions) -> World:
+    """Return the world of a nested run that binds resources itself. It shares everything else with the run around it.
+
+    Raises `DefinitionError` if it binds a `Filesystem` although the run around it has one.
+    """
+    if any(each.protocol is Filesystem for each in options.resources) and outer.resources.binds(Filesystem):
+        raise DefinitionError(
+            "a run inside a call works on the files of that call, and this one binds a Filesystem itself. "
+            "Leave out the binding, or bind the files under a protocol of your own."
+        )
+    return World(outer.resources.nested(options.resources), outer.filesystem, outer.steps)
+
+
+def _people_of(options: RunOptions) -> People:
+    environment, approvals, journal = options.environment, options.approvals, options.journal
+    key = new_key() if journal is None else journal.key
+    questions = HeardQuestions(
+        LocalQuestions(options.clock, key=key) if journal is None else journal.questions
+    )
+    if approvals is None or isinstance(approvals, str):
+        approvals = Broker(questions, environment, approvals)
+    mode = approvals.mode if isinstance(approvals, Broker) else None
+    # Checking a protocol takes many microseconds, so the usual class is checked first.
+    shows_previews = isinstance(approvals, (Broker, PreviewBroker)) and approvals.shows_previews
+    return People(environment, approvals, mode, shows_previews, questions, key)
+
+
+def open_frame(
+    options: RunOptions,
+    tools: Iterable[Tool[Any, Any]] = (),
+    policies: Iterable[ToolPolicy] = (),
+    *,
+    prompt: PromptView | None = None,
+    log: RunLog | None = None,
+    adapter: Callable[[Any], BoundAdapter] | None = None,
+    prompt_model: Callable[[Any], PromptModel] | None = None,
+) -> Frame:
+    """Open a run at the root. Its options have already been checked."""
+    frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
+    show_tools(frame, tools, policies)
+    return frame
+
+
+def show_tools(frame: Frame, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
+    """Set a run's tools and policies. Raises `DefinitionError` if one is invalid, or if they do not fit together."""
+    check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
+    frame.show(tools, check_policies(policies))
+    check_verdicts(frame.policies, frame.tools.values())
+    check_named_tools(frame.policies, frame.tools)
+
+
+def check_tool(given: object) -> None:
+    """Raise `DefinitionError` if the argument is not a tool, for example a plain function."""
+    if not isinstance(given, Tool):
+        name = getattr(given, "__name__", repr(given))
+        raise DefinitionError(f"{name} is not a tool. Pass a function decorated with `@tool`, or a `Tool`.")
+
+
+def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
+    found: dict[str, Tool[Any, Any]] = {}
+    for tool in tools:
+        check_tool(tool)
+        tool.check_complete()
+        if tool.name in found and found[tool.name] is not tool:
+            raise DefinitionError(f"two tools are named {tool.name!r}. Rename one of them.")
+        found[tool.name] = tool
+    return found
+
+
+def check_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
+    """Return the policies as a tuple. Raises `DefinitionError` if one is incomplete, or if two have the same name."""
+    found = tuple(policies)
+    for policy in found:
+        if not all(hasattr(policy, member) for member in ("name", "check", "on_result")):
+            raise DefinitionError(
+                f"{policy!r} is not a policy. A policy has a `name`, `check` and `on_result`; see ToolPolicy."
+            )
+    names = [policy.name for policy in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise DefinitionError(
+                f"two policies are named {name!r} and would share their state. Give one of them a different `name`."
+            )
+    return found

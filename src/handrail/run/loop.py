@@ -1,0 +1,336 @@
+"""The loop: ask the model, run its calls and report their results, until the model is done.
+
+One loop serves all providers. However the loop ends, each call has one result in the conversation, unless this process no
+longer records the run, for example because the run was parked or taken over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from pydantic import Field
+
+from handrail.content import Attachment
+from handrail.context import ToolContext
+from handrail.errors import ToolValidationError, VisibilityExpansionRequired
+from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
+from handrail.models import ModelRequestRefused
+from handrail.prompt import OPENER, Opening, Prompt, RenderedPrompt
+from handrail.run.advice import Advisers
+from handrail.run.answer import Answer
+from handrail.run.conversation import Conversation
+from handrail.run.evaluation import Run
+from handrail.run.frame import Frame
+from handrail.run.record.attachments import attached_to
+from handrail.run.record.format import RecordedResult, is_masked
+from handrail.run.remarks import leave_remarks, untold
+from handrail.run.request import ask
+from handrail.run.response import ANSWER_TOOL, REPAIRS, Outcome, Output, made_in, what_to_correct
+from handrail.run.settings import Settings
+from handrail.run.turn import OpenTurn
+from handrail.text.raised_errors import described
+from handrail.tools import Tool, ToolResult
+from handrail.tools.result import shown_text
+
+if TYPE_CHECKING:
+    from handrail.run.adapter import Adapter
+
+NO_MESSAGE = "Do what the instructions say."
+"""The user message of a run that was given neither a message nor attachments, because its prompt says everything."""
+
+_MOST_PAUSES = 16
+"""Maximum number of times in a row that a paused answer is continued. A provider pauses after about ten calls of its own tools."""
+
+
+def first_text(message: str | None, attachments: Sequence[Attachment]) -> str:
+    """Return the text of a run's first message. Without a message, it is "" if there are attachments, or else `NO_MESSAGE`."""
+    return message if message is not None else "" if attachments else NO_MESSAGE
+
+
+def with_sections(
+    rendered: RenderedPrompt[Any], conversation: Conversation, attachments: Sequence[Attachment]
+) -> tuple[Attachment, ...]:
+    """Return the attachments of a run's first message: those of the prompt's sections that were not sent before, then `attachments`."""
+    if not rendered.attachments:
+        return tuple(attachments)
+    seen = {*attached_to(conversation.messages), *attachments}
+    return (*(each for each in rendered.attachments if each not in seen), *attachments)
+
+
+def _check_attachments(run: Run, attachments: Sequence[Attachment]) -> None:
+    """Raise `PromptEvaluationError` if the run's model does not accept all the attachments, as if its provider had refused them."""
+    model = run.settings.model
+    problems = [
+        f"{each.name}: {problem}" for each in attachments if (problem := model.traits.takes.problem(each))
+    ]
+    if problems:
+        refused = ModelRequestRefused(
+            model.name,
+            f"it does not accept these attachments: {'; '.join(problems)}. Leave them out, or convert them.",
+        )
+        raise run.failed(refused, "request") from refused
+
+
+async def run_in(
+    adapter: Adapter,
+    frame: Frame,
+    settings: Settings,
+    conversation: Conversation,
+    prompt: Prompt[Any],
+    rendered: RenderedPrompt[Any],
+    message: str | None,
+    *,
+    output: Output | None = None,
+    on_text: Callable[[str], None] | None = None,
+    system: str | None = None,
+    tools: Sequence[Tool[Any, Any]] = (),
+    attachments: tuple[Attachment, ...] = (),
+) -> Outcome:
+    """Run a rendered prompt, root or nested, to its end, and return its outcome."""
+    if rendered.output_schema is not None:
+        output = Output(rendered.output_schema)
+    run: Run
+    closed = rendered.closed
+    extra = [opener(lambda: run.rendered, adapter.opens_in_place)] if closed else []
+    run = Run(
+        settings,
+        frame,
+        conversation,
+        rendered,
+        prompt_name=prompt.name,
+        output=output,
+        added=[tool for tool in tools if frame.offers(tool)],
+        extra_tools=extra,
+        feedback=prompt.feedback,
+        completion=prompt.completion,
+        on_text=on_text,
+    )
+    if system is not None:
+        run.system = system  # as it was sent before, even if it would be rendered differently now
+    for path in conversation.opened:
+        with contextlib.suppress(ToolValidationError):  # it is open, or does not exist any more
+            run.open([path])
+    _check_attachments(run, attachments)
+    frame.task = asyncio.current_task()
+    run.begin()
+    began = len(conversation.messages)
+    run.say(UserMessage(first_text(message, attachments), attachments=attachments))
+    ended = "cancelled"
+    try:
+        outcome = await run_until_done(run)
+        ended = outcome.stop_reason
+        return msgspec.structs.replace(outcome, attachments=made_in(conversation.messages.since(began)))
+    except Exception as error:
+        ended = f"failed: {described(error)}"
+        raise
+    finally:
+        frame.task = None
+        frame.cancellation.close()
+        if not frame.left_to_the_record:
+            leave_remarks(run)
+        if not frame.parked:
+            run.end(ended)
+
+
+async def run_until_done(run: Run) -> Outcome:
+    """Loop until the model is done. Raises `PromptEvaluationError` if the run can't continue."""
+    conversation, frame = run.conversation, run.frame
+    run_id = frame.run_context.run_id
+    advisers = Advisers(run) if run.feedback or run.completion else None
+    repairs = turns = 0
+    begun = run.begun
+    try:
+        while True:
+            if run.rendered.live:
+                run.refresh()
+            answer = await ask(run)
+            turns += 1
+            calls = conversation.fresh_ids(answer.calls())
+            run.say(answer.message(calls))
+            if not calls and answer.is_paused and len(begun) < _MOST_PAUSES:
+                begun.append(answer.text)
+                continue
+            taken: Any = None
+            if calls:
+                if begun:
+                    begun.clear()
+                frame.model.provider = answer
+                results = await _run_calls(run, calls, f"{run_id}/{turns}", answer.cut_off(calls))
+                taken = _answer_among(run, calls, results) if run.answers_by_call else None
+                if taken is None or untold(run):
+                    repairs += run.answers_by_call and any(run.answer_tool(call.name) for call in calls)
+                    if repairs > REPAIRS:
+                        raise _no_answer(run, results[-1].message)
+                    if advisers is not None:
+                        await advisers.advise()
+                    continue
+                outcome = Outcome(answer.text, run.output.value_of(taken.value), "done")  # pyright: ignore[reportOptionalMemberAccess]  # it answers by a call, so there is one
+            else:
+                text = "".join([*begun, answer.text])
+                begun.clear()
+                try:
+                    outcome = _outcome(run, answer, text)
+                except ToolValidationError as error:
+                    repairs += 1
+                    if repairs > REPAIRS:
+                        raise _no_answer(run, str(error)) from error
+                    await _correct(run, error)
+                    continue
+            if advisers is None:
+                return outcome
+            held = await advisers.hold(outcome.text, outcome.output)
+            if held is None:
+                return outcome
+            if not held:
+                return Outcome(outcome.text, outcome.output, "incomplete")
+            run.say(UserMessage(held, True))
+    finally:
+        if advisers is not None:
+            advisers.close()
+
+
+async def _correct(run: Run, error: ToolValidationError) -> None:
+    """Tell the model why its answer was not accepted. A replay repeats what was recorded."""
+    log, place = run.frame.log, run.place_of_answer
+    told = log.find("correction", place, str)
+    if told is None:
+        told = what_to_correct(error, run.answers_by_call)
+        await log.note("correction", place, told)
+    run.say(UserMessage(told, True))
+
+
+async def _run_calls(
+    run: Run, calls: tuple[CallAsked, ...], message_id: str, cut_off: Mapping[str, str]
+) -> tuple[ToolResult[Any], ...]:
+    """Run the calls of a turn through the gate, and return their results.
+
+    Adds the results to the conversation, unless this process no longer records the run. Raises the error that ends the
+    run, if there is one, after that.
+    """
+    turn = OpenTurn(run.gate, calls, message_id, cut_off)
+    run.calls += len(calls)
+    if run.replays and not turn.is_recorded():
+        run.leave_record()
+    ending: BaseException | None = None
+    results: tuple[ToolResult[Any], ...] = ()
+    try:
+        ending = await turn.run()
+    finally:
+        results = turn.results()
+        answered = tuple(
+            [
+                CallAnswered(
+                    call.id,
+                    call.name,
+                    shown_text(result),
+                    not result.success,
+                    _opened(run, call, result) if call.name == OPENER else (),
+                    result.attachments,
+                )
+                for call, result in zip(calls, results, strict=True)
+            ]
+        )
+        if not run.frame.left_to_the_record:  # otherwise the calls get their results when the run is resumed
+            run.say(ToolMessage(answered))
+    if ending is not None:
+        raise ending
+    return results
+
+
+def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
+    """Show the tools of the sections that a call opened, and return their names; () if the call failed or opened nothing new."""
+    if not result.success:
+        return ()
+    paths = [path for path in result.value if path not in run.rendered.opened]
+    if not paths:
+        return ()  # another call of the same turn has opened the sections
+    for path in paths:
+        run.conversation.open_section(path, run.frame.run_context.run_id, again=run.replays)
+    return run.open(paths)
+
+
+def _answer_among(
+    run: Run, calls: tuple[CallAsked, ...], results: tuple[ToolResult[Any], ...]
+) -> ToolResult[Any] | None:
+    for call, result in zip(calls, results, strict=True):
+        if run.answer_tool(call.name) and result.success:
+            if isinstance(result, RecordedResult) and run.output is not None:
+                if run.output.schema.secret and is_masked(call.arguments):
+                    return None  # the secret was not recorded, so the model has to answer again
+                return ToolResult.ok(run.output.schema.parse(call.arguments))  # restores the type
+            return result
+    return None
+
+
+def _outcome(run: Run, answer: Answer, text: str) -> Outcome:
+    """Return the outcome of an answer without calls, whose complete text is `text`.
+
+    If the run has a schema for its answer, raises `ToolValidationError` if the answer does not match it, was cut off because
+    it was too long, or should have been given by a call.
+    """
+    stop: Any = answer.stop
+    reason = "done" if stop.reason == "calls" else "length" if stop.reason == "paused" else stop.reason
+    output = run.output
+    if output is None:
+        return Outcome(text, None, reason)
+    if run.answers_by_call:
+        raise ToolValidationError(f"the answer was not given by calling {ANSWER_TOOL}")
+    if reason == "length":
+        raise ToolValidationError("the answer was cut off because it was too long. Make it shorter")
+    value = output.parse(text)
+    return Outcome(output.text_of(text), value, reason)
+
+
+def _no_answer(run: Run, problem: str) -> Exception:
+    return run.failed(
+        ToolValidationError(f"after {REPAIRS} corrections the answer is still invalid: {problem}"), "output"
+    )
+
+
+# --- progressive disclosure ---
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Arguments of the tool that opens sections."""
+
+    sections: Annotated[
+        list[str], Field(description="The paths of the sections, as their summaries give them.")
+    ]
+
+
+def shown_sections(opening: Opening[Any], paths: list[str]) -> ToolResult[list[str]]:
+    """Return the result of opening sections: their text and attachments, and the names of their tools."""
+    names = ", ".join(tool.name for tool in opening.tools)
+    more = f"\n\nThese tools can be called from now on: {names}." if names else ""
+    return ToolResult.ok(
+        paths, opening.text + more, exclude_value_from_context=True, attachments=opening.attachments
+    )
+
+
+def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[Sections, list[str]]:
+    """Create the tool with which a model opens sections that are shown as summaries.
+
+    The sections' text and attachments are in its result, so that everything sent before stays byte-identical. The
+    sections' tools can be called from the next turn on. If `in_place` is false, the tool raises
+    `VisibilityExpansionRequired`.
+    """
+
+    async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:
+        opening = rendered().open(params.sections)
+        if not in_place:
+            raise VisibilityExpansionRequired(params.sections, context.run_context.run_id)
+        return shown_sections(opening, params.sections)
+
+    return Tool(
+        OPENER,
+        "Open sections that are shown as summaries, to see their full text and use their tools.",
+        open_sections,
+        accepts_overrides=False,
+        effect="pure",
+    )

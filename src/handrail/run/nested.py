@@ -1,0 +1,220 @@
+"""Nested runs: runs inside a call. `open_nested` opens each of them, and `RunOptions.nested` says what they inherit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from handrail.concurrency.deadline import Deadline
+from handrail.concurrency.operation import Operation
+from handrail.errors import DefinitionError, DepthExceededError
+from handrail.guard.outer_policy import outer_policies
+from handrail.guard.policy import within_scope
+from handrail.prompt import Prompt, RenderedPrompt
+from handrail.protocols import PromptView, SessionView, ToolPolicy
+from handrail.run.call import Call, check_name, new_call
+from handrail.run.current_call import check_given
+from handrail.run.frame import Frame, open_frame, show_tools
+from handrail.run.gate import Arguments, Gate, Passage
+from handrail.run.options import GateArguments, RunOptions
+from handrail.run.place import Place
+from handrail.schema.problems import describe_kind
+from handrail.session import Session
+from handrail.tools import Tool, ToolResult
+
+if TYPE_CHECKING:
+    from handrail.run.adapter import Adapter
+    from handrail.run.attempt import Attempt
+
+
+def open_nested(
+    attempt: Attempt,
+    number: int,
+    given: RunOptions,
+    prompt: PromptView | None = None,
+    levels: int | None = None,
+) -> Frame:
+    """Open a run inside a call, as the call's verb `number`. `levels` limits how deep calls may nest in the run.
+
+    Raises `DepthExceededError` if the run would be nested too deeply, even if it makes no calls. Raises `DefinitionError` if
+    the budget in `given` is a `BudgetTracker`, or if `given` binds a `Filesystem` although the run around it has one.
+    """
+    outer, depth = attempt.frame, attempt.depth + 1
+    limit = outer.options.depth_limit
+    if depth > limit:
+        raise DepthExceededError(attempt.path, limit, depth)
+    policies = outer_policies(outer.policies, attempt.tool if attempt.open_transaction.commits_each else None)
+    options = outer.options.nested(given, outer.costs.tracker, depth, levels, policies)
+    return Frame.nested(attempt, number, options, prompt)
+
+
+@asynccontextmanager
+async def nested_run(
+    attempt: Attempt,
+    number: int,
+    verb: str,
+    given: RunOptions,
+    prompt: PromptView | None = None,
+    levels: int | None = None,
+) -> AsyncGenerator[Frame]:
+    """Open a run inside a call, record which verb opened it, and close it at the end of the block."""
+    frame = open_nested(attempt, number, given, prompt, levels)
+    await frame.log.note_verb(attempt.place.child(number), verb)
+    try:
+        yield frame
+    except BaseException as error:
+        await close_nested(frame, error)
+        raise
+    await close_nested(frame)
+
+
+async def close_nested(frame: Frame, error: BaseException | None = None) -> None:
+    """End a nested run, and close the resources that it bound itself. If one of them is forkable, the run around it does so.
+
+    Errors from closing are logged, and added as notes to `error`, the error that ended the run.
+    """
+    frame.cancellation.close()
+    around = frame.outer
+    if around is not None and frame.world is not around.frame.world:
+        await frame.world.resources.close_logged(error)
+
+
+VERB = "open_gate"
+
+
+class GivenPrompt(msgspec.Struct, frozen=True, eq=False):
+    """The prompt that a gate is opened for, with the params and the opened sections for rendering it."""
+
+    prompt: Prompt[Any]
+    params: object
+    opened: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, Prompt):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
+            raise DefinitionError(
+                f"prompt is {describe_kind(self.prompt)}. Pass a Prompt, not yet rendered, and its params as params=..."
+            )
+
+    def render(self, session: SessionView, deadline: Deadline | None) -> RenderedPrompt[Any]:
+        return self.prompt.render(self.params, session=session, opened=self.opened, deadline=deadline)
+
+
+def open_root_gate(
+    tools: Iterable[Tool[Any, Any]],
+    policies: Iterable[ToolPolicy],
+    given: GivenPrompt | None,
+    adapter: Adapter | None,
+    arguments: GateArguments,
+) -> Gate:
+    """Open a gate for a run at the root."""
+    options = _options_of(given, adapter, arguments)
+    if given is None and adapter is None:
+        return Gate(open_frame(options, tools, policies))
+    if options.session is None:
+        options = options.replace(session=Session(new_id=options.new_id))
+    frame = open_frame(options, prompt=None if given is None else given.prompt)
+    _lend(frame, adapter)
+    _show(frame, frame.session, tools, policies, given)
+    return Gate(frame)
+
+
+def open_nested_gate(
+    attempt: Attempt,
+    tools: Iterable[Tool[Any, Any]],
+    policies: Iterable[ToolPolicy],
+    given: GivenPrompt | None,
+    adapter: Adapter | None,
+    arguments: GateArguments,
+) -> Gate:
+    """Open a gate for a run inside a call. `RunOptions.nested` says what the run inherits from the call."""
+    options = _options_of(given, adapter, arguments)
+    check_given(attempt, VERB, RunOptions() if adapter is None else adapter.options, arguments)
+    number = attempt.next_verb(VERB)
+    frame = open_nested(attempt, number, options, None if given is None else given.prompt)
+    _lend(frame, adapter)
+    _show(frame, attempt.session, tools, policies, given)
+    return NestedGate(frame, attempt, number)
+
+
+def _options_of(given: GivenPrompt | None, adapter: Adapter | None, arguments: GateArguments) -> RunOptions:
+    _check_adapter(adapter)
+    own = RunOptions() if adapter is None else adapter.options
+    options = own.updated(VERB, GateArguments, arguments)
+    if given is not None and given.prompt.resources:
+        options = options.replace(resources=(*options.resources, *given.prompt.resources))
+    return options
+
+
+def _check_adapter(adapter: Any) -> None:
+    if adapter is not None and not callable(getattr(adapter, "bound_to", None)):
+        raise DefinitionError(
+            f"adapter is {describe_kind(adapter)}. Pass an Adapter: Adapter('openai:gpt-5')."
+        )
+
+
+def _lend(frame: Frame, adapter: Adapter | None) -> None:
+    """Let the calls of a gate use an adapter and its workers.
+
+    An environment's own `prompt_model` takes precedence over the adapter's. Inside a call, the call's workers apply if
+    the adapter has none.
+    """
+    if adapter is None:
+        return
+    if adapter.workers is not None:
+        adapter.workers.open(frame)
+    frame.model.adapter = adapter.bound_to
+    environment = frame.people.environment
+    if environment is None or environment.prompt_model is None:
+        frame.model.prompt_model = adapter.prompt_model_for
+
+
+def _show(
+    frame: Frame,
+    session: SessionView,
+    tools: Iterable[Tool[Any, Any]],
+    policies: Iterable[ToolPolicy],
+    given: GivenPrompt | None,
+) -> None:
+    if given is None:
+        show_tools(frame, tools, policies)
+        return
+    rendered = given.render(session, frame.deadline)
+    scoped = [within_scope(each.policy, each.tools) for each in rendered.policies]
+    frame.model.rendered = rendered
+    show_tools(frame, [*rendered.tools, *tools], [*scoped, *policies])
+    frame.secretive = frame.secretive or rendered.secretive
+
+
+class NestedGate(Gate):
+    """The gate of a run inside a call. Once that call's handler has ended, `invoke` raises `ContextExpired`."""
+
+    __slots__ = ("_around", "_verb")
+
+    def __init__(self, frame: Frame, around: Attempt, number: int) -> None:
+        super().__init__(frame)
+        self._around = around
+        self._verb: Place | None = around.place.child(number)
+        """The place at which the first call records the verb; None once that has happened."""
+
+    def invoke(
+        self, name: str, arguments: Arguments = "{}", *, call_id: str | None = None
+    ) -> Operation[ToolResult[Any]]:
+        check_name(name)
+        self._around.home.check()
+        go = self.pass_through
+        return Operation(
+            lambda: go(new_call(self, name, arguments, call_id)), f"invoke({name!r})", self._around.home
+        )
+
+    async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
+        verb, self._verb = self._verb, None
+        if verb is not None:
+            await self.frame.log.note_verb(verb, VERB)
+        return await super().pass_through(call, passage)
+
+    async def close(self) -> None:
+        """End the run, and close the resources that it bound itself, as `close_nested` does. Errors are only logged."""
+        await close_nested(self.frame)

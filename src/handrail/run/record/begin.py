@@ -1,0 +1,431 @@
+"""The record of a run: how a run begins, resumes and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from handrail.concurrency.cancellation import open_scope
+from handrail.content import Attachment
+from handrail.errors import (
+    DefinitionError,
+    PromptEvaluationError,
+    RunBusy,
+    RunError,
+    RunParked,
+    WorkspaceTakenError,
+)
+from handrail.events import MessageAdded
+from handrail.guard.approval_memory import keep_decisions
+from handrail.journal.protocol import Journal
+from handrail.journal.records import Entry, RunRecord, RunRow, RunStatus, SessionTurn, workspace_name
+from handrail.messages import Message, Model, ModelSettings, Usage
+from handrail.models.names import reference_to
+from handrail.prompt import Prompt, RenderedPrompt
+from handrail.resources.paths import folder_of
+from handrail.resources.startup_files import allowed_in
+from handrail.run.answer import Unanswered, offer_of
+from handrail.run.apps import code_of
+from handrail.run.conversation import Conversation, sendable
+from handrail.run.frame import Frame
+from handrail.run.options import RunOptions
+from handrail.run.record.attachments import attached_to, store
+from handrail.run.record.lease import STOPPED, leased, note_deadline, stopped
+from handrail.run.record.log import RunLog
+from handrail.run.record.parking import next_end
+from handrail.run.record.undone import UndoneCalls, forget_undone, undone_in
+from handrail.run.response import Outcome, Output
+from handrail.schema import to_json
+from handrail.session import Session
+from handrail.session.serialization import encode_item, save
+from handrail.text.raised_errors import described
+from handrail.tools import Tool
+from handrail.tools.result import clean_text
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The request of a submitted run. It is recorded with the run, and a worker reads it to begin or resume the run."""
+
+    message: str
+    attachments: list[Attachment] = []
+    """References to the files that the message comes with. Their bytes are blobs of the run."""
+    deadline: float | None = None
+    """Seconds that the run has once it begins; None for no limit."""
+    budget: dict[str, int | Decimal] | None = None
+    folder: str = ""
+    """The folder of the run's files, or `workspace:NAME`; "" for the files that the worker was started with, if any."""
+    startup_files: list[str] = []
+    """The patterns of the startup files that the run's calls may change without a separate approval."""
+    every: float | None = None
+    """Seconds between repetitions of the run; None for a run that is not repeated."""
+    due_at: float = 0.0
+    """When the run was due, in seconds since 1970. The next repetition is due a multiple of `every` seconds later."""
+    key: str = ""
+    """The idempotency key with which the request was first submitted, or the id of its first run if it had no key."""
+
+    @property
+    def workspace(self) -> str:
+        """The name of the workspace that the run works in; "" if it works in none."""
+        return workspace_name(self.folder)
+
+
+def decode_request(record: RunRecord) -> RunRequest:
+    """Return the request of a submitted run."""
+    return msgspec.msgpack.decode(record.request, type=RunRequest)
+
+
+async def begun_runs(journal: Journal, session_id: str, principal: str) -> Sequence[RunRow]:
+    """Return the runs of a principal's session that have begun, oldest first."""
+    rows = await journal.runs.list(session_id=session_id, principal=principal)
+    return [row for row in rows if row.record.has_begun]
+
+
+def check_begun(row: RunRow) -> None:
+    """Raise `RunError` for a run that was submitted and has not begun."""
+    if not row.record.has_begun:
+        raise RunError(
+            row.record.id,
+            f"it is {row.status} and has not begun",
+            f"Start a worker, which begins it: `handrail worker {row.record.app}`."
+            if row.status == "queued"
+            else "Submit it again.",
+        )
+
+
+_followed: WeakKeyDictionary[Session, dict[str, SessionTurn | None]] = WeakKeyDictionary()
+"""The turns that sessions include, by the ids of their journals."""
+
+
+def follow(session: Session, journal: Journal, turn: SessionTurn | None) -> None:
+    """Note that a session includes everything that was recorded until this turn, or is the session of this turn's run."""
+    with session.lock:
+        _followed.setdefault(session, {})[journal.id] = turn
+
+
+def continue_turn(session: Session, journal: Journal) -> None:
+    """Note that the run that has the session's turn works on this object, which then includes what the run adds to the record."""
+    turn = followed(session, journal)
+    if turn is not None:
+        follow(session, journal, SessionTurn(turn.id))
+
+
+def followed(session: Session, journal: Journal) -> SessionTurn | None:
+    """Return the last turn in a journal that a session includes; None if it includes none."""
+    return _followed.get(session, {}).get(journal.id)
+
+
+async def is_outdated(session: Session, journal: Journal) -> bool:
+    """Return whether a run can't begin on a session, because its record goes further. Then the session must be loaded again."""
+    return followed(session, journal) != await journal.runs.turn(session.id, session.principal)
+
+
+class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a run needs to begin again in the same way."""
+
+    message: str | None
+    params: bytes | None
+    history: list[Message]
+    system: str
+    """The rendered prompt. It is sent again unchanged even if the prompt has changed since."""
+    tools: list[str]
+    opened: list[str]
+    temperature: float | None
+    max_tokens: int | None
+    deadline: float | None
+    pauses: bool  # whether the deadline pauses while people answer
+    budget: dict[str, int | Decimal] | None
+    base: bytes | None
+    """The session's state when the run began; None if it can be restored from an earlier run in the journal."""
+    folder: str = ""  # the folder of the run's files, or `workspace:NAME`; "" for other files
+    startup_files: list[str] = []
+    """The patterns of the startup files that the run's calls may change without a separate approval."""
+    offered: dict[str, str] = {}  # what the model was shown of each tool, besides its name
+    output: str | None = (
+        None  # the JSON Schema of the answer; "" if it has none, None if that is not recorded
+    )
+    shown_files: list[Attachment] | None = (
+        None  # the attachments of the sections shown in full; None if not recorded
+    )
+    model_settings: ModelSettings | None = None
+    added: list[str] = []  # the names of the tools that this run has in addition to the prompt's
+    events: list[bytes] = []
+    """In a copy of a run: the events that earlier runs committed in the session since `base`. Those runs are not copied."""
+    logged: list[bytes] = []  # what the runs whose events are in `events` have logged
+    said: list[Message] = []  # the messages of the runs whose events are in `events`
+    shown: list[str] = []  # the sections that were opened in the runs whose events are in `events`
+    trace_id: str = ""  # the trace id that the run was given, if any
+    models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
+    denied: list[bytes] = []  # in a copy: the original session's remembered denials, and its revocations
+    attachments: list[Attachment] = []  # the files that the run's worker was given, as references
+    attached: list[Attachment] = []  # the attachments of the run's message, as references
+    sources: dict[str, str] = {}  # the files that name the servers of the run's tools, and a digest of each
+
+
+class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended, and what it adds to its session, as the journal records it."""
+
+    text: str = ""
+    output: bytes = b"null"
+    stop_reason: str = ""
+    usage: Usage = Usage()
+    cost: Decimal | None = None
+    error: str = ""
+    phase: str = ""
+    messages: list[Message] = []  # the messages that the run added to its session's conversation
+    opened: list[str] = []  # the sections that the run's model opened; later runs show them in full
+    logged: list[bytes] = []  # what calls without a recorded end have logged, such as cancelled ones
+    unanswered: Unanswered | None = None  # the requests for the answer that the run ended without
+
+
+def decode_begin(record: RunRecord) -> RunBegin:
+    return msgspec.msgpack.decode(record.begin, type=RunBegin)
+
+
+def decode_outcome(row: RunRow) -> RunOutcome:
+    return msgspec.msgpack.decode(row.outcome, type=RunOutcome) if row.outcome else RunOutcome()
+
+
+# --- begin ---------------------------------------------------------------------------------------------
+
+
+async def begin_run(
+    journal: Journal,
+    frame: Frame,
+    prompt: Prompt[Any],
+    rendered: RenderedPrompt[Any],
+    options: RunOptions,
+    model: Model,
+) -> None:
+    """Record a new run before it does anything. Raises `DefinitionError` if importing its `app` raises `ImportError`."""
+    app = options.app
+    try:
+        code = code_of(app)
+    except ImportError as error:
+        raise DefinitionError(
+            f"app is {app!r}, which can't be imported: {error}. Give it as module:name, importable wherever the "
+            "run is resumed, or leave it out."
+        ) from error
+    session = frame.session
+    attachments: Sequence[Attachment] = getattr(options.workers, "attachments", ())
+    await _heed_undone(journal, session, frame.log)
+    await keep_decisions(session, journal)
+    deadline, budget = frame.deadline, frame.budget
+    every_tool = tools_of(rendered)
+    tools: list[Any] = [*every_tool, *options.tools]
+    begin = RunBegin(
+        message=None if options.message is None else clean_text(options.message),
+        params=None if options.params is None else encode_item(options.params, session.id),
+        history=[sendable(each) for each in options.history],
+        system=rendered.text,
+        tools=[tool.name for tool in every_tool],
+        opened=list(options.opened),
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+        model_settings=options.model_settings,
+        deadline=None if deadline is None else deadline.at.timestamp(),
+        pauses=deadline is not None and deadline.pauses_for_people,
+        budget=None if budget is None else dict(budget.left()),
+        base=await _base(journal, session),
+        folder=folder_of(frame.world.filesystem),
+        startup_files=allowed_in(frame.world.filesystem),
+        offered={tool.name: offer_of(tool) for tool in tools},
+        output=schema_of(rendered),
+        shown_files=list(rendered.attachments),
+        added=[tool.name for tool in options.tools],
+        trace_id=options.trace_id or "",
+        models={name: reference_to(each) for name, each in getattr(options.workers, "models", {}).items()},
+        attachments=list(attachments),
+        attached=list(options.attachments),
+        sources=dict(each.source for each in tools if getattr(each, "source", None)),
+    )
+    record = RunRecord(
+        id=frame.run_context.run_id,
+        session_id=session.id,
+        principal=session.principal,
+        prompt=prompt.name,
+        model=reference_to(model),
+        began_at=frame.began_at.timestamp(),
+        begin=msgspec.msgpack.encode(begin),
+        app=app,
+        code=code,
+    )
+    follow(session, journal, await journal.runs.begin(record, followed=followed(session, journal)))
+    await store(journal, frame.run_context.run_id, attachments)
+    said = (fact.message for fact in session[MessageAdded].all())
+    await store(journal, frame.run_context.run_id, [*options.attachments, *attached_to(said)])
+
+
+def tools_of(rendered: RenderedPrompt[Any]) -> tuple[Tool[Any, Any], ...]:
+    """Return the prompt's tools that are offered when a run begins, with those of the provider last."""
+    return (*rendered.tools, *rendered.provider_tools)
+
+
+def schema_of(rendered: RenderedPrompt[Any]) -> str:
+    """Return the JSON Schema of the answer as the model is shown it; "" if there is none."""
+    schema = rendered.output_schema
+    return (
+        ""
+        if schema is None
+        else msgspec.json.encode(Output(schema).schema.json_schema, order="sorted").decode()
+    )
+
+
+async def _base(journal: Journal, session: Session) -> bytes | None:
+    """Return the session's state; None if it can be restored from an earlier run in this journal."""
+    first = await journal.runs.list(session_id=session.id, principal=session.principal, limit=1)
+    if first and not first[0].record.has_begun:
+        first = await begun_runs(journal, session.id, session.principal)
+    return None if first else save(session)
+
+
+async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
+    """Drop undone calls from the session and remember to tell the model, unless it has been told about all of them."""
+    undone = await undone_in(journal, session.id, session.principal)
+    if undone.untold:
+        log.untold = undone.untold
+        await heed_undone(journal, session, undone)
+
+
+async def heed_undone(journal: Journal, session: Session, undone: UndoneCalls) -> None:
+    """Drop undone calls from a session in memory."""
+    runs = await begun_runs(journal, session.id, session.principal)
+    before = decode_begin(runs[0].record).events if runs else ()
+    ids = {row.record.id for row in runs}
+    units = [unit for unit in await journal.calls.load_session(session.id) if unit.run_id in ids]
+    forget_undone(session, base_of(runs), before, units, undone.calls)
+
+
+def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
+    """Raise `RunError` if the run has not begun, if the prompt is a different one, or if files or tools are missing."""
+    check_begun(row)
+    record, begin = row.record, decode_begin(row.record)
+    if prompt.name != record.prompt:
+        raise RunError(
+            record.id,
+            f"it began with the prompt {record.prompt!r}, and this is {prompt.name!r}",
+            "Pass the prompt that it began with.",
+        )
+    if begin.folder and files is None:
+        raise RunError(
+            record.id,
+            f"it works on the files in {begin.folder!r}, and no files were passed",
+            "Pass filesystem=DirectoryFilesystem(...) or Workspace(...), or --files on the command line.",
+        )
+    given = {tool.name for tool in tools}
+    missing = [name for name in begin.added if name not in given]
+    if missing:
+        raise RunError(
+            record.id,
+            f"it began with added tools, and these were not passed: {', '.join(missing)}",
+            "Pass them again: resume(..., tools=[...]).",
+        )
+
+
+# --- run -----------------------------------------------------------------------------------------------
+
+
+async def carry_out(
+    journal: Journal, frame: Frame, conversation: Conversation, work: Coroutine[Any, Any, Outcome]
+) -> Outcome:
+    """Run `work` under the run's lease, and record how it ends. Errors of `work` are raised.
+
+    Raises `RunParked` if the run was parked, `RunBusy` if another process has taken it over, and
+    `PromptEvaluationError` if it was cancelled through the journal.
+    """
+    run_id = frame.run_context.run_id
+    began, shown = len(conversation.messages), len(conversation.opened)
+    scope = open_scope(frame.cancellation)
+    status: RunStatus = "cancelled"
+    due_at: float | None = None
+    outcome = RunOutcome(stop_reason="cancelled")
+    try:
+        async with leased(journal, frame):
+            ended = await _unless_parked(journal, frame, work)
+        status = "done"
+        output = to_json(ended.output, round_trip=True)
+        outcome = RunOutcome(text=ended.text, output=output, stop_reason=ended.stop_reason)
+        return ended
+    except RunParked as parked:
+        status = "parked"
+        due_at = parked.due_at
+        raise
+    except asyncio.CancelledError:
+        if frame.log.closed:
+            scope.absorb()
+            raise RunBusy(run_id, (await journal.runs.get(run_id)).owner) from None
+        if frame.cancellation.reason == STOPPED:
+            scope.absorb()
+            raise stopped(run_id) from None
+        raise
+    except (RunBusy, WorkspaceTakenError, GeneratorExit) as error:
+        if isinstance(error, GeneratorExit):  # nothing can be awaited any more, as if the process had ended
+            frame.log.close()
+        elif isinstance(error, WorkspaceTakenError):
+            status = "running"  # any process may resume the run
+        raise
+    except Exception as error:
+        status = "failed"
+        words = clean_text(described(error))
+        phase = error.phase if isinstance(error, PromptEvaluationError) else ""
+        outcome = RunOutcome(stop_reason="failed", error=words, phase=phase)
+        raise
+    finally:
+        outcome = msgspec.structs.replace(
+            outcome,
+            usage=frame.costs.models.usage,
+            cost=frame.costs.models.cost,
+            messages=conversation.shown_since(began),
+            opened=conversation.opened[shown:],
+            logged=frame.log.unrecorded,
+            unanswered=frame.model.unanswered if status in ("failed", "cancelled") else None,
+        )
+        if not frame.log.closed or status in ("parked", "running"):
+            with contextlib.suppress(RunBusy):
+                if status == "parked" and frame.deadline is not None and frame.deadline.pauses_for_people:
+                    await note_deadline(journal, run_id, frame.deadline, frame.clock, paused=True)
+                if status == "parked":
+                    await _note_told(journal, frame)
+                encoded = b"" if status in ("parked", "running") else msgspec.msgpack.encode(outcome)
+                left = journal.runs.leave(run_id, status, encoded, due_at=due_at)
+                await asyncio.shield(asyncio.ensure_future(left))
+
+
+async def _note_told(journal: Journal, frame: Frame) -> None:
+    """Record what was published about the unfinished calls of a parked run, so that the next leg does not publish it again."""
+    if frame.parking is not None and frame.parking.told:
+        context, now = frame.run_context, frame.log.now()
+        body = msgspec.msgpack.encode(frame.parking.told)
+        await journal.calls.note(context.run_id, Entry("parked", str(context.attempt), now, body))
+
+
+async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Return the outcome of `work`. If the run was parked, raises `RunParked` instead, even if `work` failed, except with `RunBusy`."""
+    scope = open_scope(frame.cancellation)
+    try:
+        ended = await work
+        if not frame.parked:
+            return ended
+    except RunBusy:
+        raise
+    except (Exception, asyncio.CancelledError):
+        if not frame.parked:
+            raise
+    scope.absorb()
+    run_id = frame.run_context.run_id
+    questions = await journal.questions.open(run_id)
+    raise RunParked(run_id, questions, next_end(questions, frame.deadline, journal.clock.now()))
+
+
+# --- end -----------------------------------------------------------------------------------------------
+
+
+def base_of(runs: Iterable[RunRow]) -> bytes | None:
+    """Return the saved session as it was before its first run in this journal; None if it was not saved."""
+    bases = (decode_begin(each.record).base for each in runs if each.record.begin)
+    return next((base for base in bases if base is not None), None)

@@ -1,0 +1,268 @@
+"""Recorded commits: writes the journal and the files in an order that survives a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from handrail.concurrency.cancellation import Pending, shielded, unless_stopped
+from handrail.concurrency.claims import GaveUp, Pace, Stop, never
+from handrail.concurrency.threads import run_in_thread
+from handrail.errors import PromptEvaluationError, UnfinishedCommit
+from handrail.events import CallStatus
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CommitUnit, WorkspaceDelta
+from handrail.run.record.attachments import store
+from handrail.run.record.format import commit_unit, inner_call
+from handrail.run.transaction import key_of
+from handrail.tools import ToolResult
+
+if TYPE_CHECKING:
+    from handrail.run.attempt import Attempt
+    from handrail.run.transaction import RecordedFork
+
+
+_STORED = 8 * 1024 * 1024
+"""Maximum bytes that are stored at a time, unless a single file is larger."""
+
+
+async def upload(journal: Journal, fork: RecordedFork, run_id: str) -> WorkspaceDelta:
+    """Store the bytes of a staged fork's files that the journal does not have yet. Returns the fork's delta."""
+    delta = fork.delta()
+    assert delta is not None, "only forks with changes are uploaded"
+    sizes = {
+        change.new.digest: change.new.size for change in delta.changes if change.new and change.new.digest
+    }
+    stored = set(await journal.workspaces.has(sizes, run_id=run_id)) if sizes else set[str]()
+    for some in _batches({digest: size for digest, size in sizes.items() if digest not in stored}):
+        blobs = await run_in_thread(lambda some=some: [fork.content(digest) for digest in some])
+        await journal.workspaces.put(blobs, run_id=run_id)
+    return delta
+
+
+def _batches(sizes: dict[str, int]) -> Iterator[Sequence[str]]:
+    """Yield the digests in batches, each of at most `_STORED` bytes or a single larger file."""
+    batch: list[str] = []
+    total = 0
+    for digest, size in sizes.items():
+        if batch and total + size > _STORED:
+            yield batch
+            batch, total = [], 0
+        batch.append(digest)
+        total += size
+    if batch:
+        yield batch
+
+
+log = logging.getLogger("handrail.gate")
+
+T = TypeVar("T")
+
+_RECOVERY_SECONDS = 10.0
+"""Seconds to go on finishing what dead processes of this journal have left in the way of a call."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+
+
+@runtime_checkable
+class RecoverableFork(Protocol):
+    """A fork of a folder in which a dead process may have left a recorded commit unfinished."""
+
+    async def recover(self, journal: Journal, /) -> None:
+        """Finish the commits that this journal recorded."""
+        ...
+
+
+async def record_end(
+    attempt: Attempt, result: ToolResult[Any], status: CallStatus, ending: BaseException | None
+) -> bool:
+    """Record the end of a call that has not been recorded as a commit, and return whether it was recorded.
+
+    Nothing is recorded if there is no journal, if the log is closed, if the call or its run was cancelled, or if the
+    error `ending` ends the run because of its budget and would do so again.
+    """
+    log = attempt.frame.log
+    if not log.is_kept or log.closed:
+        return False
+    if status == "cancelled" or attempt.frame.cancellation.cancelled:
+        return False
+    if _meets_its_budget_again(attempt, ending):
+        return False
+    if result.attachments:
+        await shielded(store(log.journal, log.run_id, result.attachments))
+    if attempt.parent is None:
+        await shielded(log.journal.calls.commit(commit_unit(attempt, result, status)))
+        return True
+    inner = inner_call(attempt, result, status)
+    return await shielded(log.note("inner call", attempt.call.place, inner))
+
+
+def _meets_its_budget_again(attempt: Attempt, ending: BaseException | None) -> bool:
+    """Return whether a call has exceeded the run's budget, and would do so again if the run were resumed.
+
+    If the process dies before the run's end is recorded, the resumed run must end in the same way. If the call were
+    recorded, the resumed run would continue, because the record does not say that the call ended the run.
+    """
+    is_budget = isinstance(ending, PromptEvaluationError) and ending.phase == "budget"
+    return is_budget and (not attempt.charged or attempt.tool.enters_again)
+
+
+def commit_recorded(
+    journal: Journal, attempt: Attempt, result: ToolResult[Any]
+) -> Coroutine[Any, Any, None] | None:
+    """Record the changes of a prepared call, then apply them. The caller must prevent other commits meanwhile.
+
+    If the call has used no durable resource, its result has no attachments, and the journal can record it without waiting,
+    everything is done immediately, and this returns None. Otherwise it returns a coroutine that waits for the end of the work, even if its task is cancelled.
+    Concurrent calls always wait, so that they commit in the same order when their run is replayed.
+    """
+    transaction = attempt.open_transaction
+    if transaction.durable:
+        return _commit_durable(journal, attempt, result)
+    if result.attachments:
+        return shielded(_commit(journal, attempt, result))
+    unit = commit_unit(attempt, result)
+    commit_now: Callable[[CommitUnit], bool] | None = getattr(journal.calls, "commit_now", None)
+    has_siblings = len(attempt.frame.live) > 1
+    if commit_now is not None and not has_siblings and not journal.synced and commit_now(unit):
+        transaction.apply()
+        return None
+    commit_soon: Callable[[CommitUnit], Pending[bool] | None] | None = getattr(
+        journal.calls, "commit_soon", None
+    )
+    begun = None if commit_soon is None else commit_soon(unit)
+    if begun is None:
+        return shielded(_commit(journal, attempt, result, unit))
+    return _finish(begun, journal, attempt, result, unit)
+
+
+async def _finish(
+    begun: Pending[bool], journal: Journal, attempt: Attempt, result: ToolResult[Any], unit: CommitUnit
+) -> None:
+    """Wait for the record of a call that has used no durable resource, and apply its changes."""
+    if await begun.wait():
+        attempt.open_transaction.apply()
+    else:
+        await shielded(_commit(journal, attempt, result, unit))
+
+
+async def _commit(
+    journal: Journal, attempt: Attempt, result: ToolResult[Any], unit: CommitUnit | None = None
+) -> None:
+    """Record and apply the changes of a prepared call that has used no durable resource."""
+    await _store(journal, attempt, result)
+    await journal.calls.commit(unit or commit_unit(attempt, result))
+    attempt.open_transaction.apply()
+
+
+async def _store(journal: Journal, attempt: Attempt, result: ToolResult[Any]) -> None:
+    """Store the attachments of a result, before the record that refers to them."""
+    if result.attachments:
+        await store(journal, attempt.frame.log.run_id, result.attachments)
+
+
+async def _commit_durable(journal: Journal, attempt: Attempt, result: ToolResult[Any]) -> None:
+    """Record and apply the changes of a prepared call.
+
+    1. The new bytes are written to the staging folder, and synced if the journal is. Then what the call read and changes
+       is claimed among all processes. This step can be cancelled. The bytes of files in a workspace are stored in the journal.
+    2. The journal records everything in one transaction, the commit point.
+    3. The files are renamed into place.
+    4. The journal notes that they are in place. Until then, recovery finds out from the staging folder.
+    5. The files that the call replaced move to the history, from which later commits may remove them.
+
+    If somebody changes a file between the check and step 3, their version is kept: all other files are reverted, and the
+    record is voided before this raises `Conflict`.
+    """
+    files, diff = await _stage(journal, attempt)  # 1
+    await shielded(_record(journal, attempt, result, files, diff))
+
+
+async def _record(
+    journal: Journal, attempt: Attempt, result: ToolResult[Any], files: list[Mapping[str, Any]], diff: str
+) -> None:
+    transaction, synced = attempt.open_transaction, journal.synced
+    await _store(journal, attempt, result)
+    forks, run_id = transaction.recorded_forks(), attempt.run_context.request_id
+    deltas = [await upload(journal, fork, run_id) for fork in forks]
+    is_large = transaction.is_large
+    unit = await transaction.go_through(
+        lambda: commit_unit(attempt, result, files=files, diff=diff, workspaces=deltas)
+    )
+    transaction.set_pace(pace_of(attempt))
+    await journal.calls.commit(unit)  # 2
+    try:
+        await run_in_thread(lambda: transaction.apply_durable(synced))  # 3
+        transaction.apply_others()
+    except BaseException:
+        if files:
+            await journal.calls.void(unit)
+        raise
+    try:
+        if files:
+            await journal.calls.applied(unit)  # 4
+    except Exception:  # the files are in place, which recovery will notice
+        log.exception("%s is committed and applied, but the journal could not record that", attempt.id)
+    finally:
+        if is_large:
+            await run_in_thread(transaction.confirm)  # 5
+        else:
+            transaction.confirm()
+
+
+async def _stage(journal: Journal, attempt: Attempt) -> tuple[list[Mapping[str, Any]], str]:
+    """Stage the changes of a call and claim them among all processes. Returns the manifests and the diff.
+
+    If a process has died while it committed a call that this journal may have recorded, that call is finished first.
+    """
+    transaction, key = attempt.open_transaction, key_of(attempt, journal.id)
+
+    def stage(stop: Stop) -> tuple[list[Mapping[str, Any]], str]:
+        transaction.set_pace(pace_of(attempt, stop))
+        diff = transaction.file_diff()
+        files = transaction.stage(key, journal.synced)
+        transaction.enter(stop, recorded=True)
+        if stop():
+            raise GaveUp
+        return files, diff
+
+    monotonic, pause = attempt.frame.monotonic, _FIRST_PAUSE
+    until = monotonic() + _RECOVERY_SECONDS
+    while True:
+        try:
+            return await unless_stopped(stage)
+        except UnfinishedCommit as unfinished:
+            if unfinished.journal != journal.id or monotonic() > until:
+                raise
+        for part in transaction.parts:
+            if isinstance(part.fork, RecoverableFork):
+                await part.fork.recover(journal)
+        # Other processes may be finishing the same commit, and they or others may die meanwhile.
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def pace_of(attempt: Attempt, stop: Stop = never) -> Pace:
+    """Return the pace of a commit. It reports its progress as that of the call."""
+    return Pace(stop, attempt.report_progress, attempt.frame.monotonic)
+
+
+async def commit_unrecorded(attempt: Attempt) -> None:
+    """Apply the changes of a prepared call that has used a durable resource and is not recorded."""
+    transaction, key = attempt.open_transaction, key_of(attempt)
+
+    is_large = transaction.is_large
+
+    def apply(stop: Stop) -> None:
+        transaction.set_pace(pace_of(attempt, stop))
+        transaction.stage(key)
+        transaction.enter(stop, recorded=False)
+        transaction.apply_durable()
+
+    await unless_stopped(apply)
+    transaction.apply_others()
+    if is_large:
+        await shielded(run_in_thread(transaction.confirm))
+    else:
+        transaction.confirm()

@@ -1,0 +1,158 @@
+"""Calls that were undone after they were committed, and how the session and the model learn about them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CommitUnit
+from handrail.messages import UserMessage
+from handrail.run.place import Place
+from handrail.session import Session
+from handrail.session.serialization import decode_item, load_imported
+
+if TYPE_CHECKING:
+    from handrail.run.evaluation import Run
+
+
+class UndoneCall(msgspec.Struct, frozen=True):
+    """The record of an undone call. The call's id is the record's key."""
+
+    tool: str
+    places: list[str]
+    """The paths and slices that were restored; if `discarded`, the paths whose changes were given up."""
+    stands: list[str] = []
+    """The call's external effects that could not be undone."""
+    outer: str = ""
+    """The id of the outer call that was to be undone together with this one; "" if there is none.
+
+    If the outer call was undone too, the model is told only about the outer call.
+    """
+    discarded: bool = False
+    """Whether only the call's file changes were given up, because they could not be applied. Its events stand."""
+    is_inner: bool = False
+    """Whether the call was made inside another call, so that the session's model has not seen its result."""
+
+
+class _Told(msgspec.Struct, frozen=True):
+    calls: list[str]
+    text: str
+
+
+class UndoneCalls:
+    """The undone calls of a session, and the undone or discarded calls that its model has not been told about."""
+
+    __slots__ = ("calls", "untold")
+
+    def __init__(self, calls: Mapping[str, UndoneCall], told: Collection[str]) -> None:
+        self.calls = {call_id: call for call_id, call in calls.items() if not call.discarded}
+        self.untold = {
+            call_id: call
+            for call_id, call in calls.items()
+            if call_id not in told and call.outer not in calls
+        }
+
+
+async def undone_in(journal: Journal, session_id: str, principal: str) -> UndoneCalls:
+    """Return the undone calls of a principal's session."""
+    calls: dict[str, UndoneCall] = {}
+    told: set[str] = set()
+    marks = await journal.calls.marks(session_id)
+    others = await runs_of_others(journal, session_id, principal) if marks else ()
+    for run_id, entry in marks:
+        if run_id in others:
+            continue
+        if entry.kind == "undone":
+            calls[entry.key] = msgspec.msgpack.decode(entry.body, type=UndoneCall)
+        else:
+            told.update(msgspec.msgpack.decode(entry.body, type=_Told).calls)
+    return UndoneCalls(calls, told)
+
+
+async def runs_of_others(journal: Journal, session_id: str, principal: str) -> Collection[str]:
+    """Return the ids of the runs in sessions of other principals that have the same id."""
+    rows = await journal.runs.list(session_id=session_id)
+    return {row.record.id for row in rows if row.record.principal != principal}
+
+
+async def tell_undone(run: Run, place: Place) -> None:
+    """Tell the model of the outermost run, before a request, about the undone calls that it has not been told about.
+
+    Does nothing in a nested run, or if there are no such calls. A replay repeats the message.
+    """
+    log = run.frame.log
+    if run.frame.outer is not None:
+        return
+    told = log.find("told", place, _Told)
+    if told is None:
+        if not log.untold or log.has("model answer", place):
+            return
+        run.leave_record()
+        told = _Told(list(log.untold), _words(log.untold))
+        log.untold = {}
+        await log.note("told", place, told)
+    run.say(UserMessage(told.text, True))
+
+
+def _words(undone: Mapping[str, UndoneCall]) -> str:
+    lines: list[str] = []
+    for call_id, call in undone.items():
+        if call.discarded:
+            lost = ", ".join(call.places)
+            lines.append(
+                f"The call {call.tool} ({call_id}) was recorded, but its changes to files were lost before they were "
+                f"applied. These were not changed: {lost}."
+            )
+            continue
+        places = f" These were restored: {', '.join(call.places)}." if call.places else ""
+        stands = f" Could not be undone: {', '.join(call.stands)}." if call.stands else ""
+        which = f"The call {call.tool} ({call_id})"
+        if call.is_inner:
+            lines.append(f"{which}, which was made inside another call, was undone later.{places}{stands}")
+        else:
+            lines.append(f"{which} was undone after you got its result.{places}{stands}")
+    return "\n".join([*lines, "Check the current state before you rely on it."])
+
+
+def forget_undone(
+    session: Session,
+    base: bytes | None,
+    before: Iterable[bytes],
+    units: Iterable[CommitUnit],
+    undone: Mapping[str, UndoneCall],
+) -> None:
+    """Remove undone calls from a session in memory.
+
+    Only the slices that these calls wrote are rebuilt from the record. No later commit has read or written them, so the
+    other slices do not depend on them.
+    """
+    units = tuple(units)
+    names = {
+        place
+        for unit in units
+        if unit.call_id in undone
+        for place in unit.writes
+        if place.startswith("slice ")
+    }
+    if not names:
+        return
+    rules = session.rules
+    fresh = Session(id=session.id, slices=rules) if base is None else load_imported(base, rules)
+    for event in before:
+        fresh.redo(decode_item(event, session.id))
+    for unit in units:
+        if unit.call_id not in undone:
+            for event in unit.events:
+                fresh.redo(decode_item(bytes(event), session.id))
+    with session.lock:
+        state = session.state.copy()
+        for kind in [*state]:
+            if f"slice {kind.__qualname__}" in names:
+                if kind in fresh.state:
+                    state[kind] = fresh.state[kind]
+                else:
+                    del state[kind]
+        session.state = state

@@ -1,0 +1,50 @@
+"""Work that a call has started elsewhere, such as a task on an MCP server.
+
+The id of the work is recorded with the call. If the process ends, the resumed call continues with the same work, even if the
+call is irreversible, instead of starting it again.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from handrail.context import ToolContext
+from handrail.run import questions
+from handrail.run.attempt import Attempt
+
+
+def _attempt_of(context: ToolContext) -> Attempt | None:
+    """Return the attempt behind a context; None if the context was made for a test."""
+    source: object = context._source  # pyright: ignore[reportPrivateUsage]  # the gate's own attempt
+    return source if isinstance(source, Attempt) else None
+
+
+def find_started(context: ToolContext) -> str | None:
+    """Return the id of the work that this attempt at the call has started, perhaps in an earlier process; None if there is none."""
+    attempt = _attempt_of(context)
+    return None if attempt is None else attempt.frame.log.find_remote(attempt.place)
+
+
+async def note_started(context: ToolContext, id: str) -> None:
+    """Record the id of the work that this call has started, and wait until it is durable.
+
+    Nothing is recorded without a journal, after the run's log is closed, or if the context was made for a test.
+    """
+    attempt = _attempt_of(context)
+    if attempt is not None:
+        await attempt.frame.log.note_remote(attempt.place, id)
+
+
+def is_left(context: ToolContext) -> bool:
+    """Return whether this process no longer records the call's run, for example because the run is parked or was taken over.
+
+    If so, the work must go on, because the resumed call continues with it.
+    """
+    attempt = _attempt_of(context)
+    return attempt is not None and attempt.frame.log.closed
+
+
+def paused_timeouts(context: ToolContext) -> AbstractContextManager[None]:
+    """Pause the timeouts and watchdogs of the call and its outer calls until the block ends. The deadlines of runs do not pause."""
+    attempt = _attempt_of(context)
+    return nullcontext() if attempt is None else questions.paused_timeouts(attempt)

@@ -1,0 +1,446 @@
+"""`Attempts`: asks the model until it answers, within the run's deadline, with retries and fallback models."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Coroutine
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from handrail.concurrency.cancellation import finish, open_scope
+from handrail.errors import BudgetExceededError, DeadlineExceededError, DefinitionError, ModelError
+from handrail.events import ModelFailed, ModelRequested, ModelResponded
+from handrail.messages import (
+    AssistantMessage,
+    AttachmentPart,
+    Message,
+    ModelPart,
+    ModelRequest,
+    ThinkingPart,
+    ToolMessage,
+    Usage,
+)
+from handrail.models import ModelAnswerBroken, ModelKeyMissing
+from handrail.models.blocks import outside_lines
+from handrail.models.choice import Candidate, candidates_of, falls_over
+from handrail.models.media import token_bound_of
+from handrail.models.prices import most_of
+from handrail.models.provider_tools import check_provider_tools
+from handrail.run.answer import (
+    Answer,
+    FailedRequest,
+    RecordedAnswer,
+    Unanswered,
+    offer_of,
+    read_answer,
+    write_answer,
+)
+from handrail.run.deltas import Deltas
+from handrail.run.limits import BudgetTracker, Reservation
+from handrail.run.record.attachments import load, store
+from handrail.run.record.undone import tell_undone
+from handrail.run.remarks import tell_remarks
+from handrail.text.raised_errors import in_short
+from handrail.tools.result import clean_text
+
+if TYPE_CHECKING:
+    from handrail.concurrency.deadline import Deadline
+    from handrail.run.evaluation import Run
+    from handrail.run.settings import Retry
+
+
+OUTPUT_BOUND = 4096
+"""Maximum number of tokens in an answer if tokens or money are limited and `max_tokens` is not set."""
+_LEAST_OUTPUT = 16
+_MOST_SAID = 200
+"""Maximum length of a recorded error, in characters."""
+_PER_MESSAGE = 16
+"""Upper bound for the tokens that a provider adds to each message, call and result."""
+
+
+async def ask_once(
+    run: Run, attempt: int, failed: list[FailedRequest]
+) -> tuple[Answer, float, Decimal | None]:
+    """Ask the run's model once. Returns its complete answer, the seconds it took, and its cost (None if unknown).
+
+    Even if the request fails, it is added to `failed`, the budget is charged for it, and the tokens that the provider had
+    reported by then are added to the run's costs. Raises `ModelError` if the request fails, and `BudgetExceededError`
+    if the budget does not allow it.
+    """
+    frame, model = run.frame, run.model
+    request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
+    masking = run.masking
+    answer = Answer(model.name, request, attempt, masking)
+    throttle = run.throttle
+    try:
+        if throttle is not None:
+            await throttle.enter()
+        try:
+            if frame.told.get(ModelRequested, True):
+                frame.publish(ModelRequested(model.name, attempt, len(request.messages), frame.run_context))
+            began = frame.monotonic()
+            if request.provider_tools:
+                check_provider_tools(model, request.provider_tools)
+            parts = model.stream(request)
+            try:
+                if request.stream:
+                    deltas = Deltas(run)
+                    async for part in parts:
+                        answer.take(part)
+                        await _keep_bytes(run, part)
+                        deltas.publish(part)
+                else:
+                    async for part in parts:
+                        answer.take(part)
+                        await _keep_bytes(run, part)
+            except BaseException as error:
+                answer.interrupted = isinstance(error, asyncio.CancelledError)
+                await parts.aclose()
+                raise
+            if answer.stop is None:
+                raise ModelAnswerBroken(model.name, "the answer ended before it was complete")
+            if answer.stop.kept is not None:
+                _tell_outside(run, answer, request.stream)
+        finally:
+            if throttle is not None:
+                throttle.leave()
+        seconds = frame.monotonic() - began
+        cost = charge(run, answer, reserved, seconds)
+        reserved = None
+        return answer, seconds, cost
+    except BaseException as error:
+        usage, cost = _charge_cut(run, answer, reserved)
+        problem = _problem_of(error)[:_MOST_SAID]
+        failed.append(FailedRequest(model.name, problem, usage=usage, cost=cost, charged=answer.charged))
+        raise
+
+
+def _problem_of(error: BaseException) -> str:
+    if isinstance(error, ModelError):
+        return error.problem
+    is_stopped = isinstance(error, asyncio.CancelledError | GeneratorExit)
+    return "it was stopped before it had answered" if is_stopped else clean_text(in_short(error))
+
+
+async def _keep_bytes(run: Run, part: ModelPart) -> None:
+    """Store the bytes of a picture or a sound, before an event or a record refers to them."""
+    log = run.frame.log
+    if isinstance(part, AttachmentPart) and log.is_kept:
+        await finish(store(log.journal, log.run_id, [part.attachment]))
+
+
+def _charge_cut(
+    run: Run, answer: Answer, reserved: Reservation | None
+) -> tuple[Usage, Decimal | None] | tuple[None, None]:
+    """Charge a request whose answer was cut off or never came. Returns its usage and cost, both None if it was not answered at all."""
+    if not (answer.counted or answer.begun):
+        if reserved is not None:
+            answer.charged = reserved.settle(requests=1, tokens=0, money=0)
+        return None, None
+    usage = answer.usage
+    cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
+    run.frame.costs.models.add(usage, cost)
+    if reserved is not None and answer.counted:
+        reserved.settle(requests=1, tokens=usage.tokens, money=cost)
+    elif reserved is not None:
+        answer.charged = reserved.settle(requests=1)  # the usage is unknown, so the reserved amount is spent
+    return usage, cost
+
+
+def _tell_outside(run: Run, answer: Answer, streaming: bool) -> None:
+    """Add a line for each call of the provider's own tools to the answer's thinking, which is shown to people."""
+    kept = None if answer.stop is None else answer.stop.kept
+    lines = outside_lines(kept)
+    if lines:
+        before = "\n\n" if answer.thought else ""
+        part = ThinkingPart(before + "\n".join(lines) + "\n")
+        answer.take(part)
+        if streaming:
+            Deltas(run).publish(part)
+
+
+def charge(
+    run: Run,
+    answer: Answer,
+    reserved: Reservation | None,
+    seconds: float,
+    recorded: RecordedAnswer | None = None,
+) -> Decimal | None:
+    """Charge the answer to this run and the runs around it, and return its cost; None if that is unknown.
+
+    A recorded answer is charged again. Usage that the provider does not report is unknown, not zero: the reserved
+    amount counts as spent.
+    """
+    usage, frame = answer.usage, run.frame
+    if recorded is not None and recorded.model != run.model.name:
+        cost = recorded.cost  # another of the run's candidates answered, so `run.tariff` does not apply
+    else:
+        cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
+    frame.costs.models.add(usage, cost)
+    if answer.counted:
+        run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # the answer itself is counted
+    if reserved is not None and answer.counted:
+        reserved.settle(requests=1, tokens=usage.tokens, money=cost)
+    elif reserved is not None:
+        answer.charged = reserved.settle(**(answer.charged or {"requests": 1}))
+    stop: Any = answer.stop
+    tell = frame.session.record if recorded is None else frame.session.keep
+    tell(ModelResponded(answer.model, stop.reason, usage, cost, seconds, answer.attempt, frame.run_context))
+    return cost
+
+
+def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
+    """Reserve an upper bound for the request's tokens and cost. If little of the budget remains, request a shorter answer.
+
+    Returns the request and the reservation. Raises `BudgetExceededError` if too little is left. Each byte of
+    a text counts as a token, because no tokenizer produces more tokens than that. Messages that the provider counted in an earlier
+    turn are not estimated again.
+    """
+    left = budget.remaining()
+    known, tokens = run.counted
+    sent = tokens + sum(_size(message) for message in run.conversation.messages.since(known))
+    if not known:
+        sent += len(run.system.encode()) + run.offered_size()
+    # An estimate until the provider reports the actual count.
+    run.counted = (len(run.conversation.messages), sent)
+    room = run.max_tokens or OUTPUT_BOUND
+    if "tokens" in left:
+        room = max(min(room, int(left["tokens"]) - sent), _LEAST_OUTPUT)
+    while "money" in left and room > _LEAST_OUTPUT and (most_of(run.tariff, sent, room) or 0) > left["money"]:
+        room //= 2
+    reserved = budget.reserve(requests=1, tokens=sent + room, money=most_of(run.tariff, sent, room))
+    return run.request(max_tokens=room if {"tokens", "money"} & left.keys() else run.max_tokens), reserved
+
+
+def _size(message: Message) -> int:
+    if isinstance(message, AssistantMessage):
+        calls = sum(len(call.name.encode()) + len(call.arguments.encode()) for call in message.calls)
+        made = token_bound_of(message) if message.attachments else 0
+        return len(message.text.encode()) + calls + made + _PER_MESSAGE * (1 + len(message.calls))
+    if isinstance(message, ToolMessage):
+        return sum(
+            len(result.text.encode()) + _PER_MESSAGE + sum(each.token_bound for each in result.attachments)
+            for result in message.results
+        )
+    return len(message.text.encode()) + _PER_MESSAGE + sum(each.token_bound for each in message.attachments)
+
+
+_QUICK_ATTEMPTS = 2
+"""Maximum number of attempts with one model, if there is a next candidate."""
+_LONGEST_QUICK_WAIT = 2.0
+"""Maximum for `Retry.first_wait` and `Retry.longest_wait`, in seconds, if there is a next candidate."""
+
+
+async def ask(run: Run) -> Answer:
+    """Return the recorded answer, or else ask the model and return its complete answer.
+
+    Raises `PromptEvaluationError` if no model answers, or none within the deadline and the budget.
+    """
+    frame = run.frame
+    if frame.parking is not None and frame.parked:
+        raise asyncio.CancelledError  # the run was parked during a shielded step
+    run.answers += 1
+    if frame.log.is_kept:
+        place = run.place_of_answer
+        await tell_undone(run, place)
+        await tell_remarks(run, place)
+        recorded = frame.log.find("model answer", place, RecordedAnswer)
+        if recorded is not None:
+            await load(frame.log.journal, frame.log.run_id, recorded.attachments)
+            return _replay(run, recorded)
+        run.leave_record()
+    deadline = frame.deadline
+    attempts = Attempts(run)
+    try:
+        return await (attempts.answer() if deadline is None else _in_time(run, attempts, deadline))
+    except BaseException:
+        frame.model.unanswered = attempts.unanswered()
+        raise
+
+
+async def _in_time(run: Run, attempts: Attempts, deadline: Deadline) -> Answer:
+    """Ask the model until the deadline. Raises `PromptEvaluationError` if it passes before the model has answered."""
+    scope = open_scope()
+    scope.start_deadline(deadline)
+    try:
+        deadline.check("the model was asked")
+        return await attempts.answer()
+    except asyncio.CancelledError as error:
+        late = scope.explain(error, "the model had answered")
+        if isinstance(late, DeadlineExceededError):
+            raise run.failed(late, "deadline") from late
+        raise
+    except DeadlineExceededError as error:
+        raise run.failed(error, "deadline") from error
+    finally:
+        scope.close()
+
+
+def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
+    """Return a recorded answer without sending anything. Its usage and cost are charged again."""
+    frame, budget = run.frame, run.frame.budget
+    answer = read_answer(recorded, run.request(), run.masking)
+    # The limits are not checked again: they were checked before the request was sent.
+    for each in recorded.failed:
+        if each.usage is not None:
+            frame.costs.models.add(each.usage, each.cost)
+        if budget is not None:
+            budget.reserve().settle(**each.spent())
+    reserved = None if budget is None else budget.reserve()
+    charge(run, answer, reserved, recorded.seconds, recorded)
+    run.answered_by = recorded.model
+    run.new_tools.clear()
+    return answer
+
+
+class Attempts:
+    """The requests that are made for one answer. Each has its own events, cost and budget reservation."""
+
+    __slots__ = ("_began", "_failed", "_number", "_run")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._began = run.frame.monotonic()
+        self._number = 0
+        self._failed: list[FailedRequest] = []
+
+    def answer(self) -> Coroutine[Any, Any, Answer]:
+        """Ask the run's model, or the candidates of a choice in order, and return the answer.
+
+        If a candidate fails or refuses, the next one may be asked.
+        """
+        return self._judge_first() if self._run.judges_offers else self._begin()
+
+    def unanswered(self) -> Unanswered | None:
+        """Return the requests that failed, which is all of them if no model answers; None if there are none."""
+        if not self._failed:
+            return None
+        seconds = self._run.frame.monotonic() - self._began
+        return Unanswered(self._run.frame.log.now() - seconds, seconds, tuple(self._failed))
+
+    async def _judge_first(self) -> Answer:
+        await self._run.judge_offers()
+        return await self._begin()
+
+    def _begin(self) -> Coroutine[Any, Any, Answer]:
+        run = self._run
+        return self._choose() if run.chooses else self._ask(run.retry, None, False)
+
+    async def _choose(self) -> Answer:
+        run, candidates = self._run, self._candidates()
+        quick = replace(
+            run.retry,
+            attempts=min(run.retry.attempts, _QUICK_ATTEMPTS),
+            first_wait=min(run.retry.first_wait, _LONGEST_QUICK_WAIT),
+            longest_wait=min(run.retry.longest_wait, _LONGEST_QUICK_WAIT),
+        )
+        for this, after in itertools.pairwise(candidates):
+            run.use(this.model)
+            try:
+                return await self._ask(quick, after.model.name, this.on_refusal)
+            except _FellOver:
+                continue
+        run.use(candidates[-1].model)
+        return await self._ask(run.retry, None, False)
+
+    def _candidates(self) -> tuple[Candidate, ...]:
+        """Return the candidates, rotated so that the model that gave the run's last answer is tried first.
+
+        Raises `PromptEvaluationError` if the choice can't be made.
+        """
+        run = self._run
+        try:
+            found = candidates_of(run.settings.model, run.request())
+        except DefinitionError as error:
+            raise run.failed(error, "request") from error
+        names = [each.model.name for each in found]
+        if run.answered_by not in names:
+            return found
+        start = names.index(run.answered_by)
+        return (*found[start:], *found[:start])
+
+    async def _ask(self, retry: Retry, after: str | None, on_refusal: bool) -> Answer:
+        """Ask the run's model until it answers.
+
+        Raises `_FellOver` if `after`, the next model, is to be asked instead, and `PromptEvaluationError` if the run fails.
+        """
+        run, tries = self._run, 0
+        while True:
+            tries += 1
+            self._number += 1
+            run.has_shown = False
+            try:
+                answer, seconds, cost = await ask_once(run, self._number, self._failed)
+            except BudgetExceededError as error:
+                raise run.failed(error, "budget") from error
+            except ModelError as error:
+                if after is not None and (run.has_shown or not falls_over(error)):
+                    # Stay with this model: part of its answer was shown, or the next one would fail too.
+                    after, retry = None, run.retry
+                wait = self._wait_after(retry, tries, error, after)
+                self._tell(str(error), wait, after)
+                if wait is None:
+                    if after is not None:
+                        raise _FellOver from None
+                    raise self._gave_up(error, tries) from (
+                        None if isinstance(error, ModelKeyMissing) else error
+                    )
+                if error.retry_after is not None and run.throttle is not None:
+                    run.throttle.hold(wait)  # other requests to this provider would be refused as well
+                await asyncio.sleep(wait)
+                continue
+            assert answer.stop is not None
+            if after is not None and on_refusal and answer.stop.reason == "refused" and not run.has_shown:
+                self._refused(answer, cost, after)
+                raise _FellOver
+            run.answered_by = answer.model
+            if run.frame.log.is_kept:
+                offered = {tool.name: offer_of(tool) for tool in run.new_tools}
+                run.new_tools.clear()
+                recorded = write_answer(answer, seconds, cost, run.masking, tuple(self._failed), offered)
+                await finish(run.frame.log.note("model answer", run.place_of_answer, recorded))
+            return answer
+
+    def _wait_after(self, retry: Retry, tries: int, error: ModelError, after: str | None) -> float | None:
+        """Return the number of seconds until the next attempt; None if this model is not asked again.
+
+        Raises `PromptEvaluationError` if the attempt would be past the deadline and there is no next model.
+        """
+        wait, deadline = retry.wait_after(tries, error), self._run.frame.deadline
+        if wait is None or deadline is None or deadline.remaining() > wait:
+            return wait
+        if after is not None:
+            return None
+        self._tell(str(error), wait, None)
+        late = f" The next try, in {wait:.1f} s, would be past the deadline."
+        raise self._run.failed(error, "deadline", late) from error
+
+    def _tell(self, error: str, wait: float | None, after: str | None) -> None:
+        run = self._run
+        next_model = after if wait is None and after is not None else ""
+        run.frame.session.record(
+            ModelFailed(run.model.name, self._number, error, wait, run.frame.run_context, next_model)
+        )
+
+    def _refused(self, answer: Answer, cost: Decimal | None, after: str) -> None:
+        self._failed.append(
+            FailedRequest(
+                answer.model, "it refused to answer", usage=answer.usage, cost=cost, charged=answer.charged
+            )
+        )
+        self._tell(f"model {answer.model!r}: it refused to answer", None, after)
+
+    def _gave_up(self, error: ModelError, tries: int) -> Exception:
+        said = "" if tries == 1 else f" It was tried {tries} times."
+        before = {each.model: each.error for each in self._failed if each.model != self._run.model.name}
+        for model, problem in before.items():
+            said += f" Before it, {model} failed: {problem.rstrip('.')}."
+        failed = self._run.failed(error, "request", said)
+        failed.hides_frames = isinstance(error, ModelKeyMissing)
+        return failed
+
+
+class _FellOver(Exception):
+    """Raised to ask the next candidate."""

@@ -1,0 +1,458 @@
+"""Replays a run: checks the recorded model answers against the current tools, prompt and policies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import pydantic_core
+
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.content import Attachment
+from handrail.context import ToolContext
+from handrail.errors import (
+    HandrailError,
+    PromptDefinitionError,
+    PromptRenderError,
+    SessionError,
+    ToolValidationError,
+)
+from handrail.guard.policy import within_scope
+from handrail.journal.protocol import Journal
+from handrail.journal.records import CommitUnit
+from handrail.messages import CallAsked
+from handrail.prompt import OPENER, Prompt, RenderedPrompt
+from handrail.protocols import Filesystem
+from handrail.resources.bindings import Binding
+from handrail.resources.diff import unified_diff
+from handrail.resources.paths import folder_id_of, folder_of
+from handrail.run.answer import RecordedAnswer, offer_of
+from handrail.run.attempt import Attempt
+from handrail.run.call import new_call
+from handrail.run.conversation import root_conversation
+from handrail.run.failures import Refused
+from handrail.run.frame import Frame, open_frame
+from handrail.run.gate import Gate
+from handrail.run.loop import shown_sections
+from handrail.run.options import DEPTH_LIMIT, RunOptions
+from handrail.run.place import RUN, Place
+from handrail.run.policies import check_policies, close_policy_context
+from handrail.run.record.begin import schema_of, tools_of
+from handrail.run.record.format import is_masked, read_plain, read_result
+from handrail.run.record.resume import ResumedRun, load_resumed
+from handrail.run.response import Output
+from handrail.run.transaction import new_transaction
+from handrail.runs.undo import meet
+from handrail.session import Session
+from handrail.session.serialization import decode_item
+from handrail.tools import EFFECTS, Tool, ToolResult
+from handrail.tools.result import clean_text, shown_text
+
+What = Literal[
+    "prompt", "attachments", "tools", "schema", "section", "arguments", "policy", "result", "output"
+]
+
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+    """The first difference between a replay and the record."""
+
+    step: int
+    """The number of the model answer that the difference follows; 0 if it is before the first request."""
+    what: What
+    where: str
+    """The name of the prompt, tool or call that differs."""
+    recorded: str
+    now: str
+    call_id: str = ""
+
+    def diff(self) -> str:
+        """Return the lines that differ, as a unified diff."""
+        was, now = self.recorded.splitlines(), self.now.splitlines()
+        return "\n".join(line.rstrip("\n") for line in unified_diff(was, now, "recorded", "now", 1))
+
+    def __str__(self) -> str:
+        at = "before the first step" if not self.step else f"at step {self.step}"
+        return f"{at}, {_WORDS[self.what]} {self.where}"
+
+
+_WORDS: dict[What, str] = {
+    "prompt": "the system text differs:",
+    "attachments": "the attachments of the sections differ:",
+    "tools": "the offered tools differ:",
+    "schema": "the schema of the answer differs:",
+    "section": "what the model is shown of an opened section differs:",
+    "arguments": "the arguments are parsed differently:",
+    "policy": "the policies decide differently:",
+    "result": "the result differs:",
+    "output": "the answer is no longer valid:",
+}
+
+
+class Tally(msgspec.Struct):
+    """Counters of a replay's progress."""
+
+    steps: int = 0
+    ran: int = 0
+    """The number of calls that ran again, in forks that were dropped."""
+    taken: int = 0
+    """The number of calls whose recorded result was used."""
+
+
+async def replay(
+    journal: Journal,
+    run_id: str,
+    prompt: Prompt[Any],
+    *,
+    params: object = None,
+    filesystem: Filesystem | None = None,
+    resources: Iterable[Binding[Any]] = (),
+    session: Session | None = None,
+    tally: Tally | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Divergence | None:
+    """Replay a recorded run with the current code. Returns the first difference; None if there is none.
+
+    What the model was shown is compared with what it would be shown now: the system text, the attachments, the descriptions
+    and schemas of the tools, the schema of the answer, the sections that it opened, and the results of its calls.
+    The decisions of policies are compared without their reasons.
+
+    No model is asked and nothing is changed. Calls with effect `pure`, `read` and `staged` run in a transaction
+    that is dropped. The recorded result is used for all other calls, and for calls that
+
+    - asked somebody, were given a secret, ran a nested prompt or used another recorded verb,
+    - ended with a status other than `ok` and `error`,
+    - need a person, a model or a worker,
+    - used a tool that only the original caller provided, or
+    - worked on files that the run or a later call in the folder has changed.
+
+    `filesystem` must contain the files as they were when the run began; without it, calls that used files are not run.
+    `params` override the recorded ones. If the run's session was created with its own slice rules, pass `session`: an empty
+    session with the recorded id. `tally` receives the counts. Raises `HandrailError` if the replay itself fails.
+    """
+    row = await journal.runs.get(run_id)
+    resumed = await load_resumed(journal, row, session, clock)
+    begin = resumed.begin
+    try:
+        rendered = prompt.render(
+            resumed.params() if params is None else params, session=resumed.session, opened=begin.opened
+        )
+    except (PromptRenderError, PromptDefinitionError, SessionError) as error:
+        return Divergence(step=0, what="prompt", where=prompt.name, recorded=begin.system, now=str(error))
+    found = _compare_prompt(prompt, rendered, resumed)
+    if found is not None:
+        return found
+    for path in root_conversation(resumed.session).opened:
+        with contextlib.suppress(ToolValidationError):  # it is open, or does not exist any more
+            rendered = rendered.open([path]).rendered  # an earlier run of the session has opened it
+    entries = await journal.calls.entries(run_id)
+    answers = {
+        place: msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
+        for entry in entries
+        if entry.kind == "model answer" and (place := Place.parse(entry.key)).parent == RUN
+    }
+    asking = [Place.parse(entry.key) for entry in entries if entry.kind == "verb"]
+    units = await journal.calls.load(run_id)
+    changed = await _changed_since(journal, units, filesystem)
+    frame = _frame(prompt, resumed, filesystem, resources, clock)
+    walk = _Walk(frame, prompt, rendered, units, asking, changed, begin.added, tally or Tally())
+    try:
+        return await walk.go([answers[RUN.answer(number)] for number in range(1, len(answers) + 1)])
+    finally:
+        await frame.world.resources.close_logged()
+
+
+def _compare_prompt(
+    prompt: Prompt[Any], rendered: RenderedPrompt[Any], resumed: ResumedRun
+) -> Divergence | None:
+    begin = resumed.begin
+    if rendered.text != begin.system:
+        return Divergence(step=0, what="prompt", where=prompt.name, recorded=begin.system, now=rendered.text)
+    files = _lines_of(rendered.attachments)
+    if begin.shown_files is not None and files != (was := _lines_of(begin.shown_files)):
+        return Divergence(step=0, what="attachments", where=prompt.name, recorded=was, now=files)
+    names = [tool.name for tool in tools_of(rendered)]
+    if names != begin.tools:
+        return Divergence(
+            step=0, what="tools", where=prompt.name, recorded="\n".join(begin.tools), now="\n".join(names)
+        )
+    schema = schema_of(rendered)
+    if begin.output is not None and schema != begin.output:
+        recorded, now = _laid_out(begin.output), _laid_out(schema)
+        return Divergence(step=0, what="schema", where=prompt.name, recorded=recorded, now=now)
+    offered = {name: offer for name, offer in begin.offered.items() if name not in begin.added}
+    return _compare_tools(0, offered, tools_of(rendered))
+
+
+def _compare_tools(
+    step: int, recorded: Mapping[str, str], tools: Iterable[Tool[Any, Any]]
+) -> Divergence | None:
+    """Compare what the model was shown of its tools with what it is shown now."""
+    offers = {tool.name: tool for tool in tools}
+    for name, was in recorded.items():
+        tool = offers.get(name)
+        now = f"there is no tool {name!r}" if tool is None else offer_of(tool)
+        if was != now:
+            now = now if tool is None else _laid_out(now)
+            return Divergence(step=step, what="tools", where=name, recorded=_laid_out(was), now=now)
+    return None
+
+
+def _laid_out(json: str) -> str:
+    return msgspec.json.format(json.encode(), indent=2).decode() if json else ""
+
+
+def _lines_of(attachments: Iterable[Attachment]) -> str:
+    """Return one line about each attachment. It differs if the bytes do."""
+    return "\n".join(f"{each.render()} {each.digest[:16]}" for each in attachments)
+
+
+async def _changed_since(
+    journal: Journal, units: Sequence[CommitUnit], filesystem: Filesystem | None
+) -> list[str]:
+    """Return the places of all files that this run's first call in the folder, or any later call of any run, wrote there."""
+    folder = folder_of(filesystem), folder_id_of(filesystem)
+    first = next((unit for unit in units if unit.is_in(*folder)), None) if folder[0] else None
+    if first is None:
+        return []
+    since = (first, *await journal.calls.later(first))
+    return [
+        place for unit in since if unit.is_in(*folder) for place in unit.writes if place.startswith("file ")
+    ]
+
+
+def _frame(
+    prompt: Prompt[Any],
+    resumed: ResumedRun,
+    filesystem: Filesystem | None,
+    resources: Iterable[Binding[Any]],
+    clock: Clock,
+) -> Frame:
+    options = RunOptions(
+        session=resumed.session,
+        filesystem=filesystem,
+        resources=(*prompt.resources, *resources),
+        approvals="approve_all",
+        depth_limit=DEPTH_LIMIT + 1,
+        clock=clock,
+    )
+    return open_frame(options, prompt=prompt)
+
+
+class _Dropped(Exception):
+    """Raised to end the transaction around the whole replay, so that none of its changes are kept."""
+
+
+class _Walk:
+    """Replays one call after another, all inside one call whose transaction is dropped."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        prompt: Prompt[Any],
+        rendered: RenderedPrompt[Any],
+        units: Sequence[CommitUnit],
+        asking: Sequence[Place],
+        changed: Iterable[str],
+        added: Iterable[str],
+        tally: Tally,
+    ) -> None:
+        self._frame = frame
+        self._gate = Gate(frame)
+        self._prompt = prompt
+        self._rendered = rendered
+        self._units = {Place.parse(unit.place): unit for unit in units}
+        self._asking = asking
+        self._unknown = {place[5:] for place in changed}
+        self._added = frozenset(added)
+        self._tally = tally
+        self._found: Divergence | None = None
+        self._output = None if rendered.output_schema is None else Output(rendered.output_schema)
+
+    async def go(self, answers: Sequence[RecordedAnswer]) -> Divergence | None:
+        async def walk(params: None, *, context: ToolContext) -> ToolResult[Any]:
+            self._show()
+            outer: Any = context._source  # pyright: ignore[reportPrivateUsage]  # it was made by this gate
+            self._found = await self._walk(outer, answers)
+            raise _Dropped
+
+        driver: Tool[Any, Any] = Tool("replay", "Go through a recorded run.", walk, effect="staged")
+        self._frame.show([driver], ())
+        result = await self._gate.invoke("replay")
+        if self._found is None and _Dropped.__name__ not in result.message:
+            raise HandrailError(f"the replay stopped before the end of the recorded run: {result.message}")
+        return self._found
+
+    def _show(self) -> None:
+        rendered = self._rendered
+        extra = [] if self._output is None else [self._output.tool()]
+        policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
+        self._frame.show([*rendered.tools, *extra], policies)
+
+    async def _walk(self, outer: Attempt, answers: Sequence[RecordedAnswer]) -> Divergence | None:
+        made = 0
+        for step, answer in enumerate(answers, 1):
+            found = _compare_tools(step - 1, answer.offered, tools_of(self._rendered))
+            if found is not None:
+                return found
+            self._tally.steps = step
+            opened: list[str] = []
+            for call in answer.calls:
+                made += 1
+                unit = self._units.get(RUN.child(made))
+                if unit is None:
+                    return None  # the record ends here, because the call had not finished
+                if call.name == OPENER:
+                    found = self._compare_sections(step, unit, opened)
+                else:
+                    found = await self._call(outer, step, call, unit)
+                if found is not None:
+                    return found
+            self._open(opened)
+            if not answer.calls and step == len(answers) and self._output is not None:
+                return self._answer(step, answer.text)
+        return None
+
+    def _answer(self, step: int, text: str) -> Divergence | None:
+        assert self._output is not None
+        try:
+            self._output.parse(text)
+        except ToolValidationError as error:
+            return Divergence(
+                step=step, what="output", where=self._prompt.name, recorded=text, now=str(error)
+            )
+        return None
+
+    async def _call(self, outer: Attempt, step: int, asked: CallAsked, unit: CommitUnit) -> Divergence | None:
+        tool = self._frame.tools.get(asked.name)
+        if tool is None and asked.name in self._added:
+            self._take(outer, unit)  # the original caller provided this tool, which is missing here
+            return None
+        if tool is None:
+            return self._missing(step, unit)
+        if tool.secret and is_masked(asked.arguments):
+            self._take(outer, unit)  # the call was given a secret, which is not recorded
+            return None
+        found, params = self._parse(step, tool, asked, unit)
+        if found is None and params is not None:
+            found = await self._decide(outer, step, tool, asked, unit)
+        if found is not None:
+            return found
+        if params is None or not self._can_run(tool, unit):
+            self._take(outer, unit)
+            return None
+        self._tally.ran += 1
+        result = await self._gate.pass_through(new_call(self._gate, tool.name, asked.arguments, parent=outer))
+        was, now = _told(read_result(tool, unit.result)), _told(result)
+        return None if was == now else self._differs(step, "result", unit, was, now)
+
+    def _differs(self, step: int, what: What, unit: CommitUnit, recorded: str, now: str) -> Divergence:
+        where = f"{unit.tool} ({unit.call_id})"
+        return Divergence(step=step, what=what, where=where, recorded=recorded, now=now, call_id=unit.call_id)
+
+    def _missing(self, step: int, unit: CommitUnit) -> Divergence | None:
+        if unit.status == "invalid":
+            self._tally.taken += 1
+            return None  # the recorded call did not run either: it had no such tool, or invalid arguments
+        return self._differs(step, "tools", unit, unit.tool, f"there is no tool {unit.tool!r}")
+
+    def _compare_sections(self, step: int, unit: CommitUnit, opened: list[str]) -> Divergence | None:
+        """Compare the sections that the model opened in the recorded run, and add those that are not open yet to `opened`."""
+        self._tally.taken += 1
+        if unit.status != "ok":
+            return None
+        paths: list[str] = msgspec.json.decode(unit.result)["value"]
+        where, was = ", ".join(paths), _told(read_plain(unit.result))
+        try:
+            now = _told(shown_sections(self._rendered.open(paths), paths))
+        except ToolValidationError as error:
+            now = str(error)
+        if was != now:
+            return Divergence(
+                step=step, what="section", where=where, recorded=was, now=now, call_id=unit.call_id
+            )
+        opened += [path for path in paths if path not in opened]
+        return None
+
+    def _open(self, paths: Sequence[str]) -> None:
+        """Open sections, so that their tools can be called."""
+        closed = [path for path in paths if path not in self._rendered.opened]
+        if closed:
+            self._rendered = self._rendered.open(closed).rendered
+            self._show()
+
+    def _parse(
+        self, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
+    ) -> tuple[Divergence | None, Any]:
+        """Parse the arguments of a call with the current code.
+
+        Returns the difference, or None, and the params as JSON, which are None if they are invalid or differ.
+        """
+        try:
+            now = tool.dump(tool.parse(asked.arguments)).decode()
+        except ToolValidationError as error:
+            if unit.status == "invalid":
+                return None, None
+            return self._differs(step, "arguments", unit, unit.arguments, str(error)), None
+        if unit.status == "invalid":
+            return self._differs(step, "arguments", unit, read_result(tool, unit.result).text, now), None
+        if unit.arguments and pydantic_core.from_json(unit.arguments) != pydantic_core.from_json(now):
+            return self._differs(step, "arguments", unit, unit.arguments, now), None
+        return None, now
+
+    async def _decide(
+        self, outer: Attempt, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
+    ) -> Divergence | None:
+        """Check a call against the current policies, without running it. Returns None if they decide as they did before."""
+        was, now = unit.decision or "allow", "allow"
+        if self._frame.policies:
+            call = new_call(self._gate, tool.name, asked.arguments, parent=outer)
+            outer.inner -= 1  # this call only checks the policies and must not use up a number
+            call.resolve(tool)
+            attempt = self._gate.open(call).attempt
+            attempt.params = tool.parse(asked.arguments)
+            attempt.transaction = new_transaction(attempt, tool)
+            try:
+                waiting = check_policies(attempt, iter(self._frame.policies))
+                if waiting is not None:
+                    await waiting
+                now = attempt.decision
+            except Refused as refused:
+                now = f"deny: {refused}"
+            finally:
+                if attempt.policy_context is not None:
+                    close_policy_context(attempt)
+                attempt.close()
+                attempt.transaction.drop()
+        if was.partition(":")[0] == now.partition(":")[0]:
+            return None
+        return self._differs(step, "policy", unit, was, now)
+
+    def _can_run(self, tool: Tool[Any, Any], unit: CommitUnit) -> bool:
+        if unit.status not in ("ok", "error") or not EFFECTS[tool.effect].transactional or tool.needs:
+            return False
+        place = Place.parse(unit.place)
+        if any(each.attempt_at(place) for each in self._asking):
+            return False
+        paths = [place[5:] for place in (*unit.reads, *unit.writes) if place.startswith("file ")]
+        if paths and self._frame.world.filesystem is None:
+            return False
+        return not any(meet(changed, path) for changed in self._unknown for path in paths)
+
+    def _take(self, outer: Attempt, unit: CommitUnit) -> None:
+        """Apply the recorded events of a call, and of the inner calls that committed separately, instead of running it."""
+        self._tally.taken += 1
+        call = Place.parse(unit.place)
+        for place, each in self._units.items():  # in the order of their commits
+            if place.within(call):
+                for event in each.events:
+                    outer.open_transaction.session.redo(decode_item(bytes(event), self._frame.session.id))
+                self._unknown.update(place[5:] for place in each.writes if place.startswith("file "))
+
+
+def _told(result: ToolResult[Any]) -> str:
+    """Return what the model is shown of a result, with a line about each attachment."""
+    text = clean_text(shown_text(result))
+    shown = "\n".join(filter(None, (text, _lines_of(result.attachments))))
+    return shown if result.success else f"failed: {shown}"

@@ -1,0 +1,1 @@
+"""Texts for people and models: spelling, patterns, rendering, masked secrets."""
