@@ -168,7 +168,7 @@ async def snapshots(base: Path) -> None:
 
         async def by_call(gate: Gate = gate, files_of: DirectoryFilesystem = files_of) -> None:
             await gate.invoke("rewrite", call_id="call")
-            files_of.undo("call", run_id=gate.frame.run_context.request_id)
+            files_of.undo("call", run_id=gate.run.run_context.request_id)
 
         found = await medians({"call": by_call}, 50, 3)
         say(f"a call and its undo, {files} files", f"{found['call']:.0f} µs")

@@ -101,7 +101,7 @@ async def measured(row: str, size: int, where: Path) -> tuple[float, float]:
                 await asyncio.sleep(TICK)
                 ticks.reset()
                 began = time.perf_counter()
-                run_id = gate.frame.run_context.request_id
+                run_id = gate.run.run_context.request_id
                 await asyncio.to_thread(lambda: files.undo("large", run_id=run_id))
         return ticks.longest, time.perf_counter() - began
     finally:

@@ -322,7 +322,7 @@ MUTANTS = [
     ),
     Mutant(
         "random nested id",
-        "run/frame.py",
+        "run/run.py",
         "run_id = place.id(ids.request_id)\n",
         'run_id = f"{place.id(ids.request_id)}{id(call)}"\n',
         SIMULATED,
@@ -379,7 +379,7 @@ MUTANTS = [
     Mutant(
         "nested usage forgotten",
         "run/record/recorded_calls.py",
-        "        frame.costs.models.add(answer.usage or Usage(requests=1), answer.cost)\n",
+        "        run.costs.models.add(answer.usage or Usage(requests=1), answer.cost)\n",
         "",
         SIMULATED,
     ),
@@ -400,8 +400,8 @@ MUTANTS = [
     Mutant(
         "acts approved and counted again",
         "run/gate.py",
-        "policies = () if kind.is_part else frame.policies",
-        "policies = frame.policies",
+        "policies = () if kind.is_part else run.policies",
+        "policies = run.policies",
         "tests/handoff/test_handoff.py",
     ),
     Mutant(
@@ -420,7 +420,7 @@ MUTANTS = [
     ),
     Mutant(
         "session's run mode ignored",
-        "run/frame.py",
+        "run/run.py",
         "return tool.run_mode or self.session.run_mode or default",
         "return tool.run_mode or default",
         "tests/environment/test_environments.py",
@@ -428,7 +428,7 @@ MUTANTS = [
     Mutant(
         "tool offered where nobody can play it",
         "run/evaluation.py",
-        "shown = [tool for tool in own if frame.offers(tool)]",
+        "shown = [tool for tool in own if run.offers(tool)]",
         "shown = list(own)",
         "tests/environment/test_environments.py",
     ),
@@ -486,7 +486,7 @@ MUTANTS = [
     Mutant(
         "a model in a person's place is under no policy",
         "run/call_adapter.py",
-        "            policies=own_policies(attempt.frame.policies),\n",
+        "            policies=own_policies(attempt.run.policies),\n",
         "",
         "tests/environment/test_environments.py::test_a_model_in_a_persons_place_is_under_the_policies_of_the_run",
     ),
@@ -578,7 +578,7 @@ MUTANTS = [
     ),
     Mutant(
         "a cancelled run stops what undoes it",
-        "run/frame.py",
+        "run/run.py",
         "for attempt, scope in self.live.items() if not attempt.kind.undoes]",
         "for attempt, scope in self.live.items()]",
         "tests/run/test_auxiliary_calls.py",
@@ -658,8 +658,8 @@ MUTANTS = [
     Mutant(
         "random call ids",
         "run/call.py",
-        "        id = id or frame.call_prefix + str(number)",
-        "        id = id or frame.call_prefix + str(number) + __import__('os').urandom(4).hex()",
+        "        id = id or run.call_prefix + str(number)",
+        "        id = id or run.call_prefix + str(number) + __import__('os').urandom(4).hex()",
         "tests/run/test_gate.py::test_calls_are_numbered_in_their_run",
     ),
     Mutant(
@@ -701,7 +701,7 @@ MUTANTS = [
     Mutant(
         "what a parked run did is undone",
         "run/gate.py",
-        "    if frame.left_to_the_record:\n",
+        "    if run.left_to_the_record:\n",
         "    if False:\n",
         "tests/run/record/test_parked_run.py::test_by_force_nothing_is_undone",
     ),

@@ -219,7 +219,7 @@ class Agent(Generic[OutputT]):
     async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:
         from handrail.run.attempt import Attempt
 
-        attempt = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
+        attempt = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in it
         if not isinstance(attempt, Attempt):
             raise NotSupported("adapter", "Call the agent through a gate.")
         own = self.adapter

@@ -476,11 +476,11 @@ class Workers(Protocol):
 class WorkerSource(Protocol):
     """A source of a run's workers: a registry, or a run of one of its workers."""
 
-    def open(self, frame: Any, /) -> None:
-        """Make the workers available to the calls of the frame's run, for as long as the frame is used."""
+    def open(self, run: Any, /) -> None:
+        """Make the workers available to the run's calls, for as long as the run lasts."""
         ...
 
-    def enter(self, frame: Any, /) -> AbstractAsyncContextManager[None]:
+    def enter(self, run: Any, /) -> AbstractAsyncContextManager[None]:
         """Make the workers available, as `open` does. During the block, the source's message callback, if it has one, gets the run's messages."""
         ...
 

@@ -221,7 +221,7 @@ async def test_one_call_is_approved_once_and_counted_once() -> None:
     )
     assert (await rig.call("pick_card")).value == "card 0"
     assert [each.asked_by for each in rig.of(ApprovalRequested)] == [("pick_card",)]
-    assert rig.gate.frame.costs.tracker.spent()["tool_calls"] == 1
+    assert rig.gate.run.costs.tracker.spent()["tool_calls"] == 1
     assert (await rig.call("pick_card")).success is False
 
 

@@ -201,8 +201,8 @@ async def test_a_digest_covers_the_title() -> None:
     for title in ("One", "Two"):
         person = Person(answers={"visit": "now"})
         gate = open_gate([only_client(str, ask)], environment=person, new_id=lambda: "same")
-        frozen = gate.frame.people
-        gate.frame.people = type(frozen)(
+        frozen = gate.run.people
+        gate.run.people = type(frozen)(
             frozen.environment, frozen.broker, frozen.mode, frozen.shows_previews, frozen.questions, b"key"
         )
         await gate.invoke("book_visit", json.dumps({"street": title}))

@@ -211,7 +211,7 @@ def test_a_call_is_recorded_when_it_commits_and_only_then():
         for name in ("inner", "outer"):
             for fail in (True, False):
                 await gate.invoke(name, {"fail": fail}, call_id=f"{name} {fail}")
-        units = await journal.calls.load(gate.frame.run_context.run_id)
+        units = await journal.calls.load(gate.run.run_context.run_id)
         assert [each.call_id for each in units] == ["inner False", "outer False"]
         assert [len(each.events) for each in units] == [1, 2]
         assert b'"success":true' in units[0].result

@@ -100,7 +100,7 @@ def test_a_compensation_is_recorded() -> None:
         journal = MemoryJournal()
         rig = Rig(tools_of_a_trip(unbook), journal=journal)
         await rig.call("trip", seconds=0)
-        (unit,) = await journal.calls.load(rig.gate.frame.run_context.run_id)
+        (unit,) = await journal.calls.load(rig.gate.run.run_context.run_id)
         assert (unit.place, unit.tool, unit.status) == (".1~1.1-", "book.undo", "ok")
         assert unit.arguments == '{"what":"seat"}'
         assert len(unit.events) == 1
@@ -144,10 +144,10 @@ def test_a_compensation_costs_nothing_of_the_budget_and_is_not_numbered() -> Non
         rig = Rig(tools_of_a_trip(unbook), budget=Budget(tool_calls=2))
         await rig.call("trip", seconds=0)
         assert rig.status("book.undo") == "ok"
-        assert rig.gate.frame.costs.tracker.spent()["tool_calls"] == 2
+        assert rig.gate.run.costs.tracker.spent()["tool_calls"] == 2
 
         rig = Rig(tools_of_a_trip(unbook))
-        run_id = rig.gate.frame.run_context.run_id
+        run_id = rig.gate.run.run_context.run_id
         await rig.call("trip", seconds=0)
         await rig.call("note", text="next")
         ids = [event.call_id for event in rig.of(ToolStarted)]
@@ -243,7 +243,7 @@ async def interrupted(tools: list[Any], **options: Any) -> Rig:
     """Return a rig whose run was interrupted in its first call, after the handler had begun."""
     journal = MemoryJournal()
     rig = Rig(tools, journal=journal, **options)
-    frame = rig.gate.frame
+    frame = rig.gate.run
     id = frame.run_context.run_id
     await journal.runs.begin(
         RunRecord(id=id, session_id="session", principal="", prompt="", model="", began_at=0.0)
@@ -315,7 +315,7 @@ def test_a_probe_is_recorded() -> None:
         rig = await interrupted(flying(look)[0])
         await rig.call("fly", to="Rome")
         assert rig.notes == ["probed"]
-        log = rig.gate.frame.log
+        log = rig.gate.run.log
         unit = (await log.journal.calls.load(log.run_id))[0]
         assert (unit.place, unit.tool, unit.status) == (str(FLIGHT.probe), "fly.probe", "ok")
         assert unit.arguments == '{"to":"Rome"}'
@@ -362,8 +362,8 @@ def test_a_probe_costs_nothing_of_the_budget_and_is_not_numbered() -> None:
         await rig.call("fly", to="Rome")
         await rig.call("note", text="next")
         assert flown == ["Rome"]
-        assert rig.gate.frame.costs.tracker.spent()["tool_calls"] == 2
-        run_id = rig.gate.frame.run_context.run_id
+        assert rig.gate.run.costs.tracker.spent()["tool_calls"] == 2
+        run_id = rig.gate.run.run_context.run_id
         ids = [event.call_id for event in rig.events if isinstance(event, ToolStarted | ToolResumed)]
         assert ids == [f"{run_id}.1", f"{run_id}.1.probe", f"{run_id}.2"]
 

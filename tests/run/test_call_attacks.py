@@ -84,7 +84,7 @@ def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
         rig = Rig([staged(fails)])
         result = await rig.call("work", text="a")
         assert result.message == "work failed: Mute"
-        assert rig.gate.frame.live == {}
+        assert rig.gate.run.live == {}
         rig.assert_untouched()
         rig.assert_paired()
 
@@ -133,7 +133,7 @@ def test_every_compensation_gets_its_turn(how: str) -> None:
             assert "book (compensating it failed: CancelledError)" in (await call).message
             assert undone == ["c", "a"]
         rig.assert_paired()
-        assert rig.gate.frame.live == {}
+        assert rig.gate.run.live == {}
 
     run_virtual(main)
 
@@ -592,7 +592,7 @@ def test_a_closed_coroutine_leaves_nothing_and_has_its_end() -> None:
         work = rig.gate.invoke("work", {"text": "a"})
         work.send(None)
         work.close()
-        assert rig.gate.frame.live == {}
+        assert rig.gate.run.live == {}
         rig.assert_untouched()
         rig.assert_paired()
 

@@ -151,7 +151,7 @@ def test_a_subscription_can_be_ended_earlier() -> None:
         rig = Rig([listen])
         assert (await rig.call("listen")).success
         assert left == [0]
-        assert not rig.gate.frame.subscriptions
+        assert not rig.gate.run.subscriptions
 
     run_virtual(main)
 

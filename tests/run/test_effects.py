@@ -121,7 +121,7 @@ def test_no_retry_past_the_deadline() -> None:
         async def busy(text: str, context: ToolContext) -> None:
             raise TransientError("busy", retry_after=60)
 
-        clock = Rig([]).gate.frame.clock
+        clock = Rig([]).gate.run.clock
         rig = Rig([staged(busy)], deadline=Deadline.after(30, clock=clock))
         began = asyncio.get_running_loop().time()
         result = await rig.call("work", text="a")

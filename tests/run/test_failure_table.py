@@ -231,7 +231,7 @@ def test_spent_deadline_ends_the_run() -> None:
 
     async def main() -> None:
         rig = Rig([staged(sleeps)])
-        clock = rig.gate.frame.clock
+        clock = rig.gate.run.clock
         rig = Rig([staged(sleeps)], deadline=Deadline.after(10, clock=clock))
         with pytest.raises(PromptEvaluationError) as during:
             await rig.call("work", text="a")

@@ -502,7 +502,7 @@ def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
                 await asyncio.sleep(60)
             return "late"
 
-        clock = Rig([]).gate.frame.clock
+        clock = Rig([]).gate.run.clock
         rig = Rig([staged(stubborn)], deadline=Deadline.after(3, clock=clock))
         with pytest.raises(PromptEvaluationError):
             await rig.call("work", text="a")
@@ -605,7 +605,7 @@ def test_calls_are_numbered_in_their_run() -> None:
         rig = Rig([staged(nothing), outer])
         await rig.call("work", text="a")
         await rig.call("outer")
-        run_id = rig.gate.frame.run_context.run_id
+        run_id = rig.gate.run.run_context.run_id
         ids = [event.call_id for event in rig.of(ToolStarted)]
         assert ids[:2] == [f"{run_id}.1", f"{run_id}.2"]
         assert ids[2:] == [inner_call_id(f"{run_id}.2", 1, number) for number in (1, 2)]
@@ -659,7 +659,7 @@ def test_only_the_gate_starts_handlers() -> None:
                 callers.add(str(file.relative_to(source)))
     # checks.py inspects the handler's signature. The others only check whether there is a handler, or where it is defined.
     look = {
-        "run/frame.py",
+        "run/run.py",
         "run/handlers.py",
         "handoff/agent_run.py",
         "prompt/plan.py",

@@ -71,7 +71,7 @@ def test_steps_of_calls_that_are_over_are_forgotten() -> None:
 def steps_in(context: ToolContext) -> int:
     """Return how many steps the run of this call keeps."""
     source: Any = context
-    return len(source._source.frame.world.steps._steps)
+    return len(source._source.run.world.steps._steps)
 
 
 def numbered(number: int) -> Question:

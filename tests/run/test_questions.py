@@ -749,7 +749,7 @@ def digest_of(asks: Asks) -> str:
         made = Tool(asks.tool, "Ask.", handler)
         session = Session(principal=asks.principal)
         gate = open_gate([made], session=session, environment=person, new_id=lambda: "0" * 32)
-        gate.frame.people = msgspec.structs.replace(gate.frame.people, key=asks.key)
+        gate.run.people = msgspec.structs.replace(gate.run.people, key=asks.key)
         assert (await gate.invoke(asks.tool, {"argument": asks.argument}, call_id=asks.call)).success
 
     run_virtual(main)
@@ -793,7 +793,7 @@ def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
         policies = [CapabilityPolicy()]
         for amount in (1, 1, 2):
             gate = open_gate([pay], policies=policies, environment=Person(remember), new_id=lambda: "0" * 32)
-            gate.frame.people = msgspec.structs.replace(gate.frame.people, key=b"k")
+            gate.run.people = msgspec.structs.replace(gate.run.people, key=b"k")
             assert (await gate.invoke("pay", {"amount": amount}, call_id="c")).success
 
     run_virtual(main)

@@ -221,7 +221,7 @@ def test_the_signal_of_an_inner_call_fires_with_the_outer_one(reason: str) -> No
 
     async def main() -> None:
         gate = gate_of(work, reason, VirtualClock())
-        gate.frame.show([*gate.frame.tools.values(), ask], ())
+        gate.run.show([*gate.run.tools.values(), ask], ())
         await stop(gate, reason)
 
     run_virtual(main)

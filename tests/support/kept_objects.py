@@ -65,7 +65,7 @@ async def _invoke(gate: Gate) -> None:
 
 async def _cancelled(gate: Gate) -> None:
     task = asyncio.ensure_future(_invoke(gate))
-    while not gate.frame.live:
+    while not gate.run.live:
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()

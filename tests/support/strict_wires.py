@@ -18,7 +18,7 @@ from handrail.messages import DEFAULT_SETTINGS, ModelRequest
 from handrail.models import anthropic, gemini, openai, responses
 from handrail.models.http import Endpoint
 from handrail.models.providers import Quirks
-from handrail.run.evaluation import Run
+from handrail.run.evaluation import Evaluation
 from support import wire_grammar
 
 LONGEST = 64
@@ -81,7 +81,7 @@ def check_everywhere(request: ModelRequest) -> list[str]:
 
 def watch() -> None:
     """Start checking the requests that this process makes to models."""
-    post, request = Endpoint._post, Run.request
+    post, request = Endpoint._post, Evaluation.request
 
     @asynccontextmanager
     async def checked_post(self: Endpoint, path: str, body: bytes) -> AsyncGenerator[Any]:
@@ -89,7 +89,7 @@ def watch() -> None:
         async with post(self, path, body) as response:
             yield response
 
-    def checked_request(self: Run, max_tokens: int | None = None) -> ModelRequest:
+    def checked_request(self: Evaluation, max_tokens: int | None = None) -> ModelRequest:
         global asked
         made = request(self, max_tokens)
         if every and len(made.messages) <= LONGEST:
@@ -98,4 +98,4 @@ def watch() -> None:
         return made
 
     Endpoint._post = checked_post
-    Run.request = checked_request
+    Evaluation.request = checked_request

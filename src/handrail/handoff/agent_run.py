@@ -25,12 +25,12 @@ from handrail.protocols import Filesystem, ToolPolicy, WorkerSource
 from handrail.resources.bindings import Binding
 from handrail.run.call import PART, new_call
 from handrail.run.current_call import call_around, check_given
-from handrail.run.frame import Frame, open_frame, show_tools
 from handrail.run.gate import Gate
 from handrail.run.limits import Budget, BudgetTracker
 from handrail.run.nested import nested_run
 from handrail.run.options import RunOptions
 from handrail.run.place import is_in_run
+from handrail.run.run import Run, open_run, show_tools
 from handrail.run.settings import checked_workers
 from handrail.schema import clear_json
 from handrail.schema.problems import describe_kind
@@ -121,16 +121,16 @@ def run_as_agent(
     around, verb = call_around(), f"run_as_agent {tool.name}"
     if around is None:
         return Operation(
-            lambda: _run(open_frame(options), options, played, sent, tools, policies, on_emit),
+            lambda: _run(open_run(options), options, played, sent, tools, policies, on_emit),
             f"run_as_agent({tool.name!r})",
         )
     check_given(around, "run_as_agent", RunOptions(), arguments)
     number = around.next_verb(verb)
 
     async def run_inside() -> Any:
-        async with nested_run(around, number, verb, options) as frame:
-            frame.model.adapter, frame.model.prompt_model = environment.adapter, environment.prompt_model
-            return await _run(frame, options, played, sent, tools, policies, on_emit)
+        async with nested_run(around, number, verb, options) as run:
+            run.model.adapter, run.model.prompt_model = environment.adapter, environment.prompt_model
+            return await _run(run, options, played, sent, tools, policies, on_emit)
 
     return Operation(run_inside, f"run_as_agent({tool.name!r})", around.home)
 
@@ -178,7 +178,7 @@ def _whole(tool: Tool[Any, Any], params: Any) -> tuple[Tool[Any, Any], bytes]:
 
 
 async def _run(
-    frame: Frame,
+    run: Run,
     options: RunOptions,
     played: Tool[Any, Any],
     arguments: bytes,
@@ -188,8 +188,8 @@ async def _run(
 ) -> Any:
     """Call a tool as the only call of a run, and return its value. An act is not judged by policies."""
     is_act = "." in played.name
-    show_tools(frame, tools if is_act else (played, *tools), policies)
-    run_id = frame.run_context.run_id
+    show_tools(run, tools if is_act else (played, *tools), policies)
+    run_id = run.run_context.run_id
 
     tell = None if on_emit is None else Callback(on_emit, "on_emit")
 
@@ -197,10 +197,10 @@ async def _run(
         if tell is not None and is_in_run(event.run_context.run_id, run_id):
             tell(event.event)
 
-    stop = frame.session.dispatcher.subscribe(Emitted, told)
-    gate = Gate(frame)
+    stop = run.session.dispatcher.subscribe(Emitted, told)
+    gate = Gate(run)
     try:
-        async with nullcontext() if options.workers is None else options.workers.enter(frame):
+        async with nullcontext() if options.workers is None else options.workers.enter(run):
             call = new_call(gate, played.name, arguments)
             if is_act:
                 call = msgspec.structs.replace(call, kind=PART, tool=played)
@@ -209,6 +209,6 @@ async def _run(
         stop()
         if tell is not None:
             await tell.finish()
-        if frame.outer is None:
-            frame.cancellation.close()
-            await frame.world.resources.close_logged()
+        if run.outer is None:
+            run.cancellation.close()
+            await run.world.resources.close_logged()

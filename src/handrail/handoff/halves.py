@@ -22,10 +22,10 @@ from handrail.handoff.acts import ActRunner, Acts, Begun, Parked, fill, without_
 from handrail.protocols import ToolPolicy
 from handrail.run.call import CALL, PART, Call, CallKind, new_call
 from handrail.run.current_call import call_around, check_given
-from handrail.run.frame import Frame, open_frame, show_tools
 from handrail.run.gate import Gate
 from handrail.run.nested import nested_run
 from handrail.run.options import GateArguments, RunOptions
+from handrail.run.run import Run, open_run, show_tools
 from handrail.schema import is_instance
 from handrail.schema.problems import describe_kind
 from handrail.tools import Tool, ToolResult
@@ -46,10 +46,10 @@ class _Unfinished(Exception):
 class Claim:
     """One attempt to finish a handoff, with the handoff's id and the key of the call that runs `after`."""
 
-    __slots__ = ("_frame", "_id", "_key", "_name", "_result")
+    __slots__ = ("_id", "_key", "_name", "_result", "_run")
 
-    def __init__(self, frame: Frame, id: str, name: str, key: str) -> None:
-        self._frame = frame
+    def __init__(self, run: Run, id: str, name: str, key: str) -> None:
+        self._run = run
         self._id = id
         self._name = name
         self._key = key
@@ -78,7 +78,7 @@ class Claim:
 
     async def _run_recorded(self, work: Work) -> ToolResult[Any]:
         """Run the call and record the claim in the journal, if there is one. Raises the errors that `run` names."""
-        journal = self._frame.journal
+        journal = self._run.journal
         if journal is None:
             return await work()
 
@@ -94,7 +94,7 @@ class Claim:
             return self._key
 
         async def decide() -> str:
-            if self._frame.outer is not None and self._frame.log.resumed:
+            if self._run.outer is not None and self._run.log.resumed:
                 return await finish()  # the gate treats an interrupted call according to its effect
             raise OutcomeUnknown(
                 self._name,
@@ -156,18 +156,18 @@ def start(
     acts: Acts, params: Any, policies: Iterable[ToolPolicy], arguments: GateArguments
 ) -> Operation[Parked[Any, Any] | ToolResult[Any]]:
     """Return the operation that takes a handoff through the gate up to the end of its `before`."""
-    return _operation("start", acts, arguments, lambda frame: _start(frame, acts, params, policies))
+    return _operation("start", acts, arguments, lambda run: _start(run, acts, params, policies))
 
 
 def finish(
     acts: Acts, parked: Parked[Any, Any], answer: Any, params: Any, arguments: GateArguments
 ) -> Operation[ToolResult[Any]]:
     """Return the operation that validates the answer to a parked handoff and runs its `after`."""
-    return _operation("finish", acts, arguments, lambda frame: _finish(frame, acts, parked, answer, params))
+    return _operation("finish", acts, arguments, lambda run: _finish(run, acts, parked, answer, params))
 
 
 def _operation(
-    verb: str, acts: Acts, arguments: GateArguments, work: Callable[[Frame], Awaitable[T]]
+    verb: str, acts: Acts, arguments: GateArguments, work: Callable[[Run], Awaitable[T]]
 ) -> Operation[T]:
     """Return the operation of one half: a run at the root, or one nested in the call whose handler starts it."""
     name = acts.handoff.name
@@ -182,25 +182,25 @@ def _operation(
         opened, home = lambda: nested_run(attempt, number, said, options), attempt.home
 
     async def run() -> T:
-        async with opened() as frame:
-            return await work(frame)
+        async with opened() as run:
+            return await work(run)
 
     return Operation(run, f"{verb}({name!r})", home)
 
 
 @asynccontextmanager
-async def _root_run(options: RunOptions) -> AsyncGenerator[Frame]:
+async def _root_run(options: RunOptions) -> AsyncGenerator[Run]:
     """Open a run at the root, and close it at the end of the block."""
-    frame = open_frame(options)
+    run = open_run(options)
     try:
-        yield frame
+        yield run
     finally:
-        frame.cancellation.close()
-        await frame.world.resources.close_logged()
+        run.cancellation.close()
+        await run.world.resources.close_logged()
 
 
 async def _start(
-    frame: Frame, acts: Acts, params: Any, policies: Iterable[ToolPolicy]
+    run: Run, acts: Acts, params: Any, policies: Iterable[ToolPolicy]
 ) -> Parked[Any, Any] | ToolResult[Any]:
 
     async def begin(params: Any, *, context: ToolContext) -> ToolResult[Any]:
@@ -215,7 +215,7 @@ async def _start(
 
     half = _half(acts, begin, acts.begins)
     fill(half, "shown", without_private)
-    gate, call = _open(frame, half, params, policies, CALL)
+    gate, call = _open(run, half, params, policies, CALL)
     begun = await gate.pass_through(call)
     if not begun.success:
         return begun
@@ -226,7 +226,7 @@ async def _start(
 
 
 async def _finish(
-    frame: Frame, acts: Acts, parked: Parked[Any, Any], answer: Any, params: Any
+    run: Run, acts: Acts, parked: Parked[Any, Any], answer: Any, params: Any
 ) -> ToolResult[Any]:
     name = acts.handoff.name
     if not isinstance(parked, Parked):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
@@ -261,9 +261,9 @@ async def _finish(
     else:
         half = _half(acts, end, acts.ends)
     # Policies do not judge a part. Those of `start` have judged the call already; those of a run around this half have not.
-    kind = PART if frame.outer is None else CALL
-    gate, call = _open(frame, half, params, (), kind)
-    return await Claim(frame, parked.id, name, call.key).run(lambda: gate.pass_through(call))
+    kind = PART if run.outer is None else CALL
+    gate, call = _open(run, half, params, (), kind)
+    return await Claim(run, parked.id, name, call.key).run(lambda: gate.pass_through(call))
 
 
 def _typed(schema: Any, value: Any) -> Any:
@@ -290,11 +290,11 @@ def _without_params(tool: Tool[Any, Any]) -> Tool[Any, Any]:
 
 
 def _open(
-    frame: Frame, half: Tool[Any, Any], params: Any, policies: Iterable[ToolPolicy], kind: CallKind
+    run: Run, half: Tool[Any, Any], params: Any, policies: Iterable[ToolPolicy], kind: CallKind
 ) -> tuple[Gate, Call]:
     """Open the gate of one half, and create the call that is to pass it."""
-    show_tools(frame, [half], policies)
-    gate = Gate(frame)
+    show_tools(run, [half], policies)
+    gate = Gate(run)
     sent = b"{}" if params is None else half.clear(params)
     call = msgspec.structs.replace(new_call(gate, half.name, sent), tool=half)
     if kind.is_part:

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from handrail.prompt import Prompt
     from handrail.protocols import ToolPolicy
     from handrail.run.adapter import Adapter
-    from handrail.run.frame import Frame
     from handrail.run.gate import Gate
     from handrail.run.options import GateArguments
+    from handrail.run.run import Run
     from handrail.run.turn import ToolCall, Turn, run_turn
     from handrail.tools import Tool
 
-__all__ = ["Frame", "Gate", "ToolCall", "Turn", "open_gate", "run_turn"]
+__all__ = ["Gate", "Run", "ToolCall", "Turn", "open_gate", "run_turn"]
 
 _HOMES = {
-    "Frame": "frame",
+    "Run": "run",
     "Gate": "gate",
     "ToolCall": "turn",
     "Turn": "turn",

@@ -257,7 +257,7 @@ class Adapter:
         """Return this adapter bound to a call, for a run inside it. The nested run is streamed if the call's run is."""
         from handrail.run.call_adapter import CallAdapter
 
-        around = None if attempt.frame.model.adapter is None else attempt.adapter
+        around = None if attempt.run.model.adapter is None else attempt.adapter
         streams = isinstance(around, CallAdapter) and around.streams
         return CallAdapter(self, self.settings().override(streaming=streams), attempt)
 

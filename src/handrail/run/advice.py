@@ -15,7 +15,7 @@ from handrail.errors import DeadlineExceededError
 from handrail.events import Advised
 from handrail.guard.feedback import CompletionChecker, FeedbackProvider, Reply, RunState, ask, could_not_check
 from handrail.messages import UserMessage
-from handrail.run.evaluation import Run
+from handrail.run.evaluation import Evaluation
 from handrail.run.place import Place
 
 
@@ -31,17 +31,17 @@ class Advice(msgspec.Struct, frozen=True):
 class Advisers:
     """The feedback providers and completion checkers of one run."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
         self._given: dict[int, int] = {}
         self._asked_at: dict[int, tuple[int, float]] = {}
         self._seen: set[type] = set()
         self._times = 0
         """The number of rounds of advice so far. It is part of the place under which a round is recorded."""
-        self._began = run.frame.monotonic()
+        self._began = evaluation.run.monotonic()
         self._stop: list[Callable[[], None]] = [
-            run.frame.session.dispatcher.subscribe(kind, self._note(kind))
-            for kind in {each.trigger.event for each in run.feedback if each.trigger.event is not None}
+            evaluation.run.session.dispatcher.subscribe(kind, self._note(kind))
+            for kind in {each.trigger.event for each in evaluation.feedback if each.trigger.event is not None}
         ]
 
     def close(self) -> None:
@@ -58,36 +58,36 @@ class Advisers:
         A provider that has reached its cap is not asked. A replay asks no provider, and repeats the recorded advice.
         """
         seen, self._seen = self._seen, set()
-        run_log, place = self._run.frame.log, self._next_place()
+        run_log, place = self._evaluation.run.log, self._next_place()
         if (before := run_log.find("advice", place, Advice)) is not None:
-            self._recall(self._run.feedback, before)
+            self._recall(self._evaluation.feedback, before)
             for said in before.said:
                 self._tell(said)
             return
-        self._run.leave_record()
+        self._evaluation.leave_record()
         given: list[str] = []
-        for provider in self._run.feedback:
+        for provider in self._evaluation.feedback:
             if self._is_due(provider, seen) and self._given.get(id(provider), 0) < provider.cap:
                 said = await self._said("feedback", provider, provider.advise, "", None)
                 if said.text:
                     given.append(f"[{provider.name}] {said.text}")
-        await run_log.note("advice", place, self._advice(self._run.feedback, given))
+        await run_log.note("advice", place, self._advice(self._evaluation.feedback, given))
         for said in given:
             self._tell(said)
 
     def _tell(self, said: str) -> None:
-        self._run.say(UserMessage(said, True))
+        self._evaluation.say(UserMessage(said, True))
 
     def _advice(self, who: Sequence[Any], said: list[str]) -> Advice:
         given = [self._given.get(id(each), 0) for each in who]
-        return Advice(said, given, self._run.answers)
+        return Advice(said, given, self._evaluation.answers)
 
     def _recall(self, who: Sequence[Any], advice: Advice) -> None:
         self._given.update(zip(map(id, who), advice.given, strict=False))
 
     def _next_place(self) -> Place:
         self._times += 1
-        return self._run.frame.place.advice(self._times)
+        return self._evaluation.run.place.advice(self._times)
 
     async def hold(self, text: str, output: Any) -> str | None:
         """Return what is still missing when the model wants to end the run, as a message for the model.
@@ -95,13 +95,13 @@ class Advisers:
         A checker that raises an error counts as objecting. Returns None if nothing is missing, or "" if only checkers
         that have reached their cap object.
         """
-        run_log, place = self._run.frame.log, self._next_place()
+        run_log, place = self._evaluation.run.log, self._next_place()
         if (before := run_log.find("advice", place, Advice)) is not None:
-            self._recall(self._run.completion, before)
+            self._recall(self._evaluation.completion, before)
             return before.said[0] if before.said else None
-        self._run.leave_record()
+        self._evaluation.leave_record()
         held = await self._hold(text, output)
-        advice = self._advice(self._run.completion, [] if held is None else [held])
+        advice = self._advice(self._evaluation.completion, [] if held is None else [held])
         await run_log.note("advice", place, advice)
         return held
 
@@ -109,7 +109,7 @@ class Advisers:
         missing: list[str] = []
         problems: list[str] = []
         spent = False
-        for checker in self._run.completion:
+        for checker in self._evaluation.completion:
             at_cap = self._given.get(id(checker), 0) >= checker.cap
             said = await self._said("completion", checker, checker.missing, text, output, count=not at_cap)
             if at_cap:
@@ -128,8 +128,8 @@ class Advisers:
         return "" if spent else None
 
     def _is_due(self, provider: FeedbackProvider, seen: set[type]) -> bool:
-        trigger, calls = provider.trigger, self._run.calls
-        now = self._run.frame.monotonic()
+        trigger, calls = provider.trigger, self._evaluation.calls
+        now = self._evaluation.run.monotonic()
         calls_then, then = self._asked_at.get(id(provider), (0, self._began))
         due = (
             (trigger.calls is not None and calls - calls_then >= trigger.calls)
@@ -154,18 +154,18 @@ class Advisers:
         An error in a checker counts towards its cap; an error in a feedback provider does not. Without `count`, nothing
         is counted or recorded.
         """
-        frame = self._run.frame
+        run = self._evaluation.run
         said = await self._within_deadline(ask(who.name, partial(self._ask, who, asked, text, output)))
         told = said.problem or said.text
         if told and count:
             if kind == "completion" or not said.problem:
                 self._given[id(who)] = self._given.get(id(who), 0) + 1
-            frame.session.record(Advised(kind, who.name, told, bool(said.problem), frame.run_context))
+            run.session.record(Advised(kind, who.name, told, bool(said.problem), run.run_context))
         return said
 
     async def _within_deadline(self, asking: Coroutine[Any, Any, Reply]) -> Reply:
         """Await an answer. The run fails if the deadline passes first, even if the provider or checker ignores its cancellation."""
-        deadline, scope = self._run.frame.deadline, open_scope(self._run.frame.cancellation)
+        deadline, scope = self._evaluation.run.deadline, open_scope(self._evaluation.run.cancellation)
         ending: BaseException = asyncio.CancelledError()
         said: Reply | None = None
         if deadline is not None:
@@ -178,7 +178,7 @@ class Advisers:
             late = scope.explain(ending, "the advisers had answered")
             stopped = scope.close()
         if isinstance(late, DeadlineExceededError):
-            raise self._run.failed(late, "deadline") from late
+            raise self._evaluation.failed(late, "deadline") from late
         if stopped or said is None:
             raise ending
         return said
@@ -188,17 +188,17 @@ class Advisers:
         return await said if inspect.isawaitable(said) else said
 
     async def _state(self, who: object, text: str, output: Any) -> RunState:
-        run, frame = self._run, self._run.frame
-        budget = frame.budget
+        evaluation, run = self._evaluation, self._evaluation.run
+        budget = run.budget
         return RunState(
-            session=run.session_view,
-            calls=run.calls,
-            seconds=frame.monotonic() - self._began,
+            session=evaluation.session_view,
+            calls=evaluation.calls,
+            seconds=run.monotonic() - self._began,
             given=self._given.get(id(who), 0),
-            deadline=frame.deadline,
+            deadline=run.deadline,
             left={} if budget is None else budget.remaining(),
             spent={} if budget is None else {unit: float(spent) for unit, spent in budget.spent().items()},
-            filesystem=await run.files(),
+            filesystem=await evaluation.files(),
             text=text,
             output=output,
         )

@@ -88,8 +88,8 @@ async def ask_approval(
 def _request(
     attempt: Attempt, asks: Asks, name: str, reason: str, diff: str, question_id: str | None
 ) -> tuple[ApprovalRequest, Recall]:
-    frame = attempt.frame
-    session = frame.session
+    run = attempt.run
+    session = run.session
     params = params_that_came(attempt)
     arguments = pydantic_core.from_json(attempt.tool.dump(params))  # secrets masked
     hidden = None if params is None else first_hidden(params, arguments, masked=attempt.tool.secret)
@@ -127,11 +127,11 @@ def _request(
         Wording(reason),
         payload,
         APPROVAL_SCHEMA,
-        frame.options.approval_seconds,
+        run.options.approval_seconds,
         decision_keys if kept else None,
         quorums,
     )
-    recall = Recall(session, question, cover, frame.clock)
+    recall = Recall(session, question, cover, run.clock)
     asked = ApprovalRequest(
         question=question,
         tool=attempt.name,
@@ -149,17 +149,17 @@ async def _decided(
     attempt: Attempt, reason: str, asked: ApprovalRequest, recall: Recall
 ) -> tuple[Approval, DecidedBy]:
     """Have a request decided, and publish that it was made and how it was decided."""
-    frame, question = attempt.frame, asked.question
+    run, question = attempt.run, asked.question
     requested = ApprovalRequested(
         question.id, attempt.id, attempt.name, attempt.path, reason, attempt.run_context
     )
-    tell(attempt, requested, question.id, known=question.id in frame.log.asked)
+    tell(attempt, requested, question.id, known=question.id in run.log.asked)
     decided = Decided(Approval(False, "", "", "cancelled"), "asked")
     try:
         with waiting_for_a_person(attempt):
             decided = await decide(attempt, asked, recall)
     finally:
-        if not frame.parked or decided.approval.outcome != "cancelled":  # otherwise the question stays open
+        if not run.parked or decided.approval.outcome != "cancelled":  # otherwise the question stays open
             told = ApprovalDecided(
                 question.id,
                 attempt.id,
@@ -177,7 +177,7 @@ def _covering(
     attempt: Attempt, asks: Asks, name: str, params: Any, shown: Any, diff: str
 ) -> Callable[[str], Coverage]:
     """Return a function that maps a session id to the keys that this request has in that session's approval memory."""
-    frame = attempt.frame
+    run = attempt.run
     paths = paths_of(attempt, params, bool(diff)) if asks == "call" else None
     deletes = _deletes(attempt) if diff else DELETES in attempt.tool.capabilities
     spellings, arguments = spelled(attempt, params), canonical_arguments(attempt)
@@ -188,14 +188,14 @@ def _covering(
             attempt.tool,
             asks,
             name,
-            whose=(session_id, frame.session.principal),
+            whose=(session_id, run.session.principal),
             arguments=arguments,
             shown=shown,
             diff=diff,
             paths=paths,
             deletes=deletes,
             spelled=spellings,
-            secret=None if frame.journal is None else frame.journal.key,
+            secret=None if run.journal is None else run.journal.key,
         )
 
     return cover
@@ -229,18 +229,18 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
     for it. So an approved call stays approved, even if the approval was revoked while the process was down. The mode
     *strict* is the exception: it denies the call. Raises `TypeError` if the broker does not return an `Approval`.
     """
-    frame, log = attempt.frame, attempt.frame.log
-    mode = frame.people.mode
+    run, log = attempt.run, attempt.run.log
+    mode = run.people.mode
     if log.resumed and mode != "strict":
         before = _before(log, asked)
         if before is not None:
             return before
         # If a person was asked about a diff, no remembered decision answers in their place, since they may be looking at it.
         recall.is_open = bool(asked.diff) and _was_asked(log, asked) and mode != "approve_all"
-    book = frame.session.decisions
-    if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
+    book = run.session.decisions
+    if book is not None and run.journal is not None and len(run.session[ApprovalRemembered]):
         await book.read()  # another process may have revoked a remembered decision
-    approval: Any = await frame.people.broker.decide(asked)
+    approval: Any = await run.people.broker.decide(asked)
     if not isinstance(approval, Approval) or approval.approved not in (True, False):
         raise TypeError(
             f"the approval broker returned {describe_kind(approval)}. "
@@ -253,7 +253,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         noted = _Noted(asked.question.digest, approval, used.id)
         await log.note("approval", _place(log, asked), noted)
         if log.resumed and _was_asked(log, asked):
-            await frame.people.questions.withdraw(asked.question.id)  # its answer would no longer be used
+            await run.people.questions.withdraw(asked.question.id)  # its answer would no longer be used
     return Decided(approval, "remembered", used.id)
 
 
@@ -300,12 +300,12 @@ def runs_first(attempt: Attempt) -> bool:
     if "proc.exec" in attempt.tool.capabilities and attempt.tool.reach != "":
         return False
     undoable = EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters
-    return undoable and attempt.frame.people.shows_previews and _can_be_decided(attempt)
+    return undoable and attempt.run.people.shows_previews and _can_be_decided(attempt)
 
 
 def _can_be_decided(attempt: Attempt) -> bool:
     """Return whether there are enough people to meet the quorums that the policies require."""
-    environment, principal = attempt.frame.people.environment, attempt.frame.session.principal
+    environment, principal = attempt.run.people.environment, attempt.run.session.principal
     return all(
         environment is not None and len(environment.voters(quorum, principal)) >= quorum.approvals
         for quorum in attempt.quorums
@@ -401,10 +401,10 @@ def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
 
     Empty if the filesystem does not support links.
     """
-    frame = attempt.frame
-    files: Any = frame.world.filesystem
+    run = attempt.run
+    files: Any = run.world.filesystem
     if files is None:
-        files = attempt.filesystem if frame.world.resources.binds(Filesystem) else None
+        files = attempt.filesystem if run.world.resources.binds(Filesystem) else None
     elif (outer := attempt.open_transaction.parent) is not None:
         files = outer.fork_of(files)  # the outer call may have made a link
     return [files.resolved(path) for path in paths if path] if isinstance(files, HasLinks) else []

@@ -39,10 +39,10 @@ from handrail.run.approval import approval_verb
 from handrail.run.call import Call, CallKind, new_call
 from handrail.run.call_log import CallLog
 from handrail.run.effects import OnUnknown, once
-from handrail.run.frame import Frame
 from handrail.run.limits import BudgetTracker, CostTracker, Heartbeat
 from handrail.run.place import Place
 from handrail.run.questions import wait_for
+from handrail.run.run import Run
 from handrail.run.tickets import GivenTicket, give_ticket
 from handrail.run.transaction import Settled, Transaction, new_transaction
 from handrail.run.views import CallApprovals, CallBus, CallSession, CallSignal
@@ -66,7 +66,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     """
 
     call: Call
-    frame: Frame
+    run: Run
     number: int = 1
     """1-based index among the call's attempts."""
     retries: int = 0
@@ -174,8 +174,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     @property
     def elapsed(self) -> float:
         """Seconds since the call reached the gate."""
-        frame = self.frame
-        return frame.monotonic() - frame.began - self.started
+        run = self.run
+        return run.monotonic() - run.began - self.started
 
     # Lifecycle.
 
@@ -184,7 +184,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         """The owner of this attempt's operations. It is closed when the handler has ended."""
         home = self._home
         if home is None:
-            with self.frame.session.lock:  # two threads may ask at once and must get the same home
+            with self.run.session.lock:  # two threads may ask at once and must get the same home
                 home = self._home
                 if home is None:
                     home = self._home = Home(self.call.loop, self.call.id)
@@ -225,7 +225,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     def next(self) -> Attempt:
         """Return the next attempt at the same call. It replaces this attempt, whose context has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
-        again = Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, self.started)
+        again = Attempt(self.call, self.run, self.number + 1, self.retries, has_secret, self.started)
         again.lost, again.clock, again.logged = self.lost, self.clock, self.logged
         again.quorums, again.has_asked, again.charged = self.quorums, self.has_asked, self.charged
         return again
@@ -243,7 +243,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         Raises `Diverged` if the record has a different verb at that place.
         """
         number = self.next_number()
-        log = self.frame.log
+        log = self.run.log
         if log.resumed:
             log.check_verb(self.place.child(number), verb)
         return number
@@ -282,7 +282,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     def invocation(self) -> Invocation:
         if self._invocation is None:
             call = self.call
-            started_at = self.frame.began_at + timedelta(seconds=self.started)
+            started_at = self.run.began_at + timedelta(seconds=self.started)
             self._invocation = Invocation(
                 call.id, started_at, self.retries + 1, f"{call.key}#{call.name}", call.message_id, call.path
             )
@@ -290,29 +290,29 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def run_context(self) -> RunContext:
-        return self.frame.run_context
+        return self.run.run_context
 
     @property
     def prompt(self) -> PromptView:
         hint = "Evaluate a `Prompt` that has this tool, or pass `prompt=...` to `open_gate`."
-        return self._there("prompt", self.frame.model.prompt, hint)
+        return self._there("prompt", self.run.model.prompt, hint)
 
     @property
     def rendered_prompt(self) -> RenderedPromptView | None:
-        return self.frame.model.rendered
+        return self.run.model.rendered
 
     @property
     def request(self) -> RequestView | None:
-        return self.frame.model.provider.request
+        return self.run.model.provider.request
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
-        return self.frame.model.provider.accumulator
+        return self.run.model.provider.accumulator
 
     @property
     def extras(self) -> Extras:
-        frame = self.frame
-        return frame.options.extras.for_call(self.call.id, frame.model.provider.extras)
+        run = self.run
+        return run.options.extras.for_call(self.call.id, run.model.provider.extras)
 
     # Resources and state.
 
@@ -321,7 +321,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         bound = self.bound
         if bound is None:
             hint = "Evaluate a prompt that has this tool with an `Adapter`, or pass `adapter=...` to `open_gate`."
-            bound = self.bound = self._there("adapter", self.frame.model.adapter, hint)(self)
+            bound = self.bound = self._there("adapter", self.run.model.adapter, hint)(self)
         return bound
 
     @property
@@ -334,7 +334,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def deadline(self) -> Deadline | None:
-        return self.frame.deadline
+        return self.run.deadline
 
     @property
     def signal(self) -> CallSignal:
@@ -343,16 +343,16 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     @property
     def heartbeat(self) -> Heartbeat:
         if self._heartbeat is None:
-            self._heartbeat = Heartbeat(self.frame.lease, self.frame.clock)
+            self._heartbeat = Heartbeat(self.run.lease, self.run.clock)
         return self._heartbeat
 
     @property
     def budget_tracker(self) -> BudgetTracker:
-        return self.frame.costs.tracker
+        return self.run.costs.tracker
 
     @property
     def cost_tracker(self) -> CostTracker:
-        return self.frame.costs.models
+        return self.run.costs.models
 
     @property
     def approval_controller(self) -> CallApprovals:
@@ -360,17 +360,17 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def worker(self) -> WorkerFacts | None:
-        return self.frame.worker
+        return self.run.worker
 
     @property
     def resources(self) -> CallResources:
         if self.made_resources is None:
-            self.made_resources = CallResources(self.frame.world.resources, self, self.frame.costs.given)
+            self.made_resources = CallResources(self.run.world.resources, self, self.run.costs.given)
         return self.made_resources
 
     @property
     def filesystem(self) -> Filesystem:
-        files = self.frame.world.filesystem
+        files = self.run.world.filesystem
         if files is None:
             return self.resources.get(Filesystem)
         self.check()
@@ -384,7 +384,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     def open_transaction(self) -> Transaction:
         """The attempt's transaction, created on first use. Raises `ContextExpired` if the attempt was undone."""
         if self.transaction is None:
-            with self.frame.session.lock:  # two threads may ask at once and must get the same transaction
+            with self.run.session.lock:  # two threads may ask at once and must get the same transaction
                 self.transaction = self.transaction or new_transaction(self, self.call.tool)
         return self.transaction
 
@@ -417,7 +417,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         return DONE
 
     def _publish(self, fact: Progress | Emitted) -> None:
-        publish = self.frame.session.dispatcher.publish
+        publish = self.run.session.dispatcher.publish
         if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
             publish(fact)
             return
@@ -435,13 +435,13 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     def work_clock(self) -> WorkClock:
         """The loop's clock, without the time that listeners take from the call."""
         if self.clock is None:
-            with self.frame.session.lock:  # two threads may ask at once and must get the same clock
+            with self.run.session.lock:  # two threads may ask at once and must get the same clock
                 self.clock = self.clock or WorkClock(timers_of(self.call.loop))
         return self.clock
 
     def excused(self) -> float:
         """Return the seconds since the call began that are not charged to it, because listeners took them."""
-        lost, clock = self.frame.lost, self.clock
+        lost, clock = self.run.lost, self.clock
         seconds = lost.seconds - self.lost
         return seconds if clock is None or not clock.is_on(lost) else seconds + clock.lost_on_threads()
 
@@ -457,7 +457,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         return Operation(lambda: self.gate.pass_through(inner), f"call({name!r})", self.home)
 
     def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]:
-        workers = self.frame.workers
+        workers = self.run.workers
         if workers is None:
             raise NotSupported(
                 "call_worker",
@@ -468,7 +468,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         return Operation(lambda: self._call_worker(inner), f"call_worker({name!r})", self.home)
 
     async def _call_worker(self, inner: Call) -> Any:
-        tool = self.frame.tools.get(inner.name)
+        tool = self.run.tools.get(inner.name)
         if tool is not None and not tool.delegates:
             said = f"{inner.name} is a tool here, not a worker. Use `context.call({inner.name!r}, ...)`."
             raise CallFailed(inner.name, ToolResult.error(said))
@@ -484,12 +484,12 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def wait_for(self) -> WaitFor | None:
-        return wait_for(self) if self.frame.can_ask(self.tool) else None
+        return wait_for(self) if self.run.can_ask(self.tool) else None
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        make = self.frame.model.prompt_model
-        return make(self) if make is not None and self.frame.can_prompt(self.tool) else None
+        make = self.run.model.prompt_model
+        return make(self) if make is not None and self.run.can_prompt(self.tool) else None
 
     def _there(self, member: str, value: Any, hint: str) -> Any:
         if value is None:

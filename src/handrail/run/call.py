@@ -19,8 +19,8 @@ from handrail.tools import Tool
 
 if TYPE_CHECKING:
     from handrail.run.attempt import Attempt
-    from handrail.run.frame import Frame
     from handrail.run.gate import Gate
+    from handrail.run.run import Run
 
 NO_TOOL: Tool[Any, Any] = Tool("unknown", "A placeholder for a tool that does not exist.")
 
@@ -94,9 +94,9 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         return self.name.partition(".")[0]
 
     @property
-    def frame(self) -> Frame:
+    def run(self) -> Run:
         """The run that this call belongs to."""
-        return self.gate.frame
+        return self.gate.run
 
     @property
     def place(self) -> Place:
@@ -104,8 +104,8 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         place = self._place
         if place is None:
             parent = self.parent
-            if parent is None or parent.frame is not self.frame:
-                place = self.frame.place.child(self.number)
+            if parent is None or parent.run is not self.run:
+                place = self.run.place.child(self.number)
             else:
                 place = parent.place.child(self.number)
             force_setattr(self, "_place", place)
@@ -114,7 +114,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     @property
     def key(self) -> str:
         """The key that identifies the call. It stays the same however often the call, or an outer one, is attempted."""
-        return f"{self.frame.run_context.request_id}{self.place.key}"
+        return f"{self.run.run_context.request_id}{self.place.key}"
 
     # For the gate, in steps 1 and 2.
 
@@ -166,18 +166,18 @@ def new_call(
     message_id: str | None = None,
 ) -> Call:
     """Create a call to the tool named `name`, inside `parent` or else inside the call that the run is nested in, if any."""
-    frame = gate.frame
-    outer = frame.outer
+    run = gate.run
+    outer = run.outer
     if parent is None and outer is None:
-        number = next(frame.counter)
+        number = next(run.counter)
         loop = get_running_loop()
-        tool = frame.open_tools.get(name, NO_TOOL)
-        id = id or frame.call_prefix + str(number)  # cheaper than an f-string
+        tool = run.open_tools.get(name, NO_TOOL)
+        id = id or run.call_prefix + str(number)  # cheaper than an f-string
         return Call(gate, name, arguments, id, (name,), loop, number, tool, message_id)
     if parent is None or parent is outer:
         assert outer is not None
-        parent, number = outer, next(frame.counter)
-        id = id or f"{frame.call_prefix}{number}"
+        parent, number = outer, next(run.counter)
+        id = id or f"{run.call_prefix}{number}"
     else:
         number = parent.next_number()
         id = id or inner_call_id(parent.call.id, parent.number, number)

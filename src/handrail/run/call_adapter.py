@@ -14,11 +14,11 @@ from handrail.guard.outer_policy import own_policies
 from handrail.messages import Model
 from handrail.prompt import Prompt
 from handrail.run.conversation import Conversation
-from handrail.run.frame import Frame
 from handrail.run.loop import run_in, with_sections
 from handrail.run.nested import nested_run
 from handrail.run.options import NestedArguments, RunOptions, check_value
 from handrail.run.response import Output, PromptResponse, respond
+from handrail.run.run import Run
 from handrail.run.settings import Settings, check_added, check_files, one_message, settings_of
 from handrail.schema import Schema
 from handrail.tools import Tool
@@ -102,18 +102,18 @@ class CallAdapter:
         check_added(prompt, given.tools)
 
         async def evaluate() -> PromptResponse[OutputT]:
-            async with nested_run(attempt, number, verb, given, prompt, levels) as frame:
-                bind_model(frame, self._adapter, settings)
-                check_files(prompt, frame)
-                async with nullcontext() if given.workers is None else given.workers.enter(frame):
+            async with nested_run(attempt, number, verb, given, prompt, levels) as run:
+                bind_model(run, self._adapter, settings)
+                check_files(prompt, run)
+                async with nullcontext() if given.workers is None else given.workers.enter(run):
                     await prompt.connect(attempt.session.principal)
                     rendered = prompt.render(
-                        given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
+                        given.params, session=attempt.session, opened=given.opened, deadline=run.deadline
                     )
-                    conversation = Conversation(frame.session, frame.run_context.run_id)
+                    conversation = Conversation(run.session, run.run_context.run_id)
                     outcome = await run_in(
                         self._adapter,
-                        frame,
+                        run,
                         settings,
                         conversation,
                         prompt,
@@ -122,23 +122,23 @@ class CallAdapter:
                         tools=given.tools,
                         attachments=with_sections(rendered, conversation, given.attachments),
                     )
-            return respond(outcome, frame, conversation)
+            return respond(outcome, run, conversation)
 
         return Operation(evaluate, f"evaluate({prompt.name!r})", attempt.home)
 
 
-def bind_model(frame: Frame, adapter: Adapter, settings: Settings) -> None:
+def bind_model(run: Run, adapter: Adapter, settings: Settings) -> None:
     """Let the calls of a run, and the runs nested in them, use the run's adapter and model.
 
     An environment's own `prompt_model` takes precedence over the run's model.
     """
     settings = settings.inherited()
-    frame.model.adapter = lambda attempt: CallAdapter(adapter, settings, attempt)
-    environment = frame.people.environment
+    run.model.adapter = lambda attempt: CallAdapter(adapter, settings, attempt)
+    environment = run.people.environment
     if environment is None or environment.prompt_model is None:
-        frame.model.prompt_model = lambda attempt: prompt_model_of(adapter, settings, attempt)
+        run.model.prompt_model = lambda attempt: prompt_model_of(adapter, settings, attempt)
     else:
-        frame.model.prompt_model = environment.prompt_model
+        run.model.prompt_model = environment.prompt_model
 
 
 def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> PromptModel:
@@ -162,7 +162,7 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
             "prompt_model",
             (system or _NO_SYSTEM).replace("$", "$$"),
             tools=tools,
-            policies=own_policies(attempt.frame.policies),
+            policies=own_policies(attempt.run.policies),
         )
         chosen = settings
         if model is not None or temperature is not None or on_text is not None:
@@ -172,13 +172,13 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
 
         async def ask() -> Any:
             tell = None if on_text is None else Callback(on_text, "on_text")
-            async with nested_run(attempt, number, "prompt_model", RunOptions(), asked) as frame:
-                bind_model(frame, adapter, chosen)
+            async with nested_run(attempt, number, "prompt_model", RunOptions(), asked) as run:
+                bind_model(run, adapter, chosen)
                 outcome = await run_in(
                     adapter,
-                    frame,
+                    run,
                     chosen,
-                    Conversation(frame.session, frame.run_context.run_id),
+                    Conversation(run.session, run.run_context.run_id),
                     asked,
                     asked.render(),
                     prompt,

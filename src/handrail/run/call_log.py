@@ -49,7 +49,7 @@ def dispatch_recorded(attempt: Attempt, session: Session | SessionFork, event: o
 
     Raises `SessionError`, and dispatches nothing, if such an event can't be recorded.
     """
-    root = attempt.frame.session
+    root = attempt.run.session
     if not root.route_of(event).logs:
         session.dispatch(event)
         return
@@ -60,7 +60,7 @@ def dispatch_recorded(attempt: Attempt, session: Session | SessionFork, event: o
 
 def log_again(attempt: Attempt, entries: Iterable[bytes]) -> None:
     """Add recorded entries to the session's logs, without publishing them, and to what the call has logged."""
-    session = attempt.frame.session
+    session = attempt.run.session
     for entry in entries:
         session.relog(decode_item(entry, session.id))
         _log_of(attempt).entries.append(entry)
@@ -72,15 +72,15 @@ def tell(attempt: Attempt, fact: Fact, about: str, *, known: bool = False) -> No
     `about` distinguishes the fact from others of its type in the run: it is the id of a question, or the place of an attempt.
     `known` says that the record shows that the fact was published, even if the run was not parked since.
     """
-    frame = attempt.frame
-    if frame.journal is None:
-        frame.session.record(fact)
+    run = attempt.run
+    if run.journal is None:
+        run.session.record(fact)
         return
     key = _key(type(fact), about)
-    if frame.log.resumed and (known or key in frame.log.told):
-        frame.session.keep(fact)
+    if run.log.resumed and (known or key in run.log.told):
+        run.session.keep(fact)
     else:
-        frame.session.record(fact)
+        run.session.record(fact)
     _note(attempt, fact)
     _log_of(attempt).told.append(key)
 
@@ -88,25 +88,25 @@ def tell(attempt: Attempt, fact: Fact, about: str, *, known: bool = False) -> No
 def tell_between(attempt: Attempt, fact: Fact) -> None:
     """Tell a fact about a call between two of its parts. If the record shows that the next one had started, it was published."""
     place = attempt.place
-    tell(attempt, fact, str(place), known=attempt.frame.log.had_started(place.child(attempt.inner + 1)))
+    tell(attempt, fact, str(place), known=attempt.run.log.had_started(place.child(attempt.inner + 1)))
 
 
 def record_unrepeated(attempt: Attempt, fact: Fact) -> None:
     """Log and publish a fact about a call at a point that the call does not pass again in a later leg."""
-    attempt.frame.record(fact)
-    if attempt.frame.journal is not None:
+    attempt.run.record(fact)
+    if attempt.run.journal is not None:
         _note(attempt, fact)
 
 
 def keep_fact(attempt: Attempt, fact: Fact) -> None:
     """Log a fact about a call without publishing it."""
-    attempt.frame.session.keep(fact)
+    attempt.run.session.keep(fact)
     _note(attempt, fact)
 
 
 def had_started(attempt: Attempt) -> bool:
     """Return whether the start of the call was published in an earlier leg of its run."""
-    run_log, place = attempt.frame.log, attempt.call.place
+    run_log, place = attempt.run.log, attempt.call.place
     return _key(ToolStarted, str(place)) in run_log.told or run_log.had_started(place)
 
 
@@ -122,7 +122,7 @@ def told_about(attempts: Iterable[Attempt]) -> list[str]:
 
 def leave_to_outcome(attempt: Attempt, end: ToolInvoked) -> None:
     """Keep what a call without a recorded end has logged, such as a cancelled one, for the record of its run's end."""
-    run_log = attempt.frame.log
+    run_log = attempt.run.log
     if run_log.is_kept and not run_log.closed:
         _note(attempt, msgspec.structs.replace(end, params=None, error=None))
         run_log.unrecorded += logged_by(attempt)
@@ -134,7 +134,7 @@ def _key(kind: type[Fact], about: str) -> str:
 
 def _note(attempt: Attempt, fact: Fact) -> None:
     try:
-        _log_of(attempt).entries.append(encode_item(fact, attempt.frame.session.id))
+        _log_of(attempt).entries.append(encode_item(fact, attempt.run.session.id))
     except SessionError:  # a text in it can't be encoded; the call must end properly nevertheless
         log.warning("a %s can't be recorded, so a resumed run does not log it", type(fact).__name__)
 
@@ -142,6 +142,6 @@ def _note(attempt: Attempt, fact: Fact) -> None:
 def _log_of(attempt: Attempt) -> CallLog:
     found: Any = attempt.logged
     if found is None:
-        with attempt.frame.session.lock:  # two threads may ask at once and must get the same log
+        with attempt.run.session.lock:  # two threads may ask at once and must get the same log
             found = attempt.logged = attempt.logged or CallLog()
     return found

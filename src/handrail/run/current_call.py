@@ -43,7 +43,7 @@ def call_around() -> Attempt | None:
     attempt = found()
     if attempt is None:
         raise ContextExpired("")
-    while attempt is not None and attempt.ended and attempt in attempt.frame.live:
+    while attempt is not None and attempt.ended and attempt in attempt.run.live:
         attempt = attempt.parent  # the handler has returned, and its call is being settled
     if attempt is not None:
         attempt.home.check()
@@ -66,7 +66,7 @@ def check_given(attempt: Attempt, verb: str, own: RunOptions, arguments: Mapping
 
     `arguments` are those that were passed, and `own` are the options of the run's adapter.
     """
-    around = attempt.frame.options
+    around = attempt.run.options
     passed = [f"{name}=..." for name in arguments if _differs(name, arguments[name], around)]
     if passed:
         raise _always_the_calls(attempt, f"{verb} with", passed, "Leave it out")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from handrail.events import AttachmentDelta, CallDelta, PartialOutput, TextDelta, ThoughtDelta
 from handrail.messages import AttachmentPart, CallPart, ModelPart, StopPart, TextPart, ThinkingPart
-from handrail.run.frame import Frame
 from handrail.run.mask import StreamMask
 from handrail.run.response import ANSWER_TOOL
+from handrail.run.run import Run
 
 if TYPE_CHECKING:
-    from handrail.run.evaluation import Run
+    from handrail.run.evaluation import Evaluation
     from handrail.schema.partial_values import PartialValue
 
 _COPIED = 4
@@ -21,12 +21,14 @@ _COPIED = 4
 class Deltas:
     """Publishes the parts of one answer as they arrive, with secrets masked, and the part of a typed answer that is complete."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        masking = run.masking
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+        masking = evaluation.masking
         self._mask = None if masking is None else StreamMask(masking)
-        listens = run.output is not None and run.frame.session.dispatcher.listens_for(PartialOutput)
-        self._output = run.output if listens else None
+        listens = evaluation.output is not None and evaluation.run.session.dispatcher.listens_for(
+            PartialOutput
+        )
+        self._output = evaluation.output if listens else None
         self._names: dict[int, str] = {}
         """The name of each call, as far as it has arrived."""
         self._growing: dict[int, _Growing | None] = {}
@@ -34,41 +36,41 @@ class Deltas:
 
     def publish(self, part: ModelPart) -> None:
         """Publish a part of the answer."""
-        run, frame = self._run, self._run.frame
+        evaluation, run = self._evaluation, self._evaluation.run
         if isinstance(part, TextPart):
-            run.has_shown = True
-            if run.on_text is not None:
-                run.on_text(part.text)
-            frame.publish(TextDelta(part.text, frame.run_context))
-            if self._output is not None and not run.answers_by_call:
+            evaluation.has_shown = True
+            if evaluation.on_text is not None:
+                evaluation.on_text(part.text)
+            run.publish(TextDelta(part.text, run.run_context))
+            if self._output is not None and not evaluation.answers_by_call:
                 self._grow(-1, part.text)
         elif isinstance(part, CallPart):
             if self._mask is not None:
                 part = self._mask.take(part)
                 if not (part.id or part.name or part.arguments):
                     return
-            run.has_shown = True
-            frame.publish(CallDelta(part.index, part.id, part.name, part.arguments, frame.run_context))
-            if self._output is not None and run.answers_by_call:
+            evaluation.has_shown = True
+            run.publish(CallDelta(part.index, part.id, part.name, part.arguments, run.run_context))
+            if self._output is not None and evaluation.answers_by_call:
                 self._names[part.index] = name = self._names.get(part.index, "") + part.name
                 if name == ANSWER_TOOL:
                     self._grow(part.index, part.arguments)
         elif isinstance(part, AttachmentPart):
-            run.has_shown = True
-            frame.publish(AttachmentDelta(part.attachment, frame.run_context))
+            evaluation.has_shown = True
+            run.publish(AttachmentDelta(part.attachment, run.run_context))
         elif isinstance(part, ThinkingPart):
-            run.has_shown = True
-            frame.publish(ThoughtDelta(part.text, frame.run_context))
+            evaluation.has_shown = True
+            run.publish(ThoughtDelta(part.text, run.run_context))
         elif isinstance(part, StopPart) and self._mask is not None:
             for rest in self._mask.rest():
-                frame.publish(CallDelta(rest.index, "", "", rest.arguments, frame.run_context))
+                run.publish(CallDelta(rest.index, "", "", rest.arguments, run.run_context))
 
     def _grow(self, index: int, text: str) -> None:
         if index not in self._growing:
             assert self._output is not None
             partial = self._output.partial()
-            begun = "".join(self._run.begun) if index < 0 else ""
-            self._growing[index] = None if partial is None else _Growing(self._run.frame, partial, begun)
+            begun = "".join(self._evaluation.begun) if index < 0 else ""
+            self._growing[index] = None if partial is None else _Growing(self._evaluation.run, partial, begun)
         growing = self._growing[index]
         if growing is not None:
             growing.take(text)
@@ -77,8 +79,8 @@ class Deltas:
 class _Growing:
     """A typed answer that is published as it arrives. `begun` is the text of earlier answers that this one continues."""
 
-    def __init__(self, frame: Frame, partial: PartialValue, begun: str) -> None:
-        self._frame = frame
+    def __init__(self, run: Run, partial: PartialValue, begun: str) -> None:
+        self._run = run
         self._partial = partial
         self._published = 0
         """The number of changes that have been published."""
@@ -100,4 +102,4 @@ class _Growing:
             self._publish(partial.copy())
 
     def _publish(self, value: object) -> None:
-        self._frame.publish(PartialOutput(value, self._frame.run_context))
+        self._run.publish(PartialOutput(value, self._run.run_context))

@@ -81,18 +81,18 @@ class _Step(msgspec.Struct, frozen=True, eq=False):
         return f"{self.attempt.name}: once({self.key!r})"
 
     async def run(self) -> Any:
-        attempt, steps = self.attempt, self.attempt.frame.world.steps
+        attempt, steps = self.attempt, self.attempt.run.world.steps
         key = f"{attempt.invocation.idempotency_key}/{self.key}"
         if isinstance(steps, LocalSteps):
             outermost = attempt
             while outermost.parent is not None:
                 outermost = outermost.parent
-            live = {each.call.key for each in outermost.frame.live}
+            live = {each.call.key for each in outermost.run.live}
             steps.begin(key, outermost.call.key, live)
         value = await steps.run(
             key,
             lambda: call_either(self.function),
-            run_id=attempt.frame.log.run_id,
+            run_id=attempt.run.log.run_id,
             unsettled=self._settle_unknown,
         )
         done = Settled(self.what, attempt.id)
@@ -115,7 +115,7 @@ class _Step(msgspec.Struct, frozen=True, eq=False):
 
     async def _ask_whether(self) -> bool | None:
         attempt, key = self.attempt, self.key
-        environment = attempt.frame.people.environment
+        environment = attempt.run.people.environment
         if environment is None or environment.run_mode != "user":
             return None
         wanted: Schema[Any] = Schema(_HappenedAnswer)

@@ -33,7 +33,6 @@ from handrail.run.answer import spent_by
 from handrail.run.apps import prompt_of
 from handrail.run.call_adapter import bind_model
 from handrail.run.conversation import root_conversation
-from handrail.run.frame import Frame, open_frame
 from handrail.run.loop import NO_MESSAGE, run_in, with_sections
 from handrail.run.mask import SecretMask
 from handrail.run.options import Recoverable, RunFiles, RunOptions
@@ -53,6 +52,7 @@ from handrail.run.record.log import RunLog
 from handrail.run.record.parking import Parking
 from handrail.run.record.resume import ResumedRun, continue_session, load_resumed, load_session
 from handrail.run.response import PromptResponse, made_in, respond
+from handrail.run.run import Run, open_run
 from handrail.run.settings import Settings, check_added, check_files, forward_events, settings_of
 from handrail.schema import Schema
 from handrail.session import Dispatcher, Session
@@ -244,25 +244,25 @@ async def _go(
         streaming=streaming,
         model_settings=settings_of(prompt, options),
     )
-    frame = _frame(adapter, prompt, options, settings, log)
-    check_files(prompt, frame)
+    run = _run(adapter, prompt, options, settings, log)
+    check_files(prompt, run)
     if log is not None:
-        check_out_of_reach(getattr(options.journal, "path", ""), folder_of(frame.world.filesystem))
+        check_out_of_reach(getattr(options.journal, "path", ""), folder_of(run.world.filesystem))
     check_added(prompt, options.tools)
-    if frame.parking is not None:
-        frame.parking.begin()
-    session, workers = frame.session, options.workers
+    if run.parking is not None:
+        run.parking.begin()
+    session, workers = run.session, options.workers
     conversation = root_conversation(session)
     forward = forward_events(session, options.bus, heard)
-    run_id = frame.run_context.run_id
+    run_id = run.run_context.run_id
     try:
         async with AsyncExitStack() as during:
             during.enter_context(conversation)
             if workers is not None:
-                await during.enter_async_context(workers.enter(frame))
+                await during.enter_async_context(workers.enter(run))
             await prompt.connect(session.principal)
             rendered = prompt.render(
-                options.params, session=session, opened=options.opened, deadline=frame.deadline
+                options.params, session=session, opened=options.opened, deadline=run.deadline
             )
             if resumed is None:
                 conversation.close_calls(run_id)
@@ -272,9 +272,9 @@ async def _go(
             # The conversation of a resumed run has the history already, unless it is empty.
             if history and (resumed is None or not len(conversation.messages)):
                 # The tools declare which arguments in the history are secret.
-                frame.show([*rendered.tools, *options.tools], ())
-                secretive = frame.secretive or rendered.secretive
-                masked = SecretMask(frame, conversation).message if secretive else None
+                run.show([*rendered.tools, *options.tools], ())
+                secretive = run.secretive or rendered.secretive
+                masked = SecretMask(run, conversation).message if secretive else None
                 conversation.begin_with(history, run_id, masked)
                 if masked is not None:
                     options = options.replace(history=tuple(masked(each) for each in history))
@@ -285,10 +285,10 @@ async def _go(
             if journal is not None:
                 await load(journal, run_id, attached_to(conversation.messages), some=True)
             if journal is not None and resumed is None:
-                await begin_run(journal, frame, prompt, rendered, options, adapter.model)
+                await begin_run(journal, run, prompt, rendered, options, adapter.model)
             work = run_in(
                 adapter,
-                frame,
+                run,
                 settings,
                 conversation,
                 prompt,
@@ -298,30 +298,30 @@ async def _go(
                 tools=options.tools,
                 attachments=options.attachments,
             )
-            outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
+            outcome = await (work if journal is None else carry_out(journal, run, conversation, work))
     except BaseException as error:
         forward()
-        await frame.world.resources.close_logged(error)
+        await run.world.resources.close_logged(error)
         raise
     forward()
-    return respond(outcome, frame, conversation, await frame.world.resources.close_logged())
+    return respond(outcome, run, conversation, await run.world.resources.close_logged())
 
 
-def _frame(
+def _run(
     adapter: Adapter, prompt: Prompt[Any], options: RunOptions, settings: Settings, log: RunLog | None
-) -> Frame:
+) -> Run:
     environment = options.environment
-    frame = open_frame(
+    run = open_run(
         options.replace(resources=(*options.resources, *prompt.resources)),
         prompt=prompt,
         log=log,
     )
-    bind_model(frame, adapter, settings)
+    bind_model(run, adapter, settings)
     if environment is not None and environment.parks:
         if log is None:
             raise DefinitionError(
                 f"{type(environment).__name__} parks runs, which requires a journal. "
                 "Give the adapter one: journal=SqliteJournal('runs.db')."
             )
-        frame.parking = Parking(frame, environment)
-    return frame
+        run.parking = Parking(run, environment)
+    return run

@@ -1,4 +1,4 @@
-"""`Run`: the state of one evaluation."""
+"""`Evaluation`: the state of one evaluation of a prompt."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from handrail.run.attempt import Attempt
 from handrail.run.call import Call
 from handrail.run.conversation import Conversation
 from handrail.run.failures import Refused
-from handrail.run.frame import Frame
 from handrail.run.gate import Gate
 from handrail.run.mask import SecretMask
 from handrail.run.place import Place
 from handrail.run.policies import check_policies, close_policy_context, close_resources, reason_to_ask
 from handrail.run.response import ANSWER_TOOL, Output
+from handrail.run.run import Run
 from handrail.run.settings import Settings
 from handrail.run.transaction import new_transaction
 from handrail.run.views import end_subscriptions
@@ -53,14 +53,14 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
     decide, unless the effect of the call around the run forbids the tool anyway. The offer is not a call: it has no
     number and no record, and it costs nothing. Raises `DefinitionError` if a policy asks.
     """
-    outer = gate.frame.outer
+    outer = gate.run.outer
     why_not = None if outer is None else refusal(outer.tool.effect, tool.effect)
     if why_not is not None:
         return why_not
-    policies = gate.frame.policies
+    policies = gate.run.policies
     if not policies:
         return None
-    attempt = Attempt(_offer(gate, tool, answer), gate.frame)
+    attempt = Attempt(_offer(gate, tool, answer), gate.run)
     transaction = attempt.transaction = new_transaction(attempt, tool)
     try:
         if (waiting := check_policies(attempt, policies)) is not None:
@@ -83,13 +83,13 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
 
 def _offer(gate: Gate, tool: ProviderTool, answer: Place) -> Call:
     """Create a call that stands for the offer in the policies' context. It is never run."""
-    frame = gate.frame
-    outer = frame.outer
+    run = gate.run
+    outer = run.outer
     return Call(
         gate,
         tool.name,
         None,
-        answer.id(frame.run_context.request_id),
+        answer.id(run.run_context.request_id),
         (tool.name,) if outer is None else (*outer.path, tool.name),
         asyncio.get_running_loop(),
         0,
@@ -106,13 +106,13 @@ _AROUND = 128
 """Upper bound for the number of bytes that a provider's format adds to a schema."""
 
 
-class Run:
-    """One evaluation: a prompt on a model, in a frame, with a conversation."""
+class Evaluation:
+    """One evaluation: a prompt on a model, in a run, with a conversation."""
 
     def __init__(
         self,
         settings: Settings,
-        frame: Frame,
+        run: Run,
         conversation: Conversation,
         rendered: RenderedPrompt[Any],
         *,
@@ -136,9 +136,9 @@ class Run:
         self.has_shown = False
         """Whether part of the awaited answer has already been published by streaming."""
         self.max_tokens = settings.max_tokens
-        self.frame = frame
-        self.gate = Gate(frame)
-        self._masking = SecretMask(frame, conversation)
+        self.run = run
+        self.gate = Gate(run)
+        self._masking = SecretMask(run, conversation)
         self.conversation = conversation
         self.rendered = rendered
         self.prompt_name = prompt_name
@@ -175,12 +175,12 @@ class Run:
         self._began_with = rendered
         self._request: ModelRequest | None = None
         own = self._own_tools(rendered)
-        shown = [tool for tool in own if frame.offers(tool)]
+        shown = [tool for tool in own if run.offers(tool)]
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
         self.new_tools: list[Tool[Any, Any]] = []
         """The tools that were first offered after the last answer, because a section was opened or has changed its tools."""
         every_tool = (*rendered.every_tool, *self._extra_tools, *self._added_provider_tools)
-        if frame.workers is None:  # with workers, a policy may also name a worker
+        if run.workers is None:  # with workers, a policy may also name a worker
             check_named_tools(
                 [scoped.policy for scoped in rendered.policies], [tool.name for tool in every_tool]
             )
@@ -192,8 +192,8 @@ class Run:
 
     def begin(self) -> None:
         """Announce the run. A replayed run is announced only when it gets past its record."""
-        frame = self.frame
-        self.replays = frame.log.has_begun(frame.place)
+        run = self.run
+        self.replays = run.log.has_begun(run.place)
         if not self.replays:
             self._tell()
 
@@ -204,33 +204,33 @@ class Run:
             self._tell()
 
     def _tell(self) -> None:
-        frame, rendered = self.frame, self._began_with
-        if frame.told.get(PromptRendered, True):
+        run, rendered = self.run, self._began_with
+        if run.told.get(PromptRendered, True):
             names = tuple(tool.name for tool in rendered.tools)
-            frame.publish(PromptRendered(self.prompt_name, rendered.text, names, frame.run_context))
+            run.publish(PromptRendered(self.prompt_name, rendered.text, names, run.run_context))
 
     def end(self, ended: str) -> None:
         """Announce the end of the run. A nested run that ends during replay, and not by cancellation, only stores the event."""
-        frame, spending = self.frame, self.frame.costs.models
-        fact = PromptExecuted(self.prompt_name, ended, spending.usage, spending.cost, frame.run_context)
-        if self.replays and frame.outer is not None and ended != "cancelled":
-            frame.session.keep(fact)
+        run, spending = self.run, self.run.costs.models
+        fact = PromptExecuted(self.prompt_name, ended, spending.usage, spending.cost, run.run_context)
+        if self.replays and run.outer is not None and ended != "cancelled":
+            run.session.keep(fact)
         else:
             self.leave_record()
-            frame.session.record(fact)
-        if frame.parking is not None and frame.outer is not None:
-            frame.parking.start_grace(frame.outer)
+            run.session.record(fact)
+        if run.parking is not None and run.outer is not None:
+            run.parking.start_grace(run.outer)
 
     def say(self, message: Message) -> None:
         """Add a message to the conversation. It is not published while the run is being replayed."""
         masking = self.masking
         shown = message if masking is None else masking.message(message)
-        self.conversation.add(message, self.frame.run_context.run_id, again=self.replays, shown=shown)
+        self.conversation.add(message, self.run.run_context.run_id, again=self.replays, shown=shown)
 
     @property
     def masking(self) -> SecretMask | None:
         """The mask for secrets in what the model writes; None if there can't be any secrets."""
-        return self._masking if self.frame.secretive or self.conversation.masks else None
+        return self._masking if self.run.secretive or self.conversation.masks else None
 
     # Requests.
 
@@ -267,7 +267,7 @@ class Run:
     @property
     def place_of_answer(self) -> Place:
         """The place in the record for the answer that is being awaited, or else for the last one."""
-        return self.frame.place.answer(self.answers)
+        return self.run.place.answer(self.answers)
 
     def offered_size(self) -> int:
         """Return an upper bound for the number of bytes that describe the tools and the schema of the answer."""
@@ -296,7 +296,7 @@ class Run:
         withheld = {tool.name: why for tool, why in found.items() if why is not None}
         for name, why in withheld.items():
             if self._withheld.get(name) != why:
-                self.frame.session.record(ToolWithheld(name, why, self.frame.run_context))
+                self.run.session.record(ToolWithheld(name, why, self.run.run_context))
         self._withheld = withheld
         offered = tuple(tool for tool, why in found.items() if why is None)
         if offered != self.provider_tools:
@@ -308,7 +308,7 @@ class Run:
         opening, before = self.rendered.open(paths), self.rendered.provider_tools
         self.rendered = opening.rendered
         own = self._own_tools(opening.rendered)
-        shown = [tool for tool in opening.tools if tool in own and self.frame.offers(tool)]
+        shown = [tool for tool in opening.tools if tool in own and self.run.offers(tool)]
         for tool in shown:
             self.tools.append(Offered(tool, deferred=True))
         self.new_tools += [*shown, *(tool for tool in opening.rendered.provider_tools if tool not in before)]
@@ -332,7 +332,7 @@ class Run:
         deferred = {offered.tool.name for offered in self.tools if offered.deferred}
         before = {id(offered.tool) for offered in self.tools}
         own = self._own_tools(rendered)
-        shown = [tool for tool in own if self.frame.offers(tool)]
+        shown = [tool for tool in own if self.run.offers(tool)]
         self.tools = Sent(Offered(tool, tool.name in deferred) for tool in (*shown, *self._extra_tools))
         self.new_tools += [tool for tool in shown if id(tool) not in before]
         self._request = None
@@ -347,9 +347,9 @@ class Run:
         if rendered.provider_tools or self._added_provider_tools:
             self.judges_offers = True
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
-        self.frame.model.rendered = rendered
-        self.frame.secretive = self.frame.secretive or rendered.secretive
-        self.frame.show([*own, *self._extra_tools], policies)
+        self.run.model.rendered = rendered
+        self.run.secretive = self.run.secretive or rendered.secretive
+        self.run.show([*own, *self._extra_tools], policies)
 
     # Failures.
 
@@ -359,34 +359,34 @@ class Run:
         return PromptEvaluationError(
             f"prompt {self.prompt_name!r}: {str(error).rstrip('.')}.{more}",
             phase=phase,
-            run_id=None if shared else self.frame.run_context.run_id,
+            run_id=None if shared else self.run.run_context.run_id,
         )
 
     def _is_shared(self, error: LimitError) -> bool:
-        outer = self.frame.outer
+        outer = self.run.outer
         if outer is None:
             return False
         if isinstance(error, DeadlineExceededError):
-            return self.frame.deadline is outer.frame.deadline
+            return self.run.deadline is outer.run.deadline
         return isinstance(error, BudgetExceededError) and error.of_root
 
     # What feedback providers and completion checkers see of the run.
 
     @property
     def session_view(self) -> SessionView:
-        outer = self.frame.outer
-        return self.frame.session if outer is None else outer.session
+        outer = self.run.outer
+        return self.run.session if outer is None else outer.session
 
     async def files(self) -> Filesystem | None:
         """Return the files as the run's finished calls left them; None if it has no files that its calls share."""
-        frame, world = self.frame, self.frame.world
+        run, world = self.run, self.run.world
         if world.filesystem is not None:
-            return frame.outer.filesystem if frame.outer is not None else cast("Filesystem", world.filesystem)
+            return run.outer.filesystem if run.outer is not None else cast("Filesystem", world.filesystem)
         if not world.resources.shares(Filesystem):
             return None
-        outer = frame.outer
+        outer = run.outer
         resources = (
-            CallResources(world.resources, _Reader(), frame.costs.given) if outer is None else outer.resources
+            CallResources(world.resources, _Reader(), run.costs.given) if outer is None else outer.resources
         )
         return await resources.open_for(Filesystem, "fresh", ())
 

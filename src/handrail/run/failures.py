@@ -163,9 +163,9 @@ def _loss(attempt: Attempt, error: BaseException) -> str:
 
     A run that can't be recorded stops in this process. It can be resumed, and the process that resumes it decides what to undo.
     """
-    if isinstance(error, RunBusy) and error.run_id == attempt.frame.log.run_id:
+    if isinstance(error, RunBusy) and error.run_id == attempt.run.log.run_id:
         return "another process has taken over the run"
-    if isinstance(error, WorkspaceTakenError) and error.loser == attempt.frame.log.run_id:
+    if isinstance(error, WorkspaceTakenError) and error.loser == attempt.run.log.run_id:
         return "another run has taken over its workspace"
     if isinstance(error, JournalError) and error.is_lost:
         return "the journal can't be reached"

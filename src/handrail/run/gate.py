@@ -39,7 +39,6 @@ from handrail.run.call_log import had_started, leave_to_outcome, record_unrepeat
 from handrail.run.current_call import entered
 from handrail.run.effects import compensate
 from handrail.run.failures import Failure, Refused, SignatureMismatch, failure_of, not_approved
-from handrail.run.frame import Frame
 from handrail.run.handlers import (
     begin,
     check_finished,
@@ -64,6 +63,7 @@ from handrail.run.record.attachments import store
 from handrail.run.record.commits import commit_recorded, commit_unrecorded, record_end
 from handrail.run.record.format import InnerCall, inner_call, mark_begun, note_attempt
 from handrail.run.record.recorded_calls import decide_interrupted, replay_call, resume_attempt
+from handrail.run.run import Run
 from handrail.run.tickets import answer_for_tickets
 from handrail.run.transaction import Transaction, new_transaction, note_past
 from handrail.run.views import end_subscriptions
@@ -82,12 +82,12 @@ async def undo(attempt: Attempt, reason: str) -> tuple[str, ...]:
     attempt.close()
     if attempt.is_undone:
         return ()
-    transaction, frame = attempt.open_transaction, attempt.frame
+    transaction, run = attempt.open_transaction, attempt.run
     if transaction.is_large:
         await shielded(run_in_thread(transaction.drop))
     else:
         transaction.drop()
-    if frame.left_to_the_record:
+    if run.left_to_the_record:
         return ()  # parked, or taken over: the process that continues the run decides
     attempt.settle_effect(transaction)
     if attempt.tickets is not None:
@@ -126,7 +126,7 @@ def abandon(attempt: Attempt, reason: str) -> tuple[str, ...]:
 
 def _record(attempt: Attempt, reason: str, compensated: tuple[str, ...], left: tuple[str, ...]) -> None:
     if attempt.token is not None:
-        context = attempt.frame.run_context
+        context = attempt.run.run_context
         fact = ToolRolledBack(attempt.id, attempt.name, reason, compensated, left, context)
         record_unrepeated(attempt, fact)
 
@@ -169,17 +169,17 @@ class Passage(msgspec.Struct, eq=False):
 
 
 class Gate:
-    """The gate of one run. Its only state is the run's frame."""
+    """The gate of one run. Its only state is the run."""
 
-    __slots__ = ("frame",)
+    __slots__ = ("run",)
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
+    def __init__(self, run: Run) -> None:
+        self.run = run
 
     @property
     def prompt(self) -> RenderedPromptView | None:
         """The prompt that the gate was opened for, as it was rendered; None if there is none."""
-        return self.frame.model.rendered
+        return self.run.model.rendered
 
     def invoke(
         self, name: str, arguments: Arguments = "{}", *, call_id: str | None = None
@@ -197,19 +197,19 @@ class Gate:
 
         Call this on the loop's thread.
         """
-        self.frame.cancellation.cancel(reason)
+        self.run.cancellation.cancel(reason)
 
     async def close(self) -> None:
         """End the run and close its resources, in reverse order of creation.
 
         Raises an `ExceptionGroup` with the errors that closing raised, after all resources were closed.
         """
-        self.frame.cancellation.close()
-        await self.frame.world.resources.close()
+        self.run.cancellation.close()
+        await self.run.world.resources.close()
 
     def open(self, call: Call) -> Passage:
         """Return the passage of a call that has not passed the gate yet, with its first attempt."""
-        return Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
+        return Passage(call, Attempt(call, self.run, 1, 0, call.has_secret))
 
     async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
         """Take a call through the eleven steps and return its result. Raises the error that ends the run, if there is one.
@@ -217,7 +217,7 @@ class Gate:
         A call whose recorded end still applies is replayed instead. `passage` receives the outcome, even if this raises. The call
         has its own copy of the context variables, so that what its policies and its handler set stays in it.
         """
-        passage = passage or Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
+        passage = passage or Passage(call, Attempt(call, self.run, 1, 0, call.has_secret))
         waiting = begin_isolated(self._take_steps(call, passage))
         if waiting is not None:
             await waiting
@@ -225,29 +225,29 @@ class Gate:
         return result
 
     async def _take_steps(self, call: Call, passage: Passage) -> None:
-        frame = self.frame
-        attempt, kind, record = passage.attempt, call.kind, frame.log
+        run = self.run
+        attempt, kind, record = passage.attempt, call.kind, run.log
         if record.resumed and await self._replay(passage):
             return
-        monotonic, publish = frame.monotonic, frame.publish  # a local name is faster to call than a slot
-        attempt.started = started = monotonic() - frame.began
-        if frame.lost.seconds:  # a listener has blocked the loop, or it is not known yet whether one has
-            attempt.lost = frame.note_lost(call.loop)
-        scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
-        if frame.told.get(passage.start, True):  # there are, or may be, listeners
-            publish(passage.start(call.id, call.name, call.path, started, frame.run_context))
-        frame.live[attempt] = scope
-        if frame.deadline is not None and not kind.undoes:
-            scope.start_deadline(frame.deadline)
+        monotonic, publish = run.monotonic, run.publish  # a local name is faster to call than a slot
+        attempt.started = started = monotonic() - run.began
+        if run.lost.seconds:  # a listener has blocked the loop, or it is not known yet whether one has
+            attempt.lost = run.note_lost(call.loop)
+        scope = open_scope(None if kind.undoes else run.cancellation, call.loop)
+        if run.told.get(passage.start, True):  # there are, or may be, listeners
+            publish(passage.start(call.id, call.name, call.path, started, run.run_context))
+        run.live[attempt] = scope
+        if run.deadline is not None and not kind.undoes:
+            scope.start_deadline(run.deadline)
         ending: BaseException | None = None
         try:
-            tool = frame.open_tools.get(call.name) or look_up(attempt)  # 1
+            tool = run.open_tools.get(call.name) or look_up(attempt)  # 1
             if tool is not call.tool:
                 call.resolve(tool)
             if call.parent is not None:
                 check_nesting(call, call.parent)
                 attempt.transaction = new_transaction(attempt, tool)  # at the root, created on first use
-            policies = () if kind.is_part else frame.policies
+            policies = () if kind.is_part else run.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # a copy: what is checked is what runs
             done = record.resumed and await self._was_done(passage)
@@ -259,15 +259,15 @@ class Gate:
                         await waiting
                     if attempt.decision != "allow" and passage.approved is None:
                         await self._approve_first(passage)  # 4
-                if frame.limited or frame.cancellation.cancelled:
+                if run.limited or run.cancellation.cancelled:
                     check_limits(attempt)  # 5
-                context_type = tool.context_type if frame.worker is None else context_in_worker(tool)
+                context_type = tool.context_type if run.worker is None else context_in_worker(tool)
                 context = context_type(attempt)  # 6
                 if record.is_kept:
                     await mark_begun(attempt)
                 attempt.token = _TOKEN  # 7
                 try:
-                    timed = tool.is_timed or frame.lease is not None
+                    timed = tool.is_timed or run.lease is not None
                     begun = self._timed(attempt, context, scope) if timed else self._start(attempt, context)
                     result = attempt.finished = await begun  # 8
                     if (waiting := check_finished(attempt, tool, result, scope)) is not None:
@@ -277,7 +277,7 @@ class Gate:
                         await self._approve_changes(passage)  # 4, its changes
                     if policies and (waiting := tell_policies(attempt, iter(attempt.checked))) is not None:
                         await waiting
-                    if frame.journal is not None:  # 9, success
+                    if run.journal is not None:  # 9, success
                         done = await self._commit_journaled(passage)
                     elif attempt.transaction is None:
                         done = True
@@ -298,9 +298,9 @@ class Gate:
                 raise
             ending = await self._roll_back(passage, error, scope)  # 9, failure
             attempt = passage.attempt
-        del frame.live[attempt]
-        if frame.parking is not None:
-            frame.parking.ending.add(attempt)
+        del run.live[attempt]
+        if run.parking is not None:
+            run.parking.ending.add(attempt)
         if attempt.made_resources is not None or attempt.policies_made_resources or record.is_kept:
             ending = await self._close(passage, ending)
         self._end(passage, ending)  # 10
@@ -334,7 +334,7 @@ class Gate:
             return
         await self._approve(passage, reason)
         attempt.checked.clear()
-        if (waiting := check_policies(attempt, self.frame.policies)) is not None:
+        if (waiting := check_policies(attempt, self.run.policies)) is not None:
             await waiting  # the state may have changed while the question was open
 
     async def _approve(self, passage: Passage, reason: str, diff: str = "") -> None:
@@ -444,7 +444,7 @@ class Gate:
     async def _commit_journaled(self, passage: Passage) -> bool:
         """Commit a call in a run with a journal, or an inner call into its outer call. Returns False if it must run again."""
         attempt, result = passage.attempt, passage.attempt.finished
-        journal, log, transaction = self.frame.journal, self.frame.log, attempt.open_transaction
+        journal, log, transaction = self.run.journal, self.run.log, attempt.open_transaction
         if journal is None or transaction.parent is not None:
             # The call becomes part of the outer call's record. Its result is kept in case the outer handler is re-entered.
             inner = await transaction.go_through(lambda: inner_call(attempt, result)) if log.is_kept else None
@@ -460,7 +460,7 @@ class Gate:
 
     async def _commit_claimed(self, passage: Passage, record: InnerCall | None = None) -> bool:
         """Commit a call while nobody else can commit to what it read or changed. Returns False if it must run again."""
-        attempt, result, journal = passage.attempt, passage.attempt.finished, self.frame.journal
+        attempt, result, journal = passage.attempt, passage.attempt.finished, self.run.journal
         transaction = attempt.open_transaction
         if transaction.parent is not None:
             return await self._commit_inside(passage, record)
@@ -473,7 +473,7 @@ class Gate:
             await transaction.go_through(transaction.prepare)
             if journal is not None:
                 if transaction.only_read:
-                    await claims.leave(but=self.frame.session.claims)  # nobody waits while it is recorded
+                    await claims.leave(but=self.run.session.claims)  # nobody waits while it is recorded
                 if (waiting := commit_recorded(journal, attempt, result)) is not None:
                     await waiting
             elif transaction.durable is not None:
@@ -510,7 +510,7 @@ class Gate:
         is_previewed = passage.attempt.preview is not None
         can_repeat = EFFECTS[tool.effect].transactional and not tool.reenters and not transaction.kept
         if can_repeat and transaction.others_committed():
-            now = self.frame.monotonic()
+            now = self.run.monotonic()
             passage.conflicted_at = passage.conflicted_at or now
             passage.conflicts += 1
             passage.turns = passage.turns or transaction.turns()
@@ -535,7 +535,7 @@ class Gate:
         error = scope.explain(error, f"{name} was done")
         failure = failure_of(attempt, error, scope.is_stopped())
         if failure.loses_run:
-            self.frame.log.close()
+            self.run.log.close()
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()
         passage.status, passage.error, passage.result = failure.status, error, failure.result
@@ -560,13 +560,13 @@ class Gate:
         failure = Failure("cancelled", message)
         passage.status, passage.error = "cancelled", error
         passage.result = failure.told((*passage.left, *abandon(attempt, message)))
-        self.frame.live.pop(attempt, None)
+        self.run.live.pop(attempt, None)
         scope.ignore()
         self._end(passage, error)
 
     async def _again(self, passage: Passage, scope: CancelScope) -> Attempt:
         """Undo this attempt and start the next one. Raises `CancelledError` if the call is cancelled in the meantime."""
-        frame, attempt = self.frame, passage.attempt
+        run, attempt = self.run, passage.attempt
         passage.left = (*passage.left, *await undo(attempt, "it is run again"))
         attempt.transaction, attempt.is_undone = None, True
         end_subscriptions(attempt)
@@ -582,8 +582,8 @@ class Gate:
             scope.continue_timeout()
         another.params = passage.call.tool.parse(passage.call.arguments)
         another.transaction = new_transaction(another, passage.call.tool)
-        del frame.live[attempt]
-        frame.live[another] = scope
+        del run.live[attempt]
+        run.live[another] = scope
         passage.attempt = another
         return another
 
@@ -593,7 +593,7 @@ class Gate:
         """Close the call's own resources, and record its end unless it is recorded. Returns the error that ends the run, if any."""
         try:
             await close_resources(passage.attempt)
-            if self.frame.log.is_kept and not passage.recorded and passage.result is not None:
+            if self.run.log.is_kept and not passage.recorded and passage.result is not None:
                 passage.recorded = await record_end(passage.attempt, passage.result, passage.status, ending)
         except GeneratorExit as error:
             if is_closing():
@@ -605,19 +605,19 @@ class Gate:
         return ending
 
     def _end(self, passage: Passage, ending: BaseException | None) -> None:
-        frame, call, attempt = self.frame, passage.call, passage.attempt
+        run, call, attempt = self.run, passage.call, passage.attempt
         self._end_turn(passage)
         if attempt.policy_home is not None:
             attempt.policy_home.close()
         attempt.policy_context = attempt.made_resources = None  # breaks reference cycles with the attempt
         result: Any = passage.result
-        shown, parking, error = call.tool.shown, frame.parking, passage.error
-        monotonic, record = frame.monotonic, frame.record
+        shown, parking, error = call.tool.shown, run.parking, passage.error
+        monotonic, record = run.monotonic, run.record
         if error is not None and error is ending:
             error = without_frames(error)  # it collects frames while it propagates
         if parking is None or not parking.parked or passage.recorded:  # else the resumed run ends the call
-            seconds = monotonic() - frame.began - attempt.started
-            if frame.lost.seconds or attempt.clock is not None:
+            seconds = monotonic() - run.began - attempt.started
+            if run.lost.seconds or attempt.clock is not None:
                 seconds = max(0.0, seconds - attempt.excused())
             end = ToolInvoked(
                 call.id,
@@ -630,12 +630,12 @@ class Gate:
                 attempt.retries + 1,
                 attempt.stale,
                 error,
-                frame.run_context,
+                run.run_context,
             )
             record(end)
-            if frame.journal is not None and not passage.recorded:
+            if run.journal is not None and not passage.recorded:
                 leave_to_outcome(attempt, end)
-        if frame.subscriptions:
+        if run.subscriptions:
             end_subscriptions(attempt)
         if error is not None:
             forget_frames(error)  # listeners have seen its traceback

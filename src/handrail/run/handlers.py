@@ -45,7 +45,7 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
     Raises `Refused`, with a hint, if there is no such tool or it has no handler, and `CapabilityMissing` if the tool
     requires something that this run does not have.
     """
-    call, tools, workers = attempt.call, attempt.frame.tools, attempt.frame.workers
+    call, tools, workers = attempt.call, attempt.run.tools, attempt.run.workers
     tool = call.tool if call.kind.is_part else tools.get(call.name)
     if tool is None and workers is not None:
         tool = workers.find(call.name, attempt)
@@ -64,7 +64,7 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
 
 def check_nesting(call: Call, outer: Attempt) -> None:
     """Raise `DepthExceededError` beyond the depth limit, and `Refused` if the outer call's effect does not allow this one's."""
-    limit = call.frame.options.depth_limit
+    limit = call.run.options.depth_limit
     if call.depth > limit:
         raise DepthExceededError(call.path, limit, call.depth)
     why_not = refusal(outer.tool.effect, call.tool.effect)
@@ -113,14 +113,14 @@ def check_limits(attempt: Attempt) -> None:
 
     Compensations and probes, and the calls inside them, are neither checked nor charged. Other parts of a call use no budget.
     """
-    frame, call = attempt.frame, attempt.call
+    run, call = attempt.run, attempt.call
     if call.kind.undoes:
         return
-    frame.cancellation.check()
-    if frame.deadline is not None:
-        frame.deadline.check(f"{call.name} could run")
-    if frame.budget is not None and not attempt.charged and not call.kind.is_part:
-        frame.budget.reserve(tool_calls=1).settle()
+    run.cancellation.check()
+    if run.deadline is not None:
+        run.deadline.check(f"{call.name} could run")
+    if run.budget is not None and not attempt.charged and not call.kind.is_part:
+        run.budget.reserve(tool_calls=1).settle()
         attempt.charged = True
 
 
@@ -147,7 +147,7 @@ def refuse_misfit(error: TypeError) -> None:
 
 def start_timers(attempt: Attempt, scope: CancelScope) -> None:
     """Start the tool's timeout and its watchdog, if it has them, and keep the lease of its job alive, if it runs in one."""
-    if attempt.frame.lease is not None:
+    if attempt.run.lease is not None:
         attempt.heartbeat.keep(attempt.call.loop)
     timeout, heartbeat = attempt.tool.timeout, attempt.tool.heartbeat
     if timeout is not None:
@@ -162,7 +162,7 @@ def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
 
     Raises `TimedOut` if the timeout or the watchdog cancelled the handler, unless it was also cancelled from outside.
     """
-    if attempt.frame.lease is not None:
+    if attempt.run.lease is not None:
         attempt.heartbeat.stop()
     try:
         scope.stop_timeout()
@@ -185,17 +185,17 @@ async def wait_to_retry(
         raise error
     if attempt.open_transaction.kept:
         raise error
-    pause, frame = retry_delay(failure), attempt.frame
+    pause, run = retry_delay(failure), attempt.run
     if pause is None:
         pause = 0.1 * 2**attempt.retries
-    deadline = frame.deadline
+    deadline = run.deadline
     if pause > _LONGEST_PAUSE or pause >= scope.timeout_left():
         raise error
     if deadline is not None and pause >= deadline.remaining():
         raise error
     attempt.retries += 1
     attempt.close()
-    heartbeat = Heartbeat(frame.lease, frame.clock)
+    heartbeat = Heartbeat(run.lease, run.clock)
     heartbeat.keep(attempt.call.loop)
     try:
         await asyncio.sleep(pause)

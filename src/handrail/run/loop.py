@@ -24,13 +24,13 @@ from handrail.prompt import OPENER, Opening, Prompt, RenderedPrompt
 from handrail.run.advice import Advisers
 from handrail.run.answer import Answer
 from handrail.run.conversation import Conversation
-from handrail.run.evaluation import Run
-from handrail.run.frame import Frame
+from handrail.run.evaluation import Evaluation
 from handrail.run.record.attachments import attached_to
 from handrail.run.record.format import RecordedResult, is_masked
 from handrail.run.remarks import leave_remarks, untold
 from handrail.run.request import ask
 from handrail.run.response import ANSWER_TOOL, REPAIRS, Outcome, Output, made_in, what_to_correct
+from handrail.run.run import Run
 from handrail.run.settings import Settings
 from handrail.run.turn import OpenTurn
 from handrail.text.raised_errors import described
@@ -62,9 +62,9 @@ def with_sections(
     return (*(each for each in rendered.attachments if each not in seen), *attachments)
 
 
-def _check_attachments(run: Run, attachments: Sequence[Attachment]) -> None:
+def _check_attachments(evaluation: Evaluation, attachments: Sequence[Attachment]) -> None:
     """Raise `PromptEvaluationError` if the run's model does not accept all the attachments, as if its provider had refused them."""
-    model = run.settings.model
+    model = evaluation.settings.model
     problems = [
         f"{each.name}: {problem}" for each in attachments if (problem := model.traits.takes.problem(each))
     ]
@@ -73,12 +73,12 @@ def _check_attachments(run: Run, attachments: Sequence[Attachment]) -> None:
             model.name,
             f"it does not accept these attachments: {'; '.join(problems)}. Leave them out, or convert them.",
         )
-        raise run.failed(refused, "request") from refused
+        raise evaluation.failed(refused, "request") from refused
 
 
 async def run_in(
     adapter: Adapter,
-    frame: Frame,
+    run: Run,
     settings: Settings,
     conversation: Conversation,
     prompt: Prompt[Any],
@@ -94,64 +94,64 @@ async def run_in(
     """Run a rendered prompt, root or nested, to its end, and return its outcome."""
     if rendered.output_schema is not None:
         output = Output(rendered.output_schema)
-    run: Run
+    evaluation: Evaluation
     closed = rendered.closed
-    extra = [opener(lambda: run.rendered, adapter.opens_in_place)] if closed else []
-    run = Run(
+    extra = [opener(lambda: evaluation.rendered, adapter.opens_in_place)] if closed else []
+    evaluation = Evaluation(
         settings,
-        frame,
+        run,
         conversation,
         rendered,
         prompt_name=prompt.name,
         output=output,
-        added=[tool for tool in tools if frame.offers(tool)],
+        added=[tool for tool in tools if run.offers(tool)],
         extra_tools=extra,
         feedback=prompt.feedback,
         completion=prompt.completion,
         on_text=on_text,
     )
     if system is not None:
-        run.system = system  # as it was sent before, even if it would be rendered differently now
+        evaluation.system = system  # as it was sent before, even if it would be rendered differently now
     for path in conversation.opened:
         with contextlib.suppress(ToolValidationError):  # it is open, or does not exist any more
-            run.open([path])
-    _check_attachments(run, attachments)
-    frame.task = asyncio.current_task()
-    run.begin()
+            evaluation.open([path])
+    _check_attachments(evaluation, attachments)
+    run.task = asyncio.current_task()
+    evaluation.begin()
     began = len(conversation.messages)
-    run.say(UserMessage(first_text(message, attachments), attachments=attachments))
+    evaluation.say(UserMessage(first_text(message, attachments), attachments=attachments))
     ended = "cancelled"
     try:
-        outcome = await run_until_done(run)
+        outcome = await run_until_done(evaluation)
         ended = outcome.stop_reason
         return msgspec.structs.replace(outcome, attachments=made_in(conversation.messages.since(began)))
     except Exception as error:
         ended = f"failed: {described(error)}"
         raise
     finally:
-        frame.task = None
-        frame.cancellation.close()
-        if not frame.left_to_the_record:
-            leave_remarks(run)
-        if not frame.parked:
-            run.end(ended)
+        run.task = None
+        run.cancellation.close()
+        if not run.left_to_the_record:
+            leave_remarks(evaluation)
+        if not run.parked:
+            evaluation.end(ended)
 
 
-async def run_until_done(run: Run) -> Outcome:
+async def run_until_done(evaluation: Evaluation) -> Outcome:
     """Loop until the model is done. Raises `PromptEvaluationError` if the run can't continue."""
-    conversation, frame = run.conversation, run.frame
-    run_id = frame.run_context.run_id
-    advisers = Advisers(run) if run.feedback or run.completion else None
+    conversation, run = evaluation.conversation, evaluation.run
+    run_id = run.run_context.run_id
+    advisers = Advisers(evaluation) if evaluation.feedback or evaluation.completion else None
     repairs = turns = 0
-    begun = run.begun
+    begun = evaluation.begun
     try:
         while True:
-            if run.rendered.live:
-                run.refresh()
-            answer = await ask(run)
+            if evaluation.rendered.live:
+                evaluation.refresh()
+            answer = await ask(evaluation)
             turns += 1
             calls = conversation.fresh_ids(answer.calls())
-            run.say(answer.message(calls))
+            evaluation.say(answer.message(calls))
             if not calls and answer.is_paused and len(begun) < _MOST_PAUSES:
                 begun.append(answer.text)
                 continue
@@ -159,27 +159,29 @@ async def run_until_done(run: Run) -> Outcome:
             if calls:
                 if begun:
                     begun.clear()
-                frame.model.provider = answer
-                results = await _run_calls(run, calls, f"{run_id}/{turns}", answer.cut_off(calls))
-                taken = _answer_among(run, calls, results) if run.answers_by_call else None
-                if taken is None or untold(run):
-                    repairs += run.answers_by_call and any(run.answer_tool(call.name) for call in calls)
+                run.model.provider = answer
+                results = await _run_calls(evaluation, calls, f"{run_id}/{turns}", answer.cut_off(calls))
+                taken = _answer_among(evaluation, calls, results) if evaluation.answers_by_call else None
+                if taken is None or untold(evaluation):
+                    repairs += evaluation.answers_by_call and any(
+                        evaluation.answer_tool(call.name) for call in calls
+                    )
                     if repairs > REPAIRS:
-                        raise _no_answer(run, results[-1].message)
+                        raise _no_answer(evaluation, results[-1].message)
                     if advisers is not None:
                         await advisers.advise()
                     continue
-                outcome = Outcome(answer.text, run.output.value_of(taken.value), "done")  # pyright: ignore[reportOptionalMemberAccess]  # it answers by a call, so there is one
+                outcome = Outcome(answer.text, evaluation.output.value_of(taken.value), "done")  # pyright: ignore[reportOptionalMemberAccess]  # it answers by a call, so there is one
             else:
                 text = "".join([*begun, answer.text])
                 begun.clear()
                 try:
-                    outcome = _outcome(run, answer, text)
+                    outcome = _outcome(evaluation, answer, text)
                 except ToolValidationError as error:
                     repairs += 1
                     if repairs > REPAIRS:
-                        raise _no_answer(run, str(error)) from error
-                    await _correct(run, error)
+                        raise _no_answer(evaluation, str(error)) from error
+                    await _correct(evaluation, error)
                     continue
             if advisers is None:
                 return outcome
@@ -188,34 +190,34 @@ async def run_until_done(run: Run) -> Outcome:
                 return outcome
             if not held:
                 return Outcome(outcome.text, outcome.output, "incomplete")
-            run.say(UserMessage(held, True))
+            evaluation.say(UserMessage(held, True))
     finally:
         if advisers is not None:
             advisers.close()
 
 
-async def _correct(run: Run, error: ToolValidationError) -> None:
+async def _correct(evaluation: Evaluation, error: ToolValidationError) -> None:
     """Tell the model why its answer was not accepted. A replay repeats what was recorded."""
-    log, place = run.frame.log, run.place_of_answer
+    log, place = evaluation.run.log, evaluation.place_of_answer
     told = log.find("correction", place, str)
     if told is None:
-        told = what_to_correct(error, run.answers_by_call)
+        told = what_to_correct(error, evaluation.answers_by_call)
         await log.note("correction", place, told)
-    run.say(UserMessage(told, True))
+    evaluation.say(UserMessage(told, True))
 
 
 async def _run_calls(
-    run: Run, calls: tuple[CallAsked, ...], message_id: str, cut_off: Mapping[str, str]
+    evaluation: Evaluation, calls: tuple[CallAsked, ...], message_id: str, cut_off: Mapping[str, str]
 ) -> tuple[ToolResult[Any], ...]:
     """Run the calls of a turn through the gate, and return their results.
 
     Adds the results to the conversation, unless this process no longer records the run. Raises the error that ends the
     run, if there is one, after that.
     """
-    turn = OpenTurn(run.gate, calls, message_id, cut_off)
-    run.calls += len(calls)
-    if run.replays and not turn.is_recorded():
-        run.leave_record()
+    turn = OpenTurn(evaluation.gate, calls, message_id, cut_off)
+    evaluation.calls += len(calls)
+    if evaluation.replays and not turn.is_recorded():
+        evaluation.leave_record()
     ending: BaseException | None = None
     results: tuple[ToolResult[Any], ...] = ()
     try:
@@ -229,45 +231,49 @@ async def _run_calls(
                     call.name,
                     shown_text(result),
                     not result.success,
-                    _opened(run, call, result) if call.name == OPENER else (),
+                    _opened(evaluation, call, result) if call.name == OPENER else (),
                     result.attachments,
                 )
                 for call, result in zip(calls, results, strict=True)
             ]
         )
-        if not run.frame.left_to_the_record:  # otherwise the calls get their results when the run is resumed
-            run.say(ToolMessage(answered))
+        if (
+            not evaluation.run.left_to_the_record
+        ):  # otherwise the calls get their results when the run is resumed
+            evaluation.say(ToolMessage(answered))
     if ending is not None:
         raise ending
     return results
 
 
-def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
+def _opened(evaluation: Evaluation, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
     """Show the tools of the sections that a call opened, and return their names; () if the call failed or opened nothing new."""
     if not result.success:
         return ()
-    paths = [path for path in result.value if path not in run.rendered.opened]
+    paths = [path for path in result.value if path not in evaluation.rendered.opened]
     if not paths:
         return ()  # another call of the same turn has opened the sections
     for path in paths:
-        run.conversation.open_section(path, run.frame.run_context.run_id, again=run.replays)
-    return run.open(paths)
+        evaluation.conversation.open_section(
+            path, evaluation.run.run_context.run_id, again=evaluation.replays
+        )
+    return evaluation.open(paths)
 
 
 def _answer_among(
-    run: Run, calls: tuple[CallAsked, ...], results: tuple[ToolResult[Any], ...]
+    evaluation: Evaluation, calls: tuple[CallAsked, ...], results: tuple[ToolResult[Any], ...]
 ) -> ToolResult[Any] | None:
     for call, result in zip(calls, results, strict=True):
-        if run.answer_tool(call.name) and result.success:
-            if isinstance(result, RecordedResult) and run.output is not None:
-                if run.output.schema.secret and is_masked(call.arguments):
+        if evaluation.answer_tool(call.name) and result.success:
+            if isinstance(result, RecordedResult) and evaluation.output is not None:
+                if evaluation.output.schema.secret and is_masked(call.arguments):
                     return None  # the secret was not recorded, so the model has to answer again
-                return ToolResult.ok(run.output.schema.parse(call.arguments))  # restores the type
+                return ToolResult.ok(evaluation.output.schema.parse(call.arguments))  # restores the type
             return result
     return None
 
 
-def _outcome(run: Run, answer: Answer, text: str) -> Outcome:
+def _outcome(evaluation: Evaluation, answer: Answer, text: str) -> Outcome:
     """Return the outcome of an answer without calls, whose complete text is `text`.
 
     If the run has a schema for its answer, raises `ToolValidationError` if the answer does not match it, was cut off because
@@ -275,10 +281,10 @@ def _outcome(run: Run, answer: Answer, text: str) -> Outcome:
     """
     stop: Any = answer.stop
     reason = "done" if stop.reason == "calls" else "length" if stop.reason == "paused" else stop.reason
-    output = run.output
+    output = evaluation.output
     if output is None:
         return Outcome(text, None, reason)
-    if run.answers_by_call:
+    if evaluation.answers_by_call:
         raise ToolValidationError(f"the answer was not given by calling {ANSWER_TOOL}")
     if reason == "length":
         raise ToolValidationError("the answer was cut off because it was too long. Make it shorter")
@@ -286,8 +292,8 @@ def _outcome(run: Run, answer: Answer, text: str) -> Outcome:
     return Outcome(output.text_of(text), value, reason)
 
 
-def _no_answer(run: Run, problem: str) -> Exception:
-    return run.failed(
+def _no_answer(evaluation: Evaluation, problem: str) -> Exception:
+    return evaluation.failed(
         ToolValidationError(f"after {REPAIRS} corrections the answer is still invalid: {problem}"), "output"
     )
 

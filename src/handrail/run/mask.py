@@ -14,7 +14,7 @@ import msgspec
 import pydantic_core
 
 from handrail.messages import AssistantMessage, CallAsked, CallPart, Kept, Message
-from handrail.run.frame import Frame
+from handrail.run.run import Run
 from handrail.schema.secrets import WITHHELD
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 class _Asker(NamedTuple):
     """A minimal stand-in for a call, used to look up a worker."""
 
-    frame: Frame
+    run: Run
     parent: Attempt | None
 
 
 class SecretMask:
     """The mask of one run, based on the tools that it offers now. Whatever was masked before stays masked."""
 
-    __slots__ = ("_conversation", "_frame")
+    __slots__ = ("_conversation", "_run")
 
-    def __init__(self, frame: Frame, conversation: Conversation) -> None:
-        self._frame = frame
+    def __init__(self, run: Run, conversation: Conversation) -> None:
+        self._run = run
         self._conversation = conversation
 
     def message(self, message: Message) -> Message:
@@ -56,15 +56,15 @@ class SecretMask:
         return tuple([self._call(call) for call in calls])
 
     def _call(self, call: CallAsked) -> CallAsked:
-        tool = self._frame.tools.get(call.name) or self._worker(call.name)
+        tool = self._run.tools.get(call.name) or self._worker(call.name)
         if not tool.secret if tool is not None else call.arguments.strip() in ("", "{}"):
             return call
         shown = WITHHELD if tool is None else tool.mask(call.arguments)
         return CallAsked(call.id, call.name, shown)
 
     def _worker(self, name: str) -> Tool[Any, Any] | None:
-        frame = self._frame
-        return None if frame.workers is None else frame.workers.find(name, _Asker(frame, frame.outer))
+        run = self._run
+        return None if run.workers is None else run.workers.find(name, _Asker(run, run.outer))
 
     def kept(
         self, kept: Kept | None, calls: tuple[CallAsked, ...], shown: tuple[CallAsked, ...]
@@ -98,7 +98,7 @@ class SecretMask:
 
     def may_be_seen(self, name: str) -> bool:
         """Return whether the arguments of a partial call may be shown. The name may still be incomplete."""
-        tools = self._frame.tools
+        tools = self._run.tools
         tool = tools.get(name)
         if tool is None or tool.secret:
             return False

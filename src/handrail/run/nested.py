@@ -17,10 +17,10 @@ from handrail.prompt import Prompt, RenderedPrompt
 from handrail.protocols import PromptView, SessionView, ToolPolicy
 from handrail.run.call import Call, check_name, new_call
 from handrail.run.current_call import check_given
-from handrail.run.frame import Frame, open_frame, show_tools
 from handrail.run.gate import Arguments, Gate, Passage
 from handrail.run.options import GateArguments, RunOptions
 from handrail.run.place import Place
+from handrail.run.run import Run, open_run, show_tools
 from handrail.schema.problems import describe_kind
 from handrail.session import Session
 from handrail.tools import Tool, ToolResult
@@ -36,19 +36,19 @@ def open_nested(
     given: RunOptions,
     prompt: PromptView | None = None,
     levels: int | None = None,
-) -> Frame:
+) -> Run:
     """Open a run inside a call, as the call's verb `number`. `levels` limits how deep calls may nest in the run.
 
     Raises `DepthExceededError` if the run would be nested too deeply, even if it makes no calls. Raises `DefinitionError` if
     the budget in `given` is a `BudgetTracker`, or if `given` binds a `Filesystem` although the run around it has one.
     """
-    outer, depth = attempt.frame, attempt.depth + 1
+    outer, depth = attempt.run, attempt.depth + 1
     limit = outer.options.depth_limit
     if depth > limit:
         raise DepthExceededError(attempt.path, limit, depth)
     policies = outer_policies(outer.policies, attempt.tool if attempt.open_transaction.commits_each else None)
     options = outer.options.nested(given, outer.costs.tracker, depth, levels, policies)
-    return Frame.nested(attempt, number, options, prompt)
+    return Run.nested(attempt, number, options, prompt)
 
 
 @asynccontextmanager
@@ -59,27 +59,27 @@ async def nested_run(
     given: RunOptions,
     prompt: PromptView | None = None,
     levels: int | None = None,
-) -> AsyncGenerator[Frame]:
+) -> AsyncGenerator[Run]:
     """Open a run inside a call, record which verb opened it, and close it at the end of the block."""
-    frame = open_nested(attempt, number, given, prompt, levels)
-    await frame.log.note_verb(attempt.place.child(number), verb)
+    run = open_nested(attempt, number, given, prompt, levels)
+    await run.log.note_verb(attempt.place.child(number), verb)
     try:
-        yield frame
+        yield run
     except BaseException as error:
-        await close_nested(frame, error)
+        await close_nested(run, error)
         raise
-    await close_nested(frame)
+    await close_nested(run)
 
 
-async def close_nested(frame: Frame, error: BaseException | None = None) -> None:
+async def close_nested(run: Run, error: BaseException | None = None) -> None:
     """End a nested run, and close the resources that it bound itself. If one of them is forkable, the run around it does so.
 
     Errors from closing are logged, and added as notes to `error`, the error that ended the run.
     """
-    frame.cancellation.close()
-    around = frame.outer
-    if around is not None and frame.world is not around.frame.world:
-        await frame.world.resources.close_logged(error)
+    run.cancellation.close()
+    around = run.outer
+    if around is not None and run.world is not around.run.world:
+        await run.world.resources.close_logged(error)
 
 
 VERB = "open_gate"
@@ -112,13 +112,13 @@ def open_root_gate(
     """Open a gate for a run at the root."""
     options = _options_of(given, adapter, arguments)
     if given is None and adapter is None:
-        return Gate(open_frame(options, tools, policies))
+        return Gate(open_run(options, tools, policies))
     if options.session is None:
         options = options.replace(session=Session(new_id=options.new_id))
-    frame = open_frame(options, prompt=None if given is None else given.prompt)
-    _lend(frame, adapter)
-    _show(frame, frame.session, tools, policies, given)
-    return Gate(frame)
+    run = open_run(options, prompt=None if given is None else given.prompt)
+    _lend(run, adapter)
+    _show(run, run.session, tools, policies, given)
+    return Gate(run)
 
 
 def open_nested_gate(
@@ -133,10 +133,10 @@ def open_nested_gate(
     options = _options_of(given, adapter, arguments)
     check_given(attempt, VERB, RunOptions() if adapter is None else adapter.options, arguments)
     number = attempt.next_verb(VERB)
-    frame = open_nested(attempt, number, options, None if given is None else given.prompt)
-    _lend(frame, adapter)
-    _show(frame, attempt.session, tools, policies, given)
-    return NestedGate(frame, attempt, number)
+    run = open_nested(attempt, number, options, None if given is None else given.prompt)
+    _lend(run, adapter)
+    _show(run, attempt.session, tools, policies, given)
+    return NestedGate(run, attempt, number)
 
 
 def _options_of(given: GivenPrompt | None, adapter: Adapter | None, arguments: GateArguments) -> RunOptions:
@@ -155,7 +155,7 @@ def _check_adapter(adapter: Any) -> None:
         )
 
 
-def _lend(frame: Frame, adapter: Adapter | None) -> None:
+def _lend(run: Run, adapter: Adapter | None) -> None:
     """Let the calls of a gate use an adapter and its workers.
 
     An environment's own `prompt_model` takes precedence over the adapter's. Inside a call, the call's workers apply if
@@ -164,28 +164,28 @@ def _lend(frame: Frame, adapter: Adapter | None) -> None:
     if adapter is None:
         return
     if adapter.workers is not None:
-        adapter.workers.open(frame)
-    frame.model.adapter = adapter.bound_to
-    environment = frame.people.environment
+        adapter.workers.open(run)
+    run.model.adapter = adapter.bound_to
+    environment = run.people.environment
     if environment is None or environment.prompt_model is None:
-        frame.model.prompt_model = adapter.prompt_model_for
+        run.model.prompt_model = adapter.prompt_model_for
 
 
 def _show(
-    frame: Frame,
+    run: Run,
     session: SessionView,
     tools: Iterable[Tool[Any, Any]],
     policies: Iterable[ToolPolicy],
     given: GivenPrompt | None,
 ) -> None:
     if given is None:
-        show_tools(frame, tools, policies)
+        show_tools(run, tools, policies)
         return
-    rendered = given.render(session, frame.deadline)
+    rendered = given.render(session, run.deadline)
     scoped = [within_scope(each.policy, each.tools) for each in rendered.policies]
-    frame.model.rendered = rendered
-    show_tools(frame, [*rendered.tools, *tools], [*scoped, *policies])
-    frame.secretive = frame.secretive or rendered.secretive
+    run.model.rendered = rendered
+    show_tools(run, [*rendered.tools, *tools], [*scoped, *policies])
+    run.secretive = run.secretive or rendered.secretive
 
 
 class NestedGate(Gate):
@@ -193,8 +193,8 @@ class NestedGate(Gate):
 
     __slots__ = ("_around", "_verb")
 
-    def __init__(self, frame: Frame, around: Attempt, number: int) -> None:
-        super().__init__(frame)
+    def __init__(self, run: Run, around: Attempt, number: int) -> None:
+        super().__init__(run)
         self._around = around
         self._verb: Place | None = around.place.child(number)
         """The place at which the first call records the verb; None once that has happened."""
@@ -212,9 +212,9 @@ class NestedGate(Gate):
     async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
         verb, self._verb = self._verb, None
         if verb is not None:
-            await self.frame.log.note_verb(verb, VERB)
+            await self.run.log.note_verb(verb, VERB)
         return await super().pass_through(call, passage)
 
     async def close(self) -> None:
         """End the run, and close the resources that it bound itself, as `close_nested` does. Errors are only logged."""
-        await close_nested(self.frame)
+        await close_nested(self.run)

@@ -45,15 +45,15 @@ class PolicySession(CallSession):
             found = attempt.open_transaction.session[kind]
             return found if kind in shared else readable(kind, found)
         outer = attempt.open_transaction.parent
-        state = attempt.frame.session.state if outer is None else outer.session.state
-        found = attempt.frame.session.slice_in(state, kind)
+        state = attempt.run.session.state if outer is None else outer.session.state
+        found = attempt.run.session.slice_in(state, kind)
         return found if kind in shared else readable(kind, found)
 
     def dispatch(self, event: object, /) -> None:
         attempt = self._attempt
         if isinstance(event, Fact):
             raise reserved(event)
-        session = attempt.frame.session
+        session = attempt.run.session
         if attempt.let_through:
             self._dispatch(attempt.open_transaction.session, event)
             return
@@ -66,7 +66,7 @@ class PolicySession(CallSession):
         self._dispatch(session, event)
 
     def _dispatch(self, session: Session | SessionFork, event: object) -> None:
-        if self._attempt.frame.journal is None:
+        if self._attempt.run.journal is None:
             session.dispatch(event)
         else:
             dispatch_recorded(self._attempt, session, event)
@@ -109,13 +109,13 @@ class PolicyCall(msgspec.Struct, eq=False):
     def resources(self) -> CallResources:
         if self._resources is None:
             self._attempt.policies_made_resources = True
-            frame = self._attempt.frame
-            self._resources = CallResources(frame.world.resources, self, frame.costs.given)
+            run = self._attempt.run
+            self._resources = CallResources(run.world.resources, self, run.costs.given)
         return self._resources
 
     @property
     def filesystem(self) -> Filesystem:
-        files = self._attempt.frame.world.filesystem
+        files = self._attempt.run.world.filesystem
         return self.resources.get(Filesystem) if files is None else self._attempt.view(files)
 
     def changed_files(self) -> Iterable[tuple[str, bytes | None, bytes | None]]:
@@ -123,7 +123,7 @@ class PolicyCall(msgspec.Struct, eq=False):
 
         The old bytes of a new file, and the new bytes of a removed one, are None. Empty if the call has no `FileFork`.
         """
-        world = self._attempt.frame.world
+        world = self._attempt.run.world
         files = world.resources.made(Filesystem) if world.filesystem is None else world.filesystem
         fork = self._attempt.open_transaction.made_fork_of(files)
         return fork.changes() if isinstance(fork, FileFork) else ()
@@ -206,7 +206,7 @@ async def _check_waiting(
         raise _undecided(attempt, policy) from error
     if kind != "allow":
         asked = _reason_to_ask(attempt, policy, decision, asked)
-    rest = attempt.frame.policies[len(attempt.checked) :]
+    rest = attempt.run.policies[len(attempt.checked) :]
     waiting_again = check_policies(attempt, rest, asked)
     if waiting_again is not None:
         await waiting_again

@@ -105,14 +105,14 @@ async def ask_value(
     if wanted.secret:
         question = msgspec.structs.replace(question, secret=True)
     asked = QuestionAsked(question.id, attempt.id, kind, attempt.path, attempt.run_context)
-    tell(attempt, asked, question.id, known=question.id in attempt.frame.log.asked)
+    tell(attempt, asked, question.id, known=question.id in attempt.run.log.asked)
     outcome, by = "cancelled", ""
     try:
         with waiting_for_a_person(attempt):
             answer = await put(attempt, question, wanted)
         outcome, by = answer.outcome, answer.by
     finally:
-        if not attempt.frame.parked or outcome != "cancelled":  # a parked run leaves its question open
+        if not attempt.run.parked or outcome != "cancelled":  # a parked run leaves its question open
             answered = QuestionAnswered(question.id, attempt.id, outcome, by, attempt.run_context)
             tell(attempt, answered, question.id)
     value = _value_of(answer, kind)
@@ -123,11 +123,11 @@ async def ask_value(
 
 async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answer:
     """Ask a question, through the environment if there is one, and return the answer. Meanwhile, the run may be parked."""
-    frame = attempt.frame
+    run = attempt.run
     mask = wanted.hide if wanted.secret else None
-    environment = frame.people.environment
+    environment = run.people.environment
     asker = None if environment is None else CallAsker(attempt, environment)
-    return await frame.people.questions.ask(question, asker, wanted.parse_given, mask)
+    return await run.people.questions.ask(question, asker, wanted.parse_given, mask)
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def paused_timeouts(attempt: Attempt) -> Generator[None]:
     resume: list[Callable[[], None]] = []
     each: Attempt | None = attempt
     while each is not None:
-        scope = each.frame.live.get(each)
+        scope = each.run.live.get(each)
         if scope is not None:
             resume.append(scope.pause())
         each = each.parent
@@ -154,13 +154,13 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
     The deadlines of the call's run and of the runs around it pause too, unless `pauses_for_people` is false. Raises
     `CancelledError` in a parked run, where nobody may be asked.
     """
-    parking = asks.frame.parking
+    parking = asks.run.parking
     if parking is not None:
         parking.asks()
     deadlines: list[Deadline] = []
     attempt: Attempt | None = asks
     while attempt is not None:
-        deadline = attempt.frame.deadline
+        deadline = attempt.run.deadline
         if deadline is not None and deadline not in deadlines:
             deadlines.append(deadline)  # the deadlines of outer runs pause as well
         attempt = attempt.parent
@@ -201,7 +201,7 @@ class CallAsker:
         if not self._environment.keeps_secrets and self._is_held_by_secret():
             raise QuestionCancelled(question.name, _HAS_SECRET)
         attempt = self._attempt
-        parking = attempt.frame.parking
+        parking = attempt.run.parking
         if parking is None:
             raise QuestionCancelled(question.name)  # the run can't be parked, so nobody can answer later
         attempt.waiting += 1
@@ -221,7 +221,7 @@ class CallAsker:
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:
     """Record which verb a handler uses, before the verb is carried out."""
-    await attempt.frame.log.note_verb(attempt.place.child(number), verb)
+    await attempt.run.log.note_verb(attempt.place.child(number), verb)
 
 
 def _value_of(answer: Answer, kind: str) -> Any:
@@ -251,8 +251,8 @@ def question_of(
 
     Raises `ToolError` if the payload can't be written as JSON.
     """
-    frame = attempt.frame
-    now = frame.clock.now()
+    run = attempt.run
+    now = run.clock.now()
     try:
         shown = to_json(payload)
     except ToolValidationError as error:
@@ -260,7 +260,7 @@ def question_of(
     payload = pydantic_core.from_json(shown)
     rows = [[row.name, row.whole] for row in rows_of_payload(kind, payload)]
     message, title = exact(wording.message), exact(wording.title)  # they may quote what a model wrote
-    principal = frame.session.principal
+    principal = run.session.principal
     people = [(quorum.role, quorum.approvals) for quorum in quorums]
     covered = (
         attempt.tool.name,
@@ -279,13 +279,13 @@ def question_of(
         message=message,
         payload=payload,
         schema=schema,
-        digest=digest(frame.people.key, kind, name, message, shown.decode(), rows, schema, *covered),
+        digest=digest(run.people.key, kind, name, message, shown.decode(), rows, schema, *covered),
         principal=principal,
         asked_by=attempt.path,
         call_id=attempt.id,
         asked_at=now,
         expires_at=None if timeout is None else now + timedelta(seconds=timeout),
-        run_id=frame.run_context.request_id,
+        run_id=run.run_context.request_id,
         decision_keys=decision_keys,
         quorums=quorums,
         title=title,

@@ -24,13 +24,13 @@ from handrail.protocols import ToolPolicy
 from handrail.run.attempt import Attempt
 from handrail.run.call import Call, new_call
 from handrail.run.effects import compensate
-from handrail.run.frame import Frame, open_frame
 from handrail.run.gate import Arguments, Gate
 from handrail.run.limits import Budget
 from handrail.run.options import GuardArguments, RunOptions, check_kinds, check_value
 from handrail.run.place import RUN, Place
 from handrail.run.record.format import Deposit, read_result, record_of
 from handrail.run.record.resume import load_resumed
+from handrail.run.run import Run, open_run
 from handrail.run.tickets import share_of
 from handrail.run.transaction import Settled, Transaction
 from handrail.session import Session
@@ -75,7 +75,7 @@ def redeem(
         opened = Ticket.open(ticket, journal.key)
         _check(opened, tool, journal.clock)
 
-        async def frame() -> Frame:
+        async def begin() -> Run:
             limits = share_of(opened)
             given = options.replace(
                 session=await _session_of(opened, journal, session, clock),
@@ -83,9 +83,9 @@ def redeem(
                 budget=Budget(**limits) if limits else None,
                 run_id=opened.run_id,
             )
-            return open_frame(given, [tool, *tools], policies)
+            return open_run(given, [tool, *tools], policies)
 
-        return await _Redemption(opened, tool, journal).run(frame, arguments, on_event)
+        return await _Redemption(opened, tool, journal).run(begin, arguments, on_event)
 
     return Operation(run, "redeem")
 
@@ -144,19 +144,19 @@ class _Redemption:
         self._by = new_owner()
 
     async def run(
-        self, open_frame: Callable[[], Any], arguments: Arguments, on_event: Callable[[object], None] | None
+        self, begin: Callable[[], Any], arguments: Arguments, on_event: Callable[[object], None] | None
     ) -> ToolResult[Any]:
         before = await self._box.claim(*self._which, self._by, self._tool.enters_again)
         if before:
             return read_result(self._tool, msgspec.msgpack.decode(before, type=Deposit).inner.result)
         try:
-            frame: Frame = await open_frame()
+            run: Run = await begin()
         except BaseException:
             await finish(self._box.release(*self._which, self._by))
             raise
         if on_event is not None:
-            frame.session.dispatcher.subscribe(object, on_event)
-        gate = Gate(frame)
+            run.session.dispatcher.subscribe(object, on_event)
+        gate = Gate(run)
         around = self._stand_in(gate)
         try:
             async with self._held(gate):
@@ -164,8 +164,8 @@ class _Redemption:
                 return await asyncio.ensure_future(self._carry_out(gate, around, arguments))
         finally:
             around.open_transaction.drop()
-            frame.cancellation.close()
-            await finish(frame.world.resources.close_logged())
+            run.cancellation.close()
+            await finish(run.world.resources.close_logged())
 
     async def _carry_out(self, gate: Gate, around: Attempt, arguments: Arguments) -> ToolResult[Any]:
         passage = gate.open(new_call(gate, self._tool.name, arguments, parent=around))
@@ -193,16 +193,16 @@ class _Redemption:
 
         It then raises `TicketError` if some effects could not be undone, or else the error of the deposit.
         """
-        frame = attempt.frame
+        run = attempt.run
         try:
             inner = record_of(attempt, _in_words(result), done, status)
             depends = done.has_session and EFFECTS[self._tool.effect].transactional
             deposit = Deposit(
                 inner=inner,
                 reads=read_digests(done.session) if depends else {},
-                spent=dict(frame.costs.tracker.spent()),
-                usage=frame.costs.models.usage,
-                cost=frame.costs.models.cost,
+                spent=dict(run.costs.tracker.spent()),
+                usage=run.costs.models.usage,
+                cost=run.costs.models.cost,
             )
             await self._box.deposit(*self._which, self._by, msgspec.msgpack.encode(deposit))
         except Exception as error:
@@ -232,10 +232,10 @@ class _Redemption:
         The redeemed call commits into the stand-in's transaction, which is never committed. Ids derive from the
         ticket's place, so they are the same for every redeemer and unique in the run.
         """
-        ticket, frame = self._ticket, gate.frame
+        ticket, run = self._ticket, gate.run
         verb = Place.parse(ticket.place)
         place = verb.outer or RUN
-        frame.place = place.parent or RUN
+        run.place = place.parent or RUN
         call = Call(
             gate,
             ticket.tool,
@@ -247,9 +247,9 @@ class _Redemption:
             depth=ticket.depth - 1,
             tool=self._tool,
         )
-        around = Attempt(call, frame, verb.attempt_at(place) or 1, inner=verb.number - 1)
-        around.started = frame.monotonic() - frame.began
-        around.transaction = Transaction(frame.session, ticket.tool, EFFECTS[_effect_of(ticket)].writes)
+        around = Attempt(call, run, verb.attempt_at(place) or 1, inner=verb.number - 1)
+        around.started = run.monotonic() - run.began
+        around.transaction = Transaction(run.session, ticket.tool, EFFECTS[_effect_of(ticket)].writes)
         return around
 
     @contextlib.asynccontextmanager

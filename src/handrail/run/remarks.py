@@ -15,49 +15,49 @@ from handrail.run.record.attachments import load
 from handrail.run.record.log import Told
 
 if TYPE_CHECKING:
-    from handrail.run.evaluation import Run
+    from handrail.run.evaluation import Evaluation
 
 
-async def tell_remarks(run: Run, place: Place) -> None:
+async def tell_remarks(evaluation: Evaluation, place: Place) -> None:
     """Tell the model of the outermost run, before a request, what people have said along with their answers since the last one.
 
     Does nothing in a nested run, or if nothing was said. Each remark is told once, also over resumptions: a replay repeats the message.
     """
-    log = run.frame.log
-    if run.frame.outer is not None:
+    log = evaluation.run.log
+    if evaluation.run.outer is not None:
         return
     told = log.find("remark", place, Told)
     if told is None:
-        said = untold(run)
+        said = untold(evaluation)
         if not said or log.has("model answer", place):
             return
-        run.leave_record()
+        evaluation.leave_record()
         told = Told(list(said), _message_of(said.values()))
         await load(log.journal, log.run_id, told.message.attachments)
-        _forget(run)
-        run.say(
+        _forget(evaluation)
+        evaluation.say(
             told.message
         )  # before it is recorded as told, so that others always find it in one place or the other
         await log.note("remark", place, told)
         return
     await load(log.journal, log.run_id, told.message.attachments)
-    run.say(told.message)
+    evaluation.say(told.message)
 
 
-def untold(run: Run) -> Mapping[str, Answer]:
+def untold(evaluation: Evaluation) -> Mapping[str, Answer]:
     """Return the answers whose remarks the run's model has not been told, by question id; none for a nested run."""
-    frame = run.frame
-    if frame.outer is not None:
+    run = evaluation.run
+    if run.outer is not None:
         return {}
-    return _in_order({**frame.log.remarks, **frame.people.questions.remarks})
+    return _in_order({**run.log.remarks, **run.people.questions.remarks})
 
 
-def leave_remarks(run: Run) -> None:
+def leave_remarks(evaluation: Evaluation) -> None:
     """Add what the model of an ending run was not told to its conversation, so that the next run's model reads it."""
-    said = untold(run)
+    said = untold(evaluation)
     if said:
-        _forget(run)
-        run.say(_message_of(said.values()))
+        _forget(evaluation)
+        evaluation.say(_message_of(said.values()))
 
 
 async def unread_remarks(journal: Journal, run_id: str) -> UserMessage | None:
@@ -77,10 +77,10 @@ def _in_order(said: Mapping[str, Answer]) -> Mapping[str, Answer]:
     return {id: said[id] for id in sorted(said, key=lambda id: (len(id), id))}
 
 
-def _forget(run: Run) -> None:
-    run.frame.people.questions.remarks.clear()
-    if run.frame.log.remarks:
-        run.frame.log.remarks = {}
+def _forget(evaluation: Evaluation) -> None:
+    evaluation.run.people.questions.remarks.clear()
+    if evaluation.run.log.remarks:
+        evaluation.run.log.remarks = {}
 
 
 def _message_of(answers: Iterable[Answer]) -> UserMessage:

@@ -22,7 +22,7 @@ def _attempt_of(context: ToolContext) -> Attempt | None:
 def find_started(context: ToolContext) -> str | None:
     """Return the id of the work that this attempt at the call has started, perhaps in an earlier process; None if there is none."""
     attempt = _attempt_of(context)
-    return None if attempt is None else attempt.frame.log.find_remote(attempt.place)
+    return None if attempt is None else attempt.run.log.find_remote(attempt.place)
 
 
 async def note_started(context: ToolContext, id: str) -> None:
@@ -32,7 +32,7 @@ async def note_started(context: ToolContext, id: str) -> None:
     """
     attempt = _attempt_of(context)
     if attempt is not None:
-        await attempt.frame.log.note_remote(attempt.place, id)
+        await attempt.run.log.note_remote(attempt.place, id)
 
 
 def is_left(context: ToolContext) -> bool:
@@ -41,7 +41,7 @@ def is_left(context: ToolContext) -> bool:
     If so, the work must go on, because the resumed call continues with it.
     """
     attempt = _attempt_of(context)
-    return attempt is not None and attempt.frame.log.closed
+    return attempt is not None and attempt.run.log.closed
 
 
 def paused_timeouts(context: ToolContext) -> AbstractContextManager[None]:

@@ -47,7 +47,7 @@ from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
     from handrail.concurrency.deadline import Deadline
-    from handrail.run.evaluation import Run
+    from handrail.run.evaluation import Evaluation
     from handrail.run.settings import Retry
 
 
@@ -61,7 +61,7 @@ _PER_MESSAGE = 16
 
 
 async def ask_once(
-    run: Run, attempt: int, failed: list[FailedRequest]
+    evaluation: Evaluation, attempt: int, failed: list[FailedRequest]
 ) -> tuple[Answer, float, Decimal | None]:
     """Ask the run's model once. Returns its complete answer, the seconds it took, and its cost (None if unknown).
 
@@ -69,32 +69,34 @@ async def ask_once(
     reported by then are added to the run's costs. Raises `ModelError` if the request fails, and `BudgetExceededError`
     if the budget does not allow it.
     """
-    frame, model = run.frame, run.model
-    request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
-    masking = run.masking
+    run, model = evaluation.run, evaluation.model
+    request, reserved = (
+        (evaluation.request(), None) if run.budget is None else _reserve(evaluation, run.budget)
+    )
+    masking = evaluation.masking
     answer = Answer(model.name, request, attempt, masking)
-    throttle = run.throttle
+    throttle = evaluation.throttle
     try:
         if throttle is not None:
             await throttle.enter()
         try:
-            if frame.told.get(ModelRequested, True):
-                frame.publish(ModelRequested(model.name, attempt, len(request.messages), frame.run_context))
-            began = frame.monotonic()
+            if run.told.get(ModelRequested, True):
+                run.publish(ModelRequested(model.name, attempt, len(request.messages), run.run_context))
+            began = run.monotonic()
             if request.provider_tools:
                 check_provider_tools(model, request.provider_tools)
             parts = model.stream(request)
             try:
                 if request.stream:
-                    deltas = Deltas(run)
+                    deltas = Deltas(evaluation)
                     async for part in parts:
                         answer.take(part)
-                        await _keep_bytes(run, part)
+                        await _keep_bytes(evaluation, part)
                         deltas.publish(part)
                 else:
                     async for part in parts:
                         answer.take(part)
-                        await _keep_bytes(run, part)
+                        await _keep_bytes(evaluation, part)
             except BaseException as error:
                 answer.interrupted = isinstance(error, asyncio.CancelledError)
                 await parts.aclose()
@@ -102,16 +104,16 @@ async def ask_once(
             if answer.stop is None:
                 raise ModelAnswerBroken(model.name, "the answer ended before it was complete")
             if answer.stop.kept is not None:
-                _tell_outside(run, answer, request.stream)
+                _tell_outside(evaluation, answer, request.stream)
         finally:
             if throttle is not None:
                 throttle.leave()
-        seconds = frame.monotonic() - began
-        cost = charge(run, answer, reserved, seconds)
+        seconds = run.monotonic() - began
+        cost = charge(evaluation, answer, reserved, seconds)
         reserved = None
         return answer, seconds, cost
     except BaseException as error:
-        usage, cost = _charge_cut(run, answer, reserved)
+        usage, cost = _charge_cut(evaluation, answer, reserved)
         problem = _problem_of(error)[:_MOST_SAID]
         failed.append(FailedRequest(model.name, problem, usage=usage, cost=cost, charged=answer.charged))
         raise
@@ -124,15 +126,15 @@ def _problem_of(error: BaseException) -> str:
     return "it was stopped before it had answered" if is_stopped else clean_text(in_short(error))
 
 
-async def _keep_bytes(run: Run, part: ModelPart) -> None:
+async def _keep_bytes(evaluation: Evaluation, part: ModelPart) -> None:
     """Store the bytes of a picture or a sound, before an event or a record refers to them."""
-    log = run.frame.log
+    log = evaluation.run.log
     if isinstance(part, AttachmentPart) and log.is_kept:
         await finish(store(log.journal, log.run_id, [part.attachment]))
 
 
 def _charge_cut(
-    run: Run, answer: Answer, reserved: Reservation | None
+    evaluation: Evaluation, answer: Answer, reserved: Reservation | None
 ) -> tuple[Usage, Decimal | None] | tuple[None, None]:
     """Charge a request whose answer was cut off or never came. Returns its usage and cost, both None if it was not answered at all."""
     if not (answer.counted or answer.begun):
@@ -140,8 +142,8 @@ def _charge_cut(
             answer.charged = reserved.settle(requests=1, tokens=0, money=0)
         return None, None
     usage = answer.usage
-    cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
-    run.frame.costs.models.add(usage, cost)
+    cost = evaluation.tariff(usage) if answer.counted else evaluation.uncounted_cost()
+    evaluation.run.costs.models.add(usage, cost)
     if reserved is not None and answer.counted:
         reserved.settle(requests=1, tokens=usage.tokens, money=cost)
     elif reserved is not None:
@@ -149,7 +151,7 @@ def _charge_cut(
     return usage, cost
 
 
-def _tell_outside(run: Run, answer: Answer, streaming: bool) -> None:
+def _tell_outside(evaluation: Evaluation, answer: Answer, streaming: bool) -> None:
     """Add a line for each call of the provider's own tools to the answer's thinking, which is shown to people."""
     kept = None if answer.stop is None else answer.stop.kept
     lines = outside_lines(kept)
@@ -158,11 +160,11 @@ def _tell_outside(run: Run, answer: Answer, streaming: bool) -> None:
         part = ThinkingPart(before + "\n".join(lines) + "\n")
         answer.take(part)
         if streaming:
-            Deltas(run).publish(part)
+            Deltas(evaluation).publish(part)
 
 
 def charge(
-    run: Run,
+    evaluation: Evaluation,
     answer: Answer,
     reserved: Reservation | None,
     seconds: float,
@@ -173,25 +175,28 @@ def charge(
     A recorded answer is charged again. Usage that the provider does not report is unknown, not zero: the reserved
     amount counts as spent.
     """
-    usage, frame = answer.usage, run.frame
-    if recorded is not None and recorded.model != run.model.name:
+    usage, run = answer.usage, evaluation.run
+    if recorded is not None and recorded.model != evaluation.model.name:
         cost = recorded.cost  # another of the run's candidates answered, so `run.tariff` does not apply
     else:
-        cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
-    frame.costs.models.add(usage, cost)
+        cost = evaluation.tariff(usage) if answer.counted else evaluation.uncounted_cost()
+    run.costs.models.add(usage, cost)
     if answer.counted:
-        run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # the answer itself is counted
+        evaluation.counted = (
+            len(evaluation.conversation.messages) + 1,
+            usage.tokens,
+        )  # the answer itself is counted
     if reserved is not None and answer.counted:
         reserved.settle(requests=1, tokens=usage.tokens, money=cost)
     elif reserved is not None:
         answer.charged = reserved.settle(**(answer.charged or {"requests": 1}))
     stop: Any = answer.stop
-    tell = frame.session.record if recorded is None else frame.session.keep
-    tell(ModelResponded(answer.model, stop.reason, usage, cost, seconds, answer.attempt, frame.run_context))
+    tell = run.session.record if recorded is None else run.session.keep
+    tell(ModelResponded(answer.model, stop.reason, usage, cost, seconds, answer.attempt, run.run_context))
     return cost
 
 
-def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
+def _reserve(evaluation: Evaluation, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
     """Reserve an upper bound for the request's tokens and cost. If little of the budget remains, request a shorter answer.
 
     Returns the request and the reservation. Raises `BudgetExceededError` if too little is left. Each byte of
@@ -199,19 +204,25 @@ def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation
     turn are not estimated again.
     """
     left = budget.remaining()
-    known, tokens = run.counted
-    sent = tokens + sum(_size(message) for message in run.conversation.messages.since(known))
+    known, tokens = evaluation.counted
+    sent = tokens + sum(_size(message) for message in evaluation.conversation.messages.since(known))
     if not known:
-        sent += len(run.system.encode()) + run.offered_size()
+        sent += len(evaluation.system.encode()) + evaluation.offered_size()
     # An estimate until the provider reports the actual count.
-    run.counted = (len(run.conversation.messages), sent)
-    room = run.max_tokens or OUTPUT_BOUND
+    evaluation.counted = (len(evaluation.conversation.messages), sent)
+    room = evaluation.max_tokens or OUTPUT_BOUND
     if "tokens" in left:
         room = max(min(room, int(left["tokens"]) - sent), _LEAST_OUTPUT)
-    while "money" in left and room > _LEAST_OUTPUT and (most_of(run.tariff, sent, room) or 0) > left["money"]:
+    while (
+        "money" in left
+        and room > _LEAST_OUTPUT
+        and (most_of(evaluation.tariff, sent, room) or 0) > left["money"]
+    ):
         room //= 2
-    reserved = budget.reserve(requests=1, tokens=sent + room, money=most_of(run.tariff, sent, room))
-    return run.request(max_tokens=room if {"tokens", "money"} & left.keys() else run.max_tokens), reserved
+    reserved = budget.reserve(requests=1, tokens=sent + room, money=most_of(evaluation.tariff, sent, room))
+    return evaluation.request(
+        max_tokens=room if {"tokens", "money"} & left.keys() else evaluation.max_tokens
+    ), reserved
 
 
 def _size(message: Message) -> int:
@@ -233,34 +244,34 @@ _LONGEST_QUICK_WAIT = 2.0
 """Maximum for `Retry.first_wait` and `Retry.longest_wait`, in seconds, if there is a next candidate."""
 
 
-async def ask(run: Run) -> Answer:
+async def ask(evaluation: Evaluation) -> Answer:
     """Return the recorded answer, or else ask the model and return its complete answer.
 
     Raises `PromptEvaluationError` if no model answers, or none within the deadline and the budget.
     """
-    frame = run.frame
-    if frame.parking is not None and frame.parked:
+    run = evaluation.run
+    if run.parking is not None and run.parked:
         raise asyncio.CancelledError  # the run was parked during a shielded step
-    run.answers += 1
-    if frame.log.is_kept:
-        place = run.place_of_answer
-        await tell_undone(run, place)
-        await tell_remarks(run, place)
-        recorded = frame.log.find("model answer", place, RecordedAnswer)
+    evaluation.answers += 1
+    if run.log.is_kept:
+        place = evaluation.place_of_answer
+        await tell_undone(evaluation, place)
+        await tell_remarks(evaluation, place)
+        recorded = run.log.find("model answer", place, RecordedAnswer)
         if recorded is not None:
-            await load(frame.log.journal, frame.log.run_id, recorded.attachments)
-            return _replay(run, recorded)
-        run.leave_record()
-    deadline = frame.deadline
-    attempts = Attempts(run)
+            await load(run.log.journal, run.log.run_id, recorded.attachments)
+            return _replay(evaluation, recorded)
+        evaluation.leave_record()
+    deadline = run.deadline
+    attempts = Attempts(evaluation)
     try:
-        return await (attempts.answer() if deadline is None else _in_time(run, attempts, deadline))
+        return await (attempts.answer() if deadline is None else _in_time(evaluation, attempts, deadline))
     except BaseException:
-        frame.model.unanswered = attempts.unanswered()
+        run.model.unanswered = attempts.unanswered()
         raise
 
 
-async def _in_time(run: Run, attempts: Attempts, deadline: Deadline) -> Answer:
+async def _in_time(evaluation: Evaluation, attempts: Attempts, deadline: Deadline) -> Answer:
     """Ask the model until the deadline. Raises `PromptEvaluationError` if it passes before the model has answered."""
     scope = open_scope()
     scope.start_deadline(deadline)
@@ -270,39 +281,39 @@ async def _in_time(run: Run, attempts: Attempts, deadline: Deadline) -> Answer:
     except asyncio.CancelledError as error:
         late = scope.explain(error, "the model had answered")
         if isinstance(late, DeadlineExceededError):
-            raise run.failed(late, "deadline") from late
+            raise evaluation.failed(late, "deadline") from late
         raise
     except DeadlineExceededError as error:
-        raise run.failed(error, "deadline") from error
+        raise evaluation.failed(error, "deadline") from error
     finally:
         scope.close()
 
 
-def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
+def _replay(evaluation: Evaluation, recorded: RecordedAnswer) -> Answer:
     """Return a recorded answer without sending anything. Its usage and cost are charged again."""
-    frame, budget = run.frame, run.frame.budget
-    answer = read_answer(recorded, run.request(), run.masking)
+    run, budget = evaluation.run, evaluation.run.budget
+    answer = read_answer(recorded, evaluation.request(), evaluation.masking)
     # The limits are not checked again: they were checked before the request was sent.
     for each in recorded.failed:
         if each.usage is not None:
-            frame.costs.models.add(each.usage, each.cost)
+            run.costs.models.add(each.usage, each.cost)
         if budget is not None:
             budget.reserve().settle(**each.spent())
     reserved = None if budget is None else budget.reserve()
-    charge(run, answer, reserved, recorded.seconds, recorded)
-    run.answered_by = recorded.model
-    run.new_tools.clear()
+    charge(evaluation, answer, reserved, recorded.seconds, recorded)
+    evaluation.answered_by = recorded.model
+    evaluation.new_tools.clear()
     return answer
 
 
 class Attempts:
     """The requests that are made for one answer. Each has its own events, cost and budget reservation."""
 
-    __slots__ = ("_began", "_failed", "_number", "_run")
+    __slots__ = ("_began", "_evaluation", "_failed", "_number")
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._began = run.frame.monotonic()
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+        self._began = evaluation.run.monotonic()
         self._number = 0
         self._failed: list[FailedRequest] = []
 
@@ -311,54 +322,54 @@ class Attempts:
 
         If a candidate fails or refuses, the next one may be asked.
         """
-        return self._judge_first() if self._run.judges_offers else self._begin()
+        return self._judge_first() if self._evaluation.judges_offers else self._begin()
 
     def unanswered(self) -> Unanswered | None:
         """Return the requests that failed, which is all of them if no model answers; None if there are none."""
         if not self._failed:
             return None
-        seconds = self._run.frame.monotonic() - self._began
-        return Unanswered(self._run.frame.log.now() - seconds, seconds, tuple(self._failed))
+        seconds = self._evaluation.run.monotonic() - self._began
+        return Unanswered(self._evaluation.run.log.now() - seconds, seconds, tuple(self._failed))
 
     async def _judge_first(self) -> Answer:
-        await self._run.judge_offers()
+        await self._evaluation.judge_offers()
         return await self._begin()
 
     def _begin(self) -> Coroutine[Any, Any, Answer]:
-        run = self._run
-        return self._choose() if run.chooses else self._ask(run.retry, None, False)
+        evaluation = self._evaluation
+        return self._choose() if evaluation.chooses else self._ask(evaluation.retry, None, False)
 
     async def _choose(self) -> Answer:
-        run, candidates = self._run, self._candidates()
+        evaluation, candidates = self._evaluation, self._candidates()
         quick = replace(
-            run.retry,
-            attempts=min(run.retry.attempts, _QUICK_ATTEMPTS),
-            first_wait=min(run.retry.first_wait, _LONGEST_QUICK_WAIT),
-            longest_wait=min(run.retry.longest_wait, _LONGEST_QUICK_WAIT),
+            evaluation.retry,
+            attempts=min(evaluation.retry.attempts, _QUICK_ATTEMPTS),
+            first_wait=min(evaluation.retry.first_wait, _LONGEST_QUICK_WAIT),
+            longest_wait=min(evaluation.retry.longest_wait, _LONGEST_QUICK_WAIT),
         )
         for this, after in itertools.pairwise(candidates):
-            run.use(this.model)
+            evaluation.use(this.model)
             try:
                 return await self._ask(quick, after.model.name, this.on_refusal)
             except _FellOver:
                 continue
-        run.use(candidates[-1].model)
-        return await self._ask(run.retry, None, False)
+        evaluation.use(candidates[-1].model)
+        return await self._ask(evaluation.retry, None, False)
 
     def _candidates(self) -> tuple[Candidate, ...]:
         """Return the candidates, rotated so that the model that gave the run's last answer is tried first.
 
         Raises `PromptEvaluationError` if the choice can't be made.
         """
-        run = self._run
+        evaluation = self._evaluation
         try:
-            found = candidates_of(run.settings.model, run.request())
+            found = candidates_of(evaluation.settings.model, evaluation.request())
         except DefinitionError as error:
-            raise run.failed(error, "request") from error
+            raise evaluation.failed(error, "request") from error
         names = [each.model.name for each in found]
-        if run.answered_by not in names:
+        if evaluation.answered_by not in names:
             return found
-        start = names.index(run.answered_by)
+        start = names.index(evaluation.answered_by)
         return (*found[start:], *found[:start])
 
     async def _ask(self, retry: Retry, after: str | None, on_refusal: bool) -> Answer:
@@ -366,19 +377,19 @@ class Attempts:
 
         Raises `_FellOver` if `after`, the next model, is to be asked instead, and `PromptEvaluationError` if the run fails.
         """
-        run, tries = self._run, 0
+        evaluation, tries = self._evaluation, 0
         while True:
             tries += 1
             self._number += 1
-            run.has_shown = False
+            evaluation.has_shown = False
             try:
-                answer, seconds, cost = await ask_once(run, self._number, self._failed)
+                answer, seconds, cost = await ask_once(evaluation, self._number, self._failed)
             except BudgetExceededError as error:
-                raise run.failed(error, "budget") from error
+                raise evaluation.failed(error, "budget") from error
             except ModelError as error:
-                if after is not None and (run.has_shown or not falls_over(error)):
+                if after is not None and (evaluation.has_shown or not falls_over(error)):
                     # Stay with this model: part of its answer was shown, or the next one would fail too.
-                    after, retry = None, run.retry
+                    after, retry = None, evaluation.retry
                 wait = self._wait_after(retry, tries, error, after)
                 self._tell(str(error), wait, after)
                 if wait is None:
@@ -387,20 +398,27 @@ class Attempts:
                     raise self._gave_up(error, tries) from (
                         None if isinstance(error, ModelKeyMissing) else error
                     )
-                if error.retry_after is not None and run.throttle is not None:
-                    run.throttle.hold(wait)  # other requests to this provider would be refused as well
+                if error.retry_after is not None and evaluation.throttle is not None:
+                    evaluation.throttle.hold(wait)  # other requests to this provider would be refused as well
                 await asyncio.sleep(wait)
                 continue
             assert answer.stop is not None
-            if after is not None and on_refusal and answer.stop.reason == "refused" and not run.has_shown:
+            if (
+                after is not None
+                and on_refusal
+                and answer.stop.reason == "refused"
+                and not evaluation.has_shown
+            ):
                 self._refused(answer, cost, after)
                 raise _FellOver
-            run.answered_by = answer.model
-            if run.frame.log.is_kept:
-                offered = {tool.name: offer_of(tool) for tool in run.new_tools}
-                run.new_tools.clear()
-                recorded = write_answer(answer, seconds, cost, run.masking, tuple(self._failed), offered)
-                await finish(run.frame.log.note("model answer", run.place_of_answer, recorded))
+            evaluation.answered_by = answer.model
+            if evaluation.run.log.is_kept:
+                offered = {tool.name: offer_of(tool) for tool in evaluation.new_tools}
+                evaluation.new_tools.clear()
+                recorded = write_answer(
+                    answer, seconds, cost, evaluation.masking, tuple(self._failed), offered
+                )
+                await finish(evaluation.run.log.note("model answer", evaluation.place_of_answer, recorded))
             return answer
 
     def _wait_after(self, retry: Retry, tries: int, error: ModelError, after: str | None) -> float | None:
@@ -408,20 +426,22 @@ class Attempts:
 
         Raises `PromptEvaluationError` if the attempt would be past the deadline and there is no next model.
         """
-        wait, deadline = retry.wait_after(tries, error), self._run.frame.deadline
+        wait, deadline = retry.wait_after(tries, error), self._evaluation.run.deadline
         if wait is None or deadline is None or deadline.remaining() > wait:
             return wait
         if after is not None:
             return None
         self._tell(str(error), wait, None)
         late = f" The next try, in {wait:.1f} s, would be past the deadline."
-        raise self._run.failed(error, "deadline", late) from error
+        raise self._evaluation.failed(error, "deadline", late) from error
 
     def _tell(self, error: str, wait: float | None, after: str | None) -> None:
-        run = self._run
+        evaluation = self._evaluation
         next_model = after if wait is None and after is not None else ""
-        run.frame.session.record(
-            ModelFailed(run.model.name, self._number, error, wait, run.frame.run_context, next_model)
+        evaluation.run.session.record(
+            ModelFailed(
+                evaluation.model.name, self._number, error, wait, evaluation.run.run_context, next_model
+            )
         )
 
     def _refused(self, answer: Answer, cost: Decimal | None, after: str) -> None:
@@ -434,10 +454,12 @@ class Attempts:
 
     def _gave_up(self, error: ModelError, tries: int) -> Exception:
         said = "" if tries == 1 else f" It was tried {tries} times."
-        before = {each.model: each.error for each in self._failed if each.model != self._run.model.name}
+        before = {
+            each.model: each.error for each in self._failed if each.model != self._evaluation.model.name
+        }
         for model, problem in before.items():
             said += f" Before it, {model} failed: {problem.rstrip('.')}."
-        failed = self._run.failed(error, "request", said)
+        failed = self._evaluation.failed(error, "request", said)
         failed.hides_frames = isinstance(error, ModelKeyMissing)
         return failed
 

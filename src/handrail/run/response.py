@@ -29,7 +29,7 @@ from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
     from handrail.run.conversation import Conversation
-    from handrail.run.frame import Frame
+    from handrail.run.run import Run
     from handrail.schema.partial_values import PartialType, PartialValue
 
 
@@ -85,18 +85,18 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def respond(
-    outcome: Outcome, frame: Frame, conversation: Conversation, unclosed: tuple[Exception, ...] = ()
+    outcome: Outcome, run: Run, conversation: Conversation, unclosed: tuple[Exception, ...] = ()
 ) -> PromptResponse[Any]:
     """Create the response of a run, root or nested."""
-    spending = frame.costs.models
+    spending = run.costs.models
     return PromptResponse(
         outcome.text,
         outcome.output,
         spending.usage,
         spending.cost,
-        frame.run_context.run_id,
+        run.run_context.run_id,
         outcome.stop_reason,
-        frame.session,
+        run.session,
         unclosed,
         conversation.key,
         len(conversation.messages),

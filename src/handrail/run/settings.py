@@ -27,8 +27,8 @@ from handrail.session import Session
 from handrail.tools import Tool
 
 if TYPE_CHECKING:
-    from handrail.run.frame import Frame
     from handrail.run.options import RunOptions
+    from handrail.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
     """Raise `DefinitionError` unless the tools added to a run are valid and have unique names."""
     if not tools:
         return
-    from handrail.run.frame import check_tool
+    from handrail.run.run import check_tool
 
     taken = {tool.name for tool in prompt.tools}
     taken.update(tool.name for _, section in walk(prompt.sections) for tool in section.tools)
@@ -233,10 +233,10 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
         taken.add(tool.name)
 
 
-def check_files(prompt: Prompt[Any], frame: Frame) -> None:
+def check_files(prompt: Prompt[Any], run: Run) -> None:
     """Raise `DefinitionError` if a section needs files and the run has none."""
     wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
-    if wanting and frame.world.filesystem is None and not frame.world.resources.binds(Filesystem):
+    if wanting and run.world.filesystem is None and not run.world.resources.binds(Filesystem):
         raise DefinitionError(
             f"prompt {prompt.name!r} has {wanting[0]}, but the run has no files. Pass a filesystem: "
             "evaluate(..., filesystem=DirectoryFilesystem('folder'))."

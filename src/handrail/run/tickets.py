@@ -52,8 +52,8 @@ def give_ticket(attempt: Attempt) -> str:
 
     Raises `NotSupported` without a journal, outside of handlers, and in compensations and probes.
     """
-    frame = attempt.frame
-    run_log = frame.log
+    run = attempt.run
+    run_log = run.log
     if not run_log.is_kept:
         raise NotSupported(
             "ticket", "Give the run a journal that other processes can open: Adapter(model, journal=...)."
@@ -72,26 +72,26 @@ def give_ticket(attempt: Attempt) -> str:
         run_id=run_log.run_id,
         place=str(given.place),
         call_id=attempt.id,
-        session_id=frame.session.id,
+        session_id=run.session.id,
         tool=attempt.name,
         path=attempt.path,
         depth=attempt.depth,
-        deadline=None if frame.deadline is None else frame.deadline.at,
-        budget={} if frame.budget is None else _half_of(frame.budget),
+        deadline=None if run.deadline is None else run.deadline.at,
+        budget={} if run.budget is None else _half_of(run.budget),
         capabilities=tuple(sorted(attempt.tool.capabilities)),
         effect=attempt.tool.effect,
     )
-    text = ticket.seal(frame.people.key)
+    text = ticket.seal(run.people.key)
     first = run_log.journal.tickets.issue(run_log.run_id, ticket.place, text)
     if attempt.tickets is None:
         attempt.tickets = []
     attempt.tickets.append(given)
     if first != text:  # the handler was entered before, and the share of the first ticket may be in use
-        ticket = msgspec.structs.replace(ticket, budget=Ticket.open(first, frame.people.key).budget)
-        text = ticket.seal(frame.people.key)
-    if frame.budget is not None:
+        ticket = msgspec.structs.replace(ticket, budget=Ticket.open(first, run.people.key).budget)
+        text = ticket.seal(run.people.key)
+    if run.budget is not None:
         given.share = share_of(ticket)
-        given.reserved = frame.budget.reserve(**given.share)
+        given.reserved = run.budget.reserve(**given.share)
     return text
 
 
@@ -162,7 +162,7 @@ async def _close(attempt: Attempt) -> list[tuple[GivenTicket, Deposit | None]]:
 
     Returns the tickets whose redemption has begun, each with its deposit, or with None if the redemption has not finished.
     """
-    run_log, tickets = attempt.frame.log, attempt.tickets or []
+    run_log, tickets = attempt.run.log, attempt.tickets or []
     attempt.tickets = None
     deposits: Mapping[str, bytes] = {}
     found: list[tuple[GivenTicket, Deposit | None]] = []
@@ -173,7 +173,7 @@ async def _close(attempt: Attempt) -> list[tuple[GivenTicket, Deposit | None]]:
             body = deposits.get(str(given.place))
             deposit = msgspec.msgpack.decode(body, type=Deposit) if body else None
             if deposit is not None:
-                charge(attempt.frame, deposit, given)
+                charge(attempt.run, deposit, given)
                 log_again(attempt, deposit.inner.logged)
             elif given.reserved is not None:
                 given.reserved.release()

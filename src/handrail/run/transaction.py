@@ -584,7 +584,7 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
     outer = attempt.call.parent
     parent = None if outer is None or outer.is_undone else outer.open_transaction.around_inner
     serial = EFFECTS[tool.effect].transactional
-    return Transaction(attempt.frame.session, attempt.call.name, tool.writes, parent, is_serial=serial)
+    return Transaction(attempt.run.session, attempt.call.name, tool.writes, parent, is_serial=serial)
 
 
 def _order(part: Part) -> tuple[Any, ...]:

@@ -70,7 +70,7 @@ class OpenTurn:
 
     def is_recorded(self) -> bool:
         """Return whether the record of a resumed run has the results of all calls."""
-        log = self._gate.frame.log
+        log = self._gate.run.log
         return all(log.is_over(each.call.place) for each in self._calls)
 
     def results(self) -> tuple[ToolResult[Any], ...]:
@@ -93,7 +93,7 @@ def _groups(gate: Gate, calls: list[Passage]) -> Iterator[list[Passage]]:
     """Yield groups of consecutive calls that run together. A call that must run alone forms its own group."""
     group: list[Passage] = []
     for each in calls:
-        tool = gate.frame.tools.get(each.call.name)
+        tool = gate.run.tools.get(each.call.name)
         if tool is not None and tool.alone:
             if group:
                 yield group

@@ -43,8 +43,8 @@ class CallBus:
         """
         attempt = self._attempt
         attempt.home.check()
-        stop = attempt.frame.session.dispatcher.subscribe(kind, listener)
-        held = attempt.frame.subscriptions.setdefault(attempt, set())
+        stop = attempt.run.session.dispatcher.subscribe(kind, listener)
+        held = attempt.run.subscriptions.setdefault(attempt, set())
         held.add(stop)
 
         def unsubscribe() -> None:
@@ -54,18 +54,18 @@ class CallBus:
         if attempt.home.closed:  # the call has ended since, and left this thread behind
             unsubscribe()
             if not held:
-                attempt.frame.subscriptions.pop(attempt, None)
+                attempt.run.subscriptions.pop(attempt, None)
             attempt.home.check()
         return unsubscribe
 
     def listens_for(self, kind: type, /) -> bool:
         """Return whether an event of this type could reach a subscriber. If not, the event need not be created."""
-        return self._attempt.frame.session.dispatcher.listens_for(kind)
+        return self._attempt.run.session.dispatcher.listens_for(kind)
 
 
 def end_subscriptions(attempt: Attempt) -> None:
     """End the subscriptions that were made through the contexts of an attempt."""
-    for stop in attempt.frame.subscriptions.pop(attempt, ()):
+    for stop in attempt.run.subscriptions.pop(attempt, ()):
         stop()
 
 
@@ -79,15 +79,15 @@ class CallSession:
 
     @property
     def id(self) -> str:
-        return self._attempt.frame.session.id
+        return self._attempt.run.session.id
 
     @property
     def principal(self) -> str:
-        return self._attempt.frame.session.principal
+        return self._attempt.run.session.principal
 
     @property
     def config(self) -> Mapping[str, Any]:
-        return self._attempt.frame.session.config
+        return self._attempt.run.session.config
 
     @property
     def dispatcher(self) -> CallBus:
@@ -116,7 +116,7 @@ class CallSession:
                 attempt.tool.effect,
                 f"it may not dispatch {type(event).__name__}, which requires effect='staged'",
             )
-        if attempt.frame.journal is None:
+        if attempt.run.journal is None:
             transaction.session.dispatch(event)
         else:
             dispatch_recorded(attempt, transaction.session, event)
@@ -132,12 +132,12 @@ class CallApprovals:
 
     @property
     def mode(self) -> str | None:
-        return self._attempt.frame.people.mode
+        return self._attempt.run.people.mode
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
         """Return the remembered decisions in force in this session."""
         self._attempt.check()
-        return remembered_in(self._attempt.frame.session)
+        return remembered_in(self._attempt.run.session)
 
 
 class _CallListener:
@@ -170,17 +170,17 @@ class CallSignal:
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         for each in attempt.with_outer():
-            scope = each.frame.live.get(each)
+            scope = each.run.live.get(each)
             if scope is not None:
                 scope.listen(_CallListener(each))
-                if each.frame.live.get(each) is not scope:
+                if each.run.live.get(each) is not scope:
                     scope.ignore()  # the call has ended since, and left this thread behind
 
     @property
     def cancelled(self) -> bool:
         """Whether the call must stop. It stays true after the call, for a thread that outlives the call."""
         attempt = self._attempt
-        return attempt.frame.cancellation.cancelled or any(map(_is_stopped, attempt.with_outer()))
+        return attempt.run.cancellation.cancelled or any(map(_is_stopped, attempt.with_outer()))
 
     def wait(self) -> Operation[None]:
         """Wait until the call must stop."""
@@ -195,7 +195,7 @@ class CallSignal:
         stopped: asyncio.Future[None] = loop.create_future()
         wake = lambda: None if stopped.done() else stopped.set_result(None)  # noqa: E731  # it is only ever passed on
         forget = [each.on_stop(wake) for each in self._attempt.with_outer()]
-        forget.append(self._attempt.frame.cancellation.on_cancel(wake))
+        forget.append(self._attempt.run.cancellation.on_cancel(wake))
         try:
             await stopped
         finally:
@@ -204,7 +204,7 @@ class CallSignal:
 
 
 def _is_stopped(attempt: Attempt) -> bool:
-    return attempt.stopped or ((scope := attempt.frame.live.get(attempt)) is not None and scope.landed)
+    return attempt.stopped or ((scope := attempt.run.live.get(attempt)) is not None and scope.landed)
 
 
 def reserved(event: object) -> EventRefused:

@@ -33,7 +33,6 @@ from handrail.run.attempt import Attempt
 from handrail.run.call import new_call
 from handrail.run.conversation import root_conversation
 from handrail.run.failures import Refused
-from handrail.run.frame import Frame, open_frame
 from handrail.run.gate import Gate
 from handrail.run.loop import shown_sections
 from handrail.run.options import DEPTH_LIMIT, RunOptions
@@ -43,6 +42,7 @@ from handrail.run.record.begin import schema_of, tools_of
 from handrail.run.record.format import is_masked, read_plain, read_result
 from handrail.run.record.resume import ResumedRun, load_resumed
 from handrail.run.response import Output
+from handrail.run.run import Run, open_run
 from handrail.run.transaction import new_transaction
 from handrail.runs.undo import meet
 from handrail.session import Session
@@ -155,12 +155,12 @@ async def replay(
     asking = [Place.parse(entry.key) for entry in entries if entry.kind == "verb"]
     units = await journal.calls.load(run_id)
     changed = await _changed_since(journal, units, filesystem)
-    frame = _frame(prompt, resumed, filesystem, resources, clock)
-    walk = _Walk(frame, prompt, rendered, units, asking, changed, begin.added, tally or Tally())
+    run = _run(prompt, resumed, filesystem, resources, clock)
+    walk = _Walk(run, prompt, rendered, units, asking, changed, begin.added, tally or Tally())
     try:
         return await walk.go([answers[RUN.answer(number)] for number in range(1, len(answers) + 1)])
     finally:
-        await frame.world.resources.close_logged()
+        await run.world.resources.close_logged()
 
 
 def _compare_prompt(
@@ -222,13 +222,13 @@ async def _changed_since(
     ]
 
 
-def _frame(
+def _run(
     prompt: Prompt[Any],
     resumed: ResumedRun,
     filesystem: Filesystem | None,
     resources: Iterable[Binding[Any]],
     clock: Clock,
-) -> Frame:
+) -> Run:
     options = RunOptions(
         session=resumed.session,
         filesystem=filesystem,
@@ -237,7 +237,7 @@ def _frame(
         depth_limit=DEPTH_LIMIT + 1,
         clock=clock,
     )
-    return open_frame(options, prompt=prompt)
+    return open_run(options, prompt=prompt)
 
 
 class _Dropped(Exception):
@@ -249,7 +249,7 @@ class _Walk:
 
     def __init__(
         self,
-        frame: Frame,
+        run: Run,
         prompt: Prompt[Any],
         rendered: RenderedPrompt[Any],
         units: Sequence[CommitUnit],
@@ -258,8 +258,8 @@ class _Walk:
         added: Iterable[str],
         tally: Tally,
     ) -> None:
-        self._frame = frame
-        self._gate = Gate(frame)
+        self._run = run
+        self._gate = Gate(run)
         self._prompt = prompt
         self._rendered = rendered
         self._units = {Place.parse(unit.place): unit for unit in units}
@@ -278,7 +278,7 @@ class _Walk:
             raise _Dropped
 
         driver: Tool[Any, Any] = Tool("replay", "Go through a recorded run.", walk, effect="staged")
-        self._frame.show([driver], ())
+        self._run.show([driver], ())
         result = await self._gate.invoke("replay")
         if self._found is None and _Dropped.__name__ not in result.message:
             raise HandrailError(f"the replay stopped before the end of the recorded run: {result.message}")
@@ -288,7 +288,7 @@ class _Walk:
         rendered = self._rendered
         extra = [] if self._output is None else [self._output.tool()]
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
-        self._frame.show([*rendered.tools, *extra], policies)
+        self._run.show([*rendered.tools, *extra], policies)
 
     async def _walk(self, outer: Attempt, answers: Sequence[RecordedAnswer]) -> Divergence | None:
         made = 0
@@ -325,7 +325,7 @@ class _Walk:
         return None
 
     async def _call(self, outer: Attempt, step: int, asked: CallAsked, unit: CommitUnit) -> Divergence | None:
-        tool = self._frame.tools.get(asked.name)
+        tool = self._run.tools.get(asked.name)
         if tool is None and asked.name in self._added:
             self._take(outer, unit)  # the original caller provided this tool, which is missing here
             return None
@@ -406,7 +406,7 @@ class _Walk:
     ) -> Divergence | None:
         """Check a call against the current policies, without running it. Returns None if they decide as they did before."""
         was, now = unit.decision or "allow", "allow"
-        if self._frame.policies:
+        if self._run.policies:
             call = new_call(self._gate, tool.name, asked.arguments, parent=outer)
             outer.inner -= 1  # this call only checks the policies and must not use up a number
             call.resolve(tool)
@@ -414,7 +414,7 @@ class _Walk:
             attempt.params = tool.parse(asked.arguments)
             attempt.transaction = new_transaction(attempt, tool)
             try:
-                waiting = check_policies(attempt, iter(self._frame.policies))
+                waiting = check_policies(attempt, iter(self._run.policies))
                 if waiting is not None:
                     await waiting
                 now = attempt.decision
@@ -436,7 +436,7 @@ class _Walk:
         if any(each.attempt_at(place) for each in self._asking):
             return False
         paths = [place[5:] for place in (*unit.reads, *unit.writes) if place.startswith("file ")]
-        if paths and self._frame.world.filesystem is None:
+        if paths and self._run.world.filesystem is None:
             return False
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 
@@ -447,7 +447,7 @@ class _Walk:
         for place, each in self._units.items():  # in the order of their commits
             if place.within(call):
                 for event in each.events:
-                    outer.open_transaction.session.redo(decode_item(bytes(event), self._frame.session.id))
+                    outer.open_transaction.session.redo(decode_item(bytes(event), self._run.session.id))
                 self._unknown.update(place[5:] for place in each.writes if place.startswith("file "))
 
 

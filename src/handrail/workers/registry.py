@@ -21,9 +21,9 @@ from handrail.prompt import Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import Filesystem, SessionView
 from handrail.run.adapter import Adapter
-from handrail.run.frame import Frame
 from handrail.run.options import ResumeArguments, RunArguments, RunFiles, RunOptions, check_names
 from handrail.run.response import PromptResponse, RunStream
+from handrail.run.run import Run
 from handrail.text.spelling import checked_arguments
 from handrail.tools import Effect, Tool
 from handrail.workers.attachments import NO_ATTACHMENTS, accept, message_with, visible_to
@@ -305,12 +305,12 @@ class WorkerRegistry:
             )
         return made
 
-    def open(self, frame: Frame, /) -> None:
+    def open(self, run: Run, /) -> None:
         """Let a run call every worker in the folder, as in `Adapter(model, workers=registry)`.
 
         Raises `DefinitionError` if a tool of the prompt has a worker's name, but does not run an agent or a worker.
         """
-        prompt: Any = frame.model.prompt
+        prompt: Any = run.model.prompt
         offered = (
             [] if prompt is None else [*prompt.tools, *(t for _, s in walk(prompt.sections) for t in s.tools)]
         )
@@ -320,12 +320,12 @@ class WorkerRegistry:
                     f"the prompt has a tool {tool.name!r}, and {str(self.folder)!r} has a worker of the same "
                     "name. Rename one of them."
                 )
-        frame.workers = Reach(self, None, WorkerSettings())
+        run.workers = Reach(self, None, WorkerSettings())
 
     @asynccontextmanager
-    async def enter(self, frame: Frame, /) -> AsyncGenerator[None]:
+    async def enter(self, run: Run, /) -> AsyncGenerator[None]:
         """Let a run call every worker in the folder, as `open` does. Nothing is undone when the run ends."""
-        self.open(frame)
+        self.open(run)
         yield
 
     # Workers created in a session.

@@ -24,9 +24,9 @@ from handrail.messages import Model
 from handrail.run.attempt import Attempt
 from handrail.run.call_adapter import CallAdapter
 from handrail.run.conversation import ROOT
-from handrail.run.frame import Frame
 from handrail.run.options import RunOptions
 from handrail.run.record.attachments import attached_to, load, store
+from handrail.run.run import Run
 from handrail.schema import to_json
 from handrail.text.spelling import nearest
 from handrail.tools import Effect, Tool, ToolResult
@@ -52,7 +52,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 class Reach:
-    """The workers that one run's calls can call by name. It is the `workers` of the run's frame."""
+    """The workers that one run's calls can call by name. It is the `workers` of the run."""
 
     def __init__(self, registry: WorkerFolder, worker: Worker | None, given: WorkerSettings) -> None:
         self.registry = registry
@@ -66,7 +66,7 @@ class Reach:
     def find(self, name: str, attempt: Attempt, /) -> Tool[Any, Any] | None:
         if self.worker is None:
             return self.registry.tool(name) if name in self.registry.names else None
-        session = attempt.frame.session if attempt.parent is None else attempt.parent.session
+        session = attempt.run.session if attempt.parent is None else attempt.parent.session
         created = self.registry.created(self.worker, name, session)
         return None if created is None else worker_tool(created, lambda: created)
 
@@ -85,7 +85,7 @@ class Reach:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class WorkerRun:
-    """One run of a worker, which sets the workers, attachments and callback of the run's frame."""
+    """One run of a worker, which sets the workers, attachments and callback of the run."""
 
     registry: WorkerFolder
     worker: Worker
@@ -102,10 +102,10 @@ class WorkerRun:
         """Return a copy of this run with other attachments. A resumed run gets the recorded ones this way."""
         return dataclasses.replace(self, attachments=attachments)
 
-    def open(self, frame: Frame, /) -> None:
+    def open(self, run: Run, /) -> None:
         worker = self.worker
-        frame.workers = Reach(self.registry, worker, self.given)
-        frame.worker = WorkerFacts(
+        run.workers = Reach(self.registry, worker, self.given)
+        run.worker = WorkerFacts(
             worker.name,
             self.registry.view(worker.workers),
             worker.creation_defaults.model_dump(exclude_none=True),
@@ -114,20 +114,20 @@ class WorkerRun:
         )
 
     @asynccontextmanager
-    async def enter(self, frame: Frame, /) -> AsyncGenerator[None]:
-        self.open(frame)
+    async def enter(self, run: Run, /) -> AsyncGenerator[None]:
+        self.open(run)
         callback = self.given.message_callback
         if callback is None:
             yield
             return
-        run_id = frame.run_context.run_id
+        run_id = run.run_context.run_id
         tell = Callback(callback, "message_callback")
 
         def hear(added: MessageAdded) -> None:
             if added.run_id == run_id:
                 tell(WorkerMessage(self.path, added.message))
 
-        stop = frame.session.dispatcher.subscribe(MessageAdded, hear)
+        stop = run.session.dispatcher.subscribe(MessageAdded, hear)
         try:
             yield
         finally:
@@ -166,10 +166,10 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
     its instructions can't be rendered. Raises `ToolValidationError` if an attachment is not allowed, or if the caller created
     the worker and it is no longer valid or allowed.
     """
-    call = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in this call's frame
+    call = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in this call
     if not isinstance(call, Attempt):
         raise NotSupported("adapter", "Call the worker through a gate.")
-    around = call.frame.workers
+    around = call.run.workers
     reach = around if isinstance(around, Reach) else None
     given = WorkerSettings() if reach is None else reach.given
     registry = worker.registry
@@ -186,7 +186,7 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
         params=worker.render(params.input, [each.name for each in attachments]),
         message=message_with(params.input, attachments, shown),
         attachments=shown,
-        deadline=worker.deadline(call.frame.clock),
+        deadline=worker.deadline(call.run.clock),
         budget=worker.budget(),
         workers=WorkerRun(registry, worker, attachments, given, path),
     )
@@ -202,13 +202,13 @@ async def _attachments(
     A name or a path may mean something else later. So a run with a journal records their bytes, and a call that is run
     again after a restart uses the recorded bytes.
     """
-    log, place = call.frame.log, call.place
+    log, place = call.run.log, call.place
     recorded = log.find("attachments", place, list[Attachment])
     if recorded is not None:
         await load(log.journal, log.run_id, recorded)
         return tuple(recorded)
     named = any(isinstance(each, str) for each in given)
-    own = _own(call.frame) if named else ()
+    own = _own(call.run) if named else ()
     found = accept(worker.name, worker.attachments, given, lambda: context.filesystem, own)
     if log.is_kept and named:
         await store(log.journal, log.run_id, found)
@@ -216,9 +216,9 @@ async def _attachments(
     return found
 
 
-def _own(frame: Frame) -> tuple[Attachment, ...]:
+def _own(run: Run) -> tuple[Attachment, ...]:
     """Return the attachments that a run's calls may pass on: those of its worker, and those in its conversation."""
-    given = () if frame.worker is None else frame.worker.attachments
-    key = ROOT if frame.outer is None else frame.run_context.run_id
-    added = frame.session[MessageAdded].where(lambda each: each.conversation == key)
+    given = () if run.worker is None else run.worker.attachments
+    key = ROOT if run.outer is None else run.run_context.run_id
+    added = run.session[MessageAdded].where(lambda each: each.conversation == key)
     return (*given, *attached_to(each.message for each in added))

@@ -122,7 +122,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
             "a": "2", "new": None, "new/b": "2", ".venv": None, ".venv/lib": None, ".venv/lib/y": "ignored",
         }  # fmt: skip
         assert rig.notes == ["2"]
-        (unit,) = await journal.calls.load(rig.gate.frame.run_context.run_id)
+        (unit,) = await journal.calls.load(rig.gate.run.run_context.run_id)
         (manifest,) = unit.files
         assert sorted(step["path"] for step in manifest["steps"]) == ["a", "d", "new", "new/b"]
         assert manifest["call_id"] == unit.call_id
@@ -181,7 +181,7 @@ def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bo
         assert aside(files) == []
         if journal is not None:
             assert journal.seen == [("commit", "1"), ("void", "theirs")]
-            assert await journal.calls.load(rig.gate.frame.run_context.run_id) == ()
+            assert await journal.calls.load(rig.gate.run.run_context.run_id) == ()
             assert await journal.calls.unapplied() == ()
 
     run(main)
@@ -277,7 +277,7 @@ def test_state_that_can_not_be_applied_takes_the_files_back(
             patch.setattr(SessionFork, "apply", refuse)
             assert not (await rig.call("change", text="2")).success
         assert marks(files.root) == before
-        assert await journal.calls.load(rig.gate.frame.run_context.run_id) == ()
+        assert await journal.calls.load(rig.gate.run.run_context.run_id) == ()
         assert aside(files) == []
 
     run(main)
@@ -323,7 +323,7 @@ def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, reco
         ended = [event.status for event in rig.of(ToolInvoked)]
         assert int(files.read("n")) == ended.count("ok") == 15
         if isinstance(journal, SqliteJournal):
-            assert len(await journal.calls.load(rig.gate.frame.run_context.run_id)) == 15
+            assert len(await journal.calls.load(rig.gate.run.run_context.run_id)) == 15
             journal.close()
 
     run(main)
@@ -343,7 +343,7 @@ def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
         assert (await rig.call("look")).value == "1"
         assert not files.staging.exists()
         assert journal.seen == [("commit", "1")]
-        (unit,) = await journal.calls.load(rig.gate.frame.run_context.run_id)
+        (unit,) = await journal.calls.load(rig.gate.run.run_context.run_id)
         assert unit.files == []
 
     run(main)

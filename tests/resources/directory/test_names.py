@@ -306,7 +306,7 @@ async def test_a_tool_works_on_any_name_and_its_run_is_recorded(folders: Folders
     result = await rig.call("rewrite", path=name)
     assert result.success, result.message
     assert result.value == name == r"caf\xe9"
-    (unit,) = await journal.calls.load(rig.gate.frame.run_context.run_id)
+    (unit,) = await journal.calls.load(rig.gate.run.run_context.run_id)
     (manifest,) = unit.files
     assert [step["path"] for step in manifest["steps"]] == [name]
     assert raw(files) == {b"caf\xe9"}

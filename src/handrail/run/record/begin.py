@@ -33,7 +33,6 @@ from handrail.resources.startup_files import allowed_in
 from handrail.run.answer import Unanswered, offer_of
 from handrail.run.apps import code_of
 from handrail.run.conversation import Conversation, sendable
-from handrail.run.frame import Frame
 from handrail.run.options import RunOptions
 from handrail.run.record.attachments import attached_to, store
 from handrail.run.record.lease import STOPPED, leased, note_deadline, stopped
@@ -41,6 +40,7 @@ from handrail.run.record.log import RunLog
 from handrail.run.record.parking import next_end
 from handrail.run.record.undone import UndoneCalls, forget_undone, undone_in
 from handrail.run.response import Outcome, Output
+from handrail.run.run import Run
 from handrail.schema import to_json
 from handrail.session import Session
 from handrail.session.serialization import encode_item, save
@@ -196,7 +196,7 @@ def decode_outcome(row: RunRow) -> RunOutcome:
 
 async def begin_run(
     journal: Journal,
-    frame: Frame,
+    run: Run,
     prompt: Prompt[Any],
     rendered: RenderedPrompt[Any],
     options: RunOptions,
@@ -211,11 +211,11 @@ async def begin_run(
             f"app is {app!r}, which can't be imported: {error}. Give it as module:name, importable wherever the "
             "run is resumed, or leave it out."
         ) from error
-    session = frame.session
+    session = run.session
     attachments: Sequence[Attachment] = getattr(options.workers, "attachments", ())
-    await _heed_undone(journal, session, frame.log)
+    await _heed_undone(journal, session, run.log)
     await keep_decisions(session, journal)
-    deadline, budget = frame.deadline, frame.budget
+    deadline, budget = run.deadline, run.budget
     every_tool = tools_of(rendered)
     tools: list[Any] = [*every_tool, *options.tools]
     begin = RunBegin(
@@ -232,8 +232,8 @@ async def begin_run(
         pauses=deadline is not None and deadline.pauses_for_people,
         budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
-        folder=folder_of(frame.world.filesystem),
-        startup_files=allowed_in(frame.world.filesystem),
+        folder=folder_of(run.world.filesystem),
+        startup_files=allowed_in(run.world.filesystem),
         offered={tool.name: offer_of(tool) for tool in tools},
         output=schema_of(rendered),
         shown_files=list(rendered.attachments),
@@ -245,20 +245,20 @@ async def begin_run(
         sources=dict(each.source for each in tools if getattr(each, "source", None)),
     )
     record = RunRecord(
-        id=frame.run_context.run_id,
+        id=run.run_context.run_id,
         session_id=session.id,
         principal=session.principal,
         prompt=prompt.name,
         model=reference_to(model),
-        began_at=frame.began_at.timestamp(),
+        began_at=run.began_at.timestamp(),
         begin=msgspec.msgpack.encode(begin),
         app=app,
         code=code,
     )
     follow(session, journal, await journal.runs.begin(record, followed=followed(session, journal)))
-    await store(journal, frame.run_context.run_id, attachments)
+    await store(journal, run.run_context.run_id, attachments)
     said = (fact.message for fact in session[MessageAdded].all())
-    await store(journal, frame.run_context.run_id, [*options.attachments, *attached_to(said)])
+    await store(journal, run.run_context.run_id, [*options.attachments, *attached_to(said)])
 
 
 def tools_of(rendered: RenderedPrompt[Any]) -> tuple[Tool[Any, Any], ...]:
@@ -331,22 +331,22 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
 
 
 async def carry_out(
-    journal: Journal, frame: Frame, conversation: Conversation, work: Coroutine[Any, Any, Outcome]
+    journal: Journal, run: Run, conversation: Conversation, work: Coroutine[Any, Any, Outcome]
 ) -> Outcome:
     """Run `work` under the run's lease, and record how it ends. Errors of `work` are raised.
 
     Raises `RunParked` if the run was parked, `RunBusy` if another process has taken it over, and
     `PromptEvaluationError` if it was cancelled through the journal.
     """
-    run_id = frame.run_context.run_id
+    run_id = run.run_context.run_id
     began, shown = len(conversation.messages), len(conversation.opened)
-    scope = open_scope(frame.cancellation)
+    scope = open_scope(run.cancellation)
     status: RunStatus = "cancelled"
     due_at: float | None = None
     outcome = RunOutcome(stop_reason="cancelled")
     try:
-        async with leased(journal, frame):
-            ended = await _unless_parked(journal, frame, work)
+        async with leased(journal, run):
+            ended = await _unless_parked(journal, run, work)
         status = "done"
         output = to_json(ended.output, round_trip=True)
         outcome = RunOutcome(text=ended.text, output=output, stop_reason=ended.stop_reason)
@@ -356,16 +356,16 @@ async def carry_out(
         due_at = parked.due_at
         raise
     except asyncio.CancelledError:
-        if frame.log.closed:
+        if run.log.closed:
             scope.absorb()
             raise RunBusy(run_id, (await journal.runs.get(run_id)).owner) from None
-        if frame.cancellation.reason == STOPPED:
+        if run.cancellation.reason == STOPPED:
             scope.absorb()
             raise stopped(run_id) from None
         raise
     except (RunBusy, WorkspaceTakenError, GeneratorExit) as error:
         if isinstance(error, GeneratorExit):  # nothing can be awaited any more, as if the process had ended
-            frame.log.close()
+            run.log.close()
         elif isinstance(error, WorkspaceTakenError):
             status = "running"  # any process may resume the run
         raise
@@ -378,48 +378,48 @@ async def carry_out(
     finally:
         outcome = msgspec.structs.replace(
             outcome,
-            usage=frame.costs.models.usage,
-            cost=frame.costs.models.cost,
+            usage=run.costs.models.usage,
+            cost=run.costs.models.cost,
             messages=conversation.shown_since(began),
             opened=conversation.opened[shown:],
-            logged=frame.log.unrecorded,
-            unanswered=frame.model.unanswered if status in ("failed", "cancelled") else None,
+            logged=run.log.unrecorded,
+            unanswered=run.model.unanswered if status in ("failed", "cancelled") else None,
         )
-        if not frame.log.closed or status in ("parked", "running"):
+        if not run.log.closed or status in ("parked", "running"):
             with contextlib.suppress(RunBusy):
-                if status == "parked" and frame.deadline is not None and frame.deadline.pauses_for_people:
-                    await note_deadline(journal, run_id, frame.deadline, frame.clock, paused=True)
+                if status == "parked" and run.deadline is not None and run.deadline.pauses_for_people:
+                    await note_deadline(journal, run_id, run.deadline, run.clock, paused=True)
                 if status == "parked":
-                    await _note_told(journal, frame)
+                    await _note_told(journal, run)
                 encoded = b"" if status in ("parked", "running") else msgspec.msgpack.encode(outcome)
                 left = journal.runs.leave(run_id, status, encoded, due_at=due_at)
                 await asyncio.shield(asyncio.ensure_future(left))
 
 
-async def _note_told(journal: Journal, frame: Frame) -> None:
+async def _note_told(journal: Journal, run: Run) -> None:
     """Record what was published about the unfinished calls of a parked run, so that the next leg does not publish it again."""
-    if frame.parking is not None and frame.parking.told:
-        context, now = frame.run_context, frame.log.now()
-        body = msgspec.msgpack.encode(frame.parking.told)
+    if run.parking is not None and run.parking.told:
+        context, now = run.run_context, run.log.now()
+        body = msgspec.msgpack.encode(run.parking.told)
         await journal.calls.note(context.run_id, Entry("parked", str(context.attempt), now, body))
 
 
-async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def _unless_parked(journal: Journal, run: Run, work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """Return the outcome of `work`. If the run was parked, raises `RunParked` instead, even if `work` failed, except with `RunBusy`."""
-    scope = open_scope(frame.cancellation)
+    scope = open_scope(run.cancellation)
     try:
         ended = await work
-        if not frame.parked:
+        if not run.parked:
             return ended
     except RunBusy:
         raise
     except (Exception, asyncio.CancelledError):
-        if not frame.parked:
+        if not run.parked:
             raise
     scope.absorb()
-    run_id = frame.run_context.run_id
+    run_id = run.run_context.run_id
     questions = await journal.questions.open(run_id)
-    raise RunParked(run_id, questions, next_end(questions, frame.deadline, journal.clock.now()))
+    raise RunParked(run_id, questions, next_end(questions, run.deadline, journal.clock.now()))
 
 
 # --- end -----------------------------------------------------------------------------------------------

@@ -82,10 +82,10 @@ async def record_end(
     Nothing is recorded if there is no journal, if the log is closed, if the call or its run was cancelled, or if the
     error `ending` ends the run because of its budget and would do so again.
     """
-    log = attempt.frame.log
+    log = attempt.run.log
     if not log.is_kept or log.closed:
         return False
-    if status == "cancelled" or attempt.frame.cancellation.cancelled:
+    if status == "cancelled" or attempt.run.cancellation.cancelled:
         return False
     if _meets_its_budget_again(attempt, ending):
         return False
@@ -124,7 +124,7 @@ def commit_recorded(
         return shielded(_commit(journal, attempt, result))
     unit = commit_unit(attempt, result)
     commit_now: Callable[[CommitUnit], bool] | None = getattr(journal.calls, "commit_now", None)
-    has_siblings = len(attempt.frame.live) > 1
+    has_siblings = len(attempt.run.live) > 1
     if commit_now is not None and not has_siblings and not journal.synced and commit_now(unit):
         transaction.apply()
         return None
@@ -159,7 +159,7 @@ async def _commit(
 async def _store(journal: Journal, attempt: Attempt, result: ToolResult[Any]) -> None:
     """Store the attachments of a result, before the record that refers to them."""
     if result.attachments:
-        await store(journal, attempt.frame.log.run_id, result.attachments)
+        await store(journal, attempt.run.log.run_id, result.attachments)
 
 
 async def _commit_durable(journal: Journal, attempt: Attempt, result: ToolResult[Any]) -> None:
@@ -227,7 +227,7 @@ async def _stage(journal: Journal, attempt: Attempt) -> tuple[list[Mapping[str, 
             raise GaveUp
         return files, diff
 
-    monotonic, pause = attempt.frame.monotonic, _FIRST_PAUSE
+    monotonic, pause = attempt.run.monotonic, _FIRST_PAUSE
     until = monotonic() + _RECOVERY_SECONDS
     while True:
         try:
@@ -245,7 +245,7 @@ async def _stage(journal: Journal, attempt: Attempt) -> tuple[list[Mapping[str, 
 
 def pace_of(attempt: Attempt, stop: Stop = never) -> Pace:
     """Return the pace of a commit. It reports its progress as that of the call."""
-    return Pace(stop, attempt.report_progress, attempt.frame.monotonic)
+    return Pace(stop, attempt.report_progress, attempt.run.monotonic)
 
 
 async def commit_unrecorded(attempt: Attempt) -> None:

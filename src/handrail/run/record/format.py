@@ -64,7 +64,7 @@ class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
 async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
     """Record that another attempt begins, so that the records of earlier attempts no longer count."""
     tried = Tried(attempt.number, attempt.retries, left, attempt.charged, logged_by(attempt))
-    await attempt.frame.log.note("call tried", attempt.call.place, tried)
+    await attempt.run.log.note("call tried", attempt.call.place, tried)
 
 
 async def mark_begun(attempt: Attempt) -> None:
@@ -100,11 +100,11 @@ async def _mark(attempt: Attempt, what: str) -> None:
 
     If the log is closed, raises `CancelledError` in a cancelled run, and `RunBusy` otherwise.
     """
-    log = attempt.frame.log
+    log = attempt.run.log
     if log.is_kept:
         if log.closed:  # nothing can be marked any more, so a call that must be marked must not continue
             raise (
-                CancelledError if attempt.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
+                CancelledError if attempt.run.cancellation.cancelled else RunBusy(log.run_id, "another one")
             )
         await log.note("call begun", attempt.place, Begun(what, attempt.charged, logged_by(attempt)))
 
@@ -274,12 +274,12 @@ def commit_unit(
 ) -> CommitUnit:
     """Create the record of a finished call, with all its changes as plain data."""
     transaction = attempt.open_transaction if result.success else None
-    frame, call = attempt.frame, attempt.call
-    session_id, filesystem = frame.session.id, frame.world.filesystem
+    run, call = attempt.run, attempt.call
+    session_id, filesystem = run.session.id, run.world.filesystem
     settled = () if transaction is None else _settled(attempt, transaction)
     changing = transaction if transaction is not None and transaction.touched else None
     return CommitUnit(
-        run_id=frame.run_context.request_id,
+        run_id=run.run_context.request_id,
         call_id=call.id,
         events=() if changing is None else [encode_item(event, session_id) for event in changing.events],
         result=write_result(result),
@@ -291,7 +291,7 @@ def commit_unit(
         tool=call.name,
         arguments=_text(attempt),
         status=status,
-        at=frame.began_at.timestamp() + attempt.started,
+        at=run.began_at.timestamp() + attempt.started,
         seconds=attempt.elapsed,
         reads=_reads(attempt, changing),
         writes=() if changing is None else changing.writes(),
@@ -407,7 +407,7 @@ def fingerprint(attempt: Attempt) -> str:
     Secrets are masked first: a password could be guessed from its digest, and arguments from a model come
     from the record with their secrets masked.
     """
-    tool = attempt.tool if attempt.kind.is_part else attempt.frame.tools.get(attempt.name, attempt.tool)
+    tool = attempt.tool if attempt.kind.is_part else attempt.run.tools.get(attempt.name, attempt.tool)
     arguments: Any = attempt.arguments
     if tool.secret:
         arguments = tool.mask(arguments)
@@ -440,7 +440,7 @@ def record_of(
     if transaction is not None:
         for fork in transaction.touched:
             files += fork.file_changes()
-        events = [encode_item(event, attempt.frame.session.id) for event in transaction.events]
+        events = [encode_item(event, attempt.run.session.id) for event in transaction.events]
         settled = [*(transaction.settled or ())]
     return InnerCall(
         fingerprint(attempt),

@@ -18,9 +18,9 @@ from handrail.errors import HandrailError, JournalError, PromptEvaluationError, 
 from handrail.journal.lease import give_up
 from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunRow, TakenTurn
-from handrail.run.frame import Frame
 from handrail.run.place import RUN
 from handrail.run.record.log import RunLog
+from handrail.run.run import Run
 
 log = logging.getLogger("handrail.run.adapter")
 
@@ -84,24 +84,24 @@ def is_executing(journal: Journal, run_id: str) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
+async def leased(journal: Journal, run: Run) -> AsyncGenerator[None]:
     """Renew the run's lease during the block, and record its deadline whenever that is paused or moved.
 
     The run is cancelled if somebody asks for that. If another process takes the run over, the run stops in this process,
     and no end is recorded. Nor is an end recorded if the block fails because the connection to the journal is lost. In both cases
     the run can be resumed, as if its process had ended.
     """
-    run_id = frame.run_context.run_id
-    deadline = frame.deadline
-    if deadline is not None and deadline.pauses_for_people and frame.log.resumed:
-        await note_deadline(journal, run_id, deadline, frame.clock, paused=False)  # no longer paused
+    run_id = run.run_context.run_id
+    deadline = run.deadline
+    if deadline is not None and deadline.pauses_for_people and run.log.resumed:
+        await note_deadline(journal, run_id, deadline, run.clock, paused=False)  # no longer paused
     keeper = _Keeper.of(journal, asyncio.get_running_loop())
-    keeper.add(run_id, frame)
+    keeper.add(run_id, run)
     try:
         yield
     except JournalError as error:
         if error.is_lost:
-            frame.log.close()
+            run.log.close()
         raise
     finally:
         keeper.remove(run_id)
@@ -110,11 +110,11 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
 class _Kept:
     """A run whose lease is renewed, and the deadline that was last recorded for it."""
 
-    __slots__ = ("frame", "noted")
+    __slots__ = ("noted", "run")
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.noted = None if frame.deadline is None else frame.deadline.at
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.noted = None if run.deadline is None else run.deadline.at
 
 
 class _Keeper:
@@ -143,9 +143,9 @@ class _Keeper:
     def has(self, run_id: str) -> bool:
         return run_id in self._runs
 
-    def add(self, run_id: str, frame: Frame) -> None:
+    def add(self, run_id: str, run: Run) -> None:
         """Renew the lease of a run from now on."""
-        self._runs[run_id] = _Kept(frame)
+        self._runs[run_id] = _Kept(run)
         if self._task is None or self._task.done():
             # A run's context variables must not outlive it, so the task starts without any.
             self._task = self.loop.create_task(self._keep(), context=Context())
@@ -189,21 +189,21 @@ class _Keeper:
 
     async def _goes_on(self, run_id: str, kept: _Kept, should_stop: bool | HandrailError) -> bool:
         """Act on what the journal said about a run. Returns whether the run goes on."""
-        frame, deadline = kept.frame, kept.frame.deadline
+        run, deadline = kept.run, kept.run.deadline
         if isinstance(should_stop, JournalError):
             log.warning("the lease of run %s could not be renewed; will retry", run_id, exc_info=should_stop)
             return True
         if isinstance(should_stop, HandrailError):
-            frame.log.close()
-            frame.cancellation.cancel("another process has taken over the run")
+            run.log.close()
+            run.cancellation.cancel("another process has taken over the run")
             return False
         if should_stop:
-            frame.cancellation.cancel(STOPPED)
+            run.cancellation.cancel(STOPPED)
             return False
         if deadline is not None and (deadline.paused or deadline.at != kept.noted):
             kept.noted = deadline.at
             try:
-                await note_deadline(self._journal, run_id, deadline, frame.clock, paused=deadline.paused)
+                await note_deadline(self._journal, run_id, deadline, run.clock, paused=deadline.paused)
             except RunBusy as error:
                 return await self._goes_on(run_id, kept, error)
             except JournalError:

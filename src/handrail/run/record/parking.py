@@ -19,7 +19,7 @@ from handrail.run.record.format import was_given_secret
 if TYPE_CHECKING:
     from handrail.protocols import Environment
     from handrail.run.attempt import Attempt
-    from handrail.run.frame import Frame
+    from handrail.run.run import Run
 
 
 log = logging.getLogger("handrail.run")
@@ -39,12 +39,12 @@ class Parking:
     The environment decides what happens to a quiet run: see `Environment.run_started` and `Environment.run_waiting`.
     """
 
-    __slots__ = ("_environment", "_frames", "_root", "_told", "ending", "parked", "told")
+    __slots__ = ("_environment", "_root", "_runs", "_told", "ending", "parked", "told")
 
-    def __init__(self, root: Frame, environment: Environment) -> None:
+    def __init__(self, root: Run, environment: Environment) -> None:
         self._root = root
         self._environment = environment
-        self._frames: WeakSet[Frame] = WeakSet((root,))
+        self._runs: WeakSet[Run] = WeakSet((root,))
         self._told = False
         """Whether the environment has been notified since the run last became quiet."""
         self.ending: set[Attempt] = set()
@@ -94,9 +94,9 @@ class Parking:
         """Notify the environment that the run is about to begin or continue."""
         self._environment.run_started(self)
 
-    def add(self, frame: Frame) -> None:
+    def add(self, run: Run) -> None:
         """Watch a run nested in this one."""
-        self._frames.add(frame)
+        self._runs.add(run)
 
     def asks(self) -> None:
         """Note that a question is about to be asked.
@@ -141,12 +141,12 @@ class Parking:
 
     def _at_work(self) -> tuple[list[Attempt], set[Attempt]]:
         """Return the unfinished calls, and which of them contain others."""
-        live = [attempt for frame in self._frames for attempt in frame.live]
+        live = [attempt for run in self._runs for attempt in run.live]
         return live, {attempt.parent for attempt in live if attempt.parent is not None}
 
     def _asks_a_model(self) -> bool:
         """Return whether one of the runs has no active call, and so waits for its model."""
-        return any(frame.task is not None and not frame.live for frame in self._frames)
+        return any(run.task is not None and not run.live for run in self._runs)
 
 
 def next_end(questions: Iterable[Question], deadline: Deadline | None, now: datetime) -> float | None:
@@ -189,4 +189,4 @@ def _enters_again(attempt: Attempt) -> bool:
     if was_given_secret(attempt):
         return False
     is_ready = attempt.token is None or attempt.tool.enters_again
-    return is_ready or attempt.frame.log.find_remote(attempt.place) is not None
+    return is_ready or attempt.run.log.find_remote(attempt.place) is not None

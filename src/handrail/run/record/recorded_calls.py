@@ -42,7 +42,7 @@ from handrail.tools import EFFECTS, ToolResult
 
 if TYPE_CHECKING:
     from handrail.run.attempt import Attempt
-    from handrail.run.frame import Frame
+    from handrail.run.run import Run
     from handrail.run.tickets import GivenTicket
 
 
@@ -61,7 +61,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
     - the call was being undone and that can't be finished, or
     - the call's answer contained a secret and is lost, and `after` of its handoff may have had a lasting effect.
     """
-    log = attempt.frame.log
+    log = attempt.run.log
     if attempt.kind.undoes:
         return None
     unit = log.finished(attempt.call.place)
@@ -77,7 +77,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
             return None
         if inner.lost and _is_asked_again(attempt, log):
             return None
-        attempt.call.restore(attempt.frame.tools.get(attempt.name, attempt.tool))
+        attempt.call.restore(attempt.run.tools.get(attempt.name, attempt.tool))
         if any(log.was_being_undone(Place.parse(done.place)) for done in inner.effects if done.tool):
             return await _replay_undone(attempt, inner, log)
         apply_inner(attempt, inner)
@@ -103,11 +103,11 @@ async def _with_bytes(result: ToolResult[Any], log: RunLog) -> ToolResult[Any]:
 
 def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
     """Replay a call that has a unit of its own. The session already has its changes."""
-    frame = attempt.frame
-    attempt.call.restore(frame.tools.get(attempt.name, attempt.tool))
+    run = attempt.run
+    attempt.call.restore(run.tools.get(attempt.name, attempt.tool))
     if attempt.parent is not None:
         attempt.transaction = new_transaction(attempt, attempt.tool)
-        for each in frame.log.committed_inside(attempt.call.place) if attempt.tool.delegates else ():
+        for each in run.log.committed_inside(attempt.call.place) if attempt.tool.delegates else ():
             note_past(attempt, True, name=each.tool)
         note_past(attempt, bool(unit.effects or unit.writes))
     bill_nested(attempt)
@@ -163,7 +163,7 @@ def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
     transaction = attempt.transaction = new_transaction(attempt, attempt.tool)
     try:
         for changes in inner.passed:
-            _apply(attempt, Transaction(attempt.frame.session, attempt.name, True, transaction), changes)
+            _apply(attempt, Transaction(attempt.run.session, attempt.name, True, transaction), changes)
         _apply(attempt, transaction, inner.changes)
     except BaseException:
         transaction.drop()
@@ -177,8 +177,8 @@ def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
 def _apply(attempt: Attempt, transaction: Transaction, changes: Changes) -> None:
     transaction.writable = True
     for event in changes.events:
-        transaction.session.redo(decode_item(event, attempt.frame.session.id))
-    files = attempt.frame.world.filesystem
+        transaction.session.redo(decode_item(event, attempt.run.session.id))
+    files = attempt.run.world.filesystem
     if changes.files and files is not None:
         transaction.fork_of(files).redo(changes.files)
     for done in settled_by(attempt, changes.settled):
@@ -193,7 +193,7 @@ def settled_by(attempt: Attempt, effects: Iterable[RecordedEffect]) -> list[Sett
     """Return the external effects of an inner call, to be undone or reported if the outer call fails."""
     found: list[Settled] = []
     for done in effects:
-        tool = attempt.frame.tools.get(done.tool) if done.tool else None
+        tool = attempt.run.tools.get(done.tool) if done.tool else None
         if tool is not None and tool.secret and had_secret(tool, done.params):
             tool = None  # the params needed to undo it contain a secret, which was not recorded
         params = tool.parse(done.params) if tool is not None else None
@@ -210,16 +210,16 @@ def bill_nested(attempt: Attempt, before: int | None = None) -> None:
 
     With `before`, charge only the answers in attempts with a lower number.
     """
-    frame = attempt.frame
-    for body in frame.log.answers_under(attempt.call.place, before):
+    run = attempt.run
+    for body in run.log.answers_under(attempt.call.place, before):
         answer = msgspec.msgpack.decode(body, type=AnswerCharge)
-        frame.costs.models.add(answer.usage or Usage(requests=1), answer.cost)
+        run.costs.models.add(answer.usage or Usage(requests=1), answer.cost)
         for each in answer.failed:
             if each.usage is not None:
-                frame.costs.models.add(each.usage, each.cost)
+                run.costs.models.add(each.usage, each.cost)
         for each in (*answer.failed, answer):
-            if frame.budget is not None:
-                frame.budget.reserve().settle(**each.spent())
+            if run.budget is not None:
+                run.budget.reserve().settle(**each.spent())
 
 
 async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
@@ -231,21 +231,21 @@ async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
     found = dict(await log.journal.tickets.close(log.run_id, places)) if places else {}
     for body in found.values():
         if body:
-            charge(attempt.frame, msgspec.msgpack.decode(body, type=Spent))
+            charge(attempt.run, msgspec.msgpack.decode(body, type=Spent))
     return found
 
 
-def charge(frame: Frame, spent: Spent, given: GivenTicket | None = None) -> None:
+def charge(run: Run, spent: Spent, given: GivenTicket | None = None) -> None:
     """Charge what was spent under a ticket, and release the rest of the budget share that `given` reserved.
 
     Without `given`, no share was reserved in this process, and the budget is charged directly.
     """
     if spent.usage != NO_USAGE:
-        frame.costs.models.add(spent.usage, spent.cost)
+        run.costs.models.add(spent.usage, spent.cost)
     if given is not None and given.reserved is not None:
         given.reserved.settle(**{**dict.fromkeys(given.share, 0), **spent.spent})
-    elif given is None and frame.budget is not None:
-        frame.budget.reserve().settle(**spent.spent)
+    elif given is None and run.budget is not None:
+        run.budget.reserve().settle(**spent.spent)
 
 
 def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
@@ -254,7 +254,7 @@ def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
     Unless the call is over, the recorded model answers of its earlier attempts are charged. Returns the lasting effects of
     these attempts.
     """
-    log = attempt.frame.log
+    log = attempt.run.log
     if attempt.kind.undoes or attempt.number > 1:
         return ()
     place = attempt.call.place
@@ -283,7 +283,7 @@ async def decide_interrupted(attempt: Attempt) -> bool:
     """
     if attempt.kind.is_auxiliary:
         return False
-    log, tool, arguments = attempt.frame.log, attempt.tool, attempt.arguments
+    log, tool, arguments = attempt.run.log, attempt.tool, attempt.arguments
     found = log.find("call begun", attempt.place, Begun)
     begun = None if found is None else found.what
     if tool.enters_again and not tool.secret and begun != GIVEN_SECRET:
@@ -345,7 +345,7 @@ async def decide_interrupted(attempt: Attempt) -> bool:
 
 def _restore_logs(attempt: Attempt, log: RunLog) -> None:
     """Restore what was logged by an interrupted call that is not entered again, and by inner calls that were cut off with it."""
-    session, call = attempt.frame.session, attempt.call.place
+    session, call = attempt.run.session, attempt.call.place
     log_again(attempt, _logged_since(log, call))
     for inner in dict.fromkeys(log.begun_inside(call)):
         for entry in _logged_since(log, inner):
@@ -385,7 +385,7 @@ async def _undo_inner(attempt: Attempt, deposited: Mapping[str, bytes] = {}) -> 
 
 def _inner_effects(attempt: Attempt) -> tuple[list[str], list[Settled]]:
     """Return the recorded effects of a call's inner calls: the names of those that were undone, and those that stand."""
-    log = attempt.frame.log
+    log = attempt.run.log
     undone: list[str] = []
     standing: dict[tuple[str, str], Settled] = {}
     for body in log.under(attempt.call.place):
@@ -402,7 +402,7 @@ def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
 
     Returns "" if no external effect remains.
     """
-    log = attempt.frame.log
+    log = attempt.run.log
     records = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
     effects = [each for record in records for each in record.settled] + _by_tickets(deposited)
     return _had_done(

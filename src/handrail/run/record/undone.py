@@ -15,7 +15,7 @@ from handrail.session import Session
 from handrail.session.serialization import decode_item, load_imported
 
 if TYPE_CHECKING:
-    from handrail.run.evaluation import Run
+    from handrail.run.evaluation import Evaluation
 
 
 class UndoneCall(msgspec.Struct, frozen=True):
@@ -78,23 +78,23 @@ async def runs_of_others(journal: Journal, session_id: str, principal: str) -> C
     return {row.record.id for row in rows if row.record.principal != principal}
 
 
-async def tell_undone(run: Run, place: Place) -> None:
+async def tell_undone(evaluation: Evaluation, place: Place) -> None:
     """Tell the model of the outermost run, before a request, about the undone calls that it has not been told about.
 
     Does nothing in a nested run, or if there are no such calls. A replay repeats the message.
     """
-    log = run.frame.log
-    if run.frame.outer is not None:
+    log = evaluation.run.log
+    if evaluation.run.outer is not None:
         return
     told = log.find("told", place, _Told)
     if told is None:
         if not log.untold or log.has("model answer", place):
             return
-        run.leave_record()
+        evaluation.leave_record()
         told = _Told(list(log.untold), _words(log.untold))
         log.untold = {}
         await log.note("told", place, told)
-    run.say(UserMessage(told.text, True))
+    evaluation.say(UserMessage(told.text, True))
 
 
 def _words(undone: Mapping[str, UndoneCall]) -> str:

@@ -20,12 +20,12 @@ from handrail.protocols import Asker, Environment
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.run.conversation import Conversation
-from handrail.run.frame import Frame
 from handrail.run.gate import Gate
 from handrail.run.limits import Budget, BudgetTracker
 from handrail.run.record.begin import decode_outcome
 from handrail.run.record.format import had_secret
 from handrail.run.record.parking import Parking
+from handrail.run.run import Run
 from handrail.session import Session
 from handrail.session.serialization import encode_item
 from handrail.testing.simulation.points import Points, SimulatedLoop, crash
@@ -261,14 +261,14 @@ class Attempts:
 def _watch_charges() -> list[BudgetTracker]:
     """Return a list to which the run's budget tracker is added each time the run begins or is resumed."""
     name, trackers = "_begin", list[BudgetTracker]()
-    begin = getattr(Frame, name)
+    begin = getattr(Run, name)
 
-    def watched(frame: Any, *given: Any) -> None:
-        begin(frame, *given)
-        if frame.outer is None:
-            trackers.append(frame.costs.tracker)
+    def watched(run: Any, *given: Any) -> None:
+        begin(run, *given)
+        if run.outer is None:
+            trackers.append(run.costs.tracker)
 
-    setattr(Frame, name, watched)
+    setattr(Run, name, watched)
     return trackers
 
 

@@ -1,4 +1,4 @@
-"""`Frame`: the state that all calls of one run share."""
+"""`Run`: the state that all calls of one run share."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ _UNKNOWN_LOST = LostTime(-1.0)
 """Stands for the lost time of a run whose loop is not known yet."""
 
 
-class Frame:
+class Run:
     """The state that all calls of one run share, including which of them are running."""
 
     # The slots are not grouped into smaller values, because a call reads about twenty of them, and each would take two lookups.
@@ -257,34 +257,32 @@ class Frame:
         self._begin(options.replace(session=session), session, None)
 
     @classmethod
-    def nested(
-        cls, call: Attempt, number: int, options: RunOptions, prompt: PromptView | None = None
-    ) -> Frame:
+    def nested(cls, call: Attempt, number: int, options: RunOptions, prompt: PromptView | None = None) -> Run:
         """Open a run inside a call. `options` come from `RunOptions.nested`, which says what the run inherits.
 
         `number` is the index of the verb that opens the run. It determines the run's place, from which its id follows.
         """
-        outer, ids = call.frame, call.frame.run_context
-        frame = cls.__new__(cls)
-        frame.outer = call
-        frame.place = place = call.place.nested_run(number)
-        frame.people, frame.world, frame.log = outer.people, outer.world, outer.log
+        outer, ids = call.run, call.run.run_context
+        run = cls.__new__(cls)
+        run.outer = call
+        run.place = place = call.place.nested_run(number)
+        run.people, run.world, run.log = outer.people, outer.world, outer.log
         if options.environment is not outer.people.environment:
-            frame.people = msgspec.structs.replace(outer.people, environment=options.environment)
+            run.people = msgspec.structs.replace(outer.people, environment=options.environment)
         if options.resources:
-            frame.world = _nested_world(outer.world, options)
-        frame.workers, frame.worker, frame.parking = outer.workers, outer.worker, outer.parking
-        frame.cancellation = Cancellation(frame._at_work, outer.cancellation)
+            run.world = _nested_world(outer.world, options)
+        run.workers, run.worker, run.parking = outer.workers, outer.worker, outer.parking
+        run.cancellation = Cancellation(run._at_work, outer.cancellation)
         run_id = place.id(ids.request_id)
-        frame.run_context = RunContext(
+        run.run_context = RunContext(
             run_id, ids.request_id, ids.session_id, ids.attempt, ids.worker_id, ids.trace_id, span_of(run_id)
         )
         model = outer.model
-        frame.model = ModelSide(prompt, adapter=model.adapter, prompt_model=model.prompt_model)
-        frame._begin(options, outer.session, outer.costs)
-        if frame.parking is not None:
-            frame.parking.add(frame)
-        return frame
+        run.model = ModelSide(prompt, adapter=model.adapter, prompt_model=model.prompt_model)
+        run._begin(options, outer.session, outer.costs)
+        if run.parking is not None:
+            run.parking.add(run)
+        return run
 
     def _begin(self, options: RunOptions, session: Session, outer: Costs | None) -> None:
         self.options = options
@@ -424,7 +422,7 @@ def _people_of(options: RunOptions) -> People:
     return People(environment, approvals, mode, shows_previews, questions, key)
 
 
-def open_frame(
+def open_run(
     options: RunOptions,
     tools: Iterable[Tool[Any, Any]] = (),
     policies: Iterable[ToolPolicy] = (),
@@ -433,19 +431,19 @@ def open_frame(
     log: RunLog | None = None,
     adapter: Callable[[Any], BoundAdapter] | None = None,
     prompt_model: Callable[[Any], PromptModel] | None = None,
-) -> Frame:
+) -> Run:
     """Open a run at the root. Its options have already been checked."""
-    frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
-    show_tools(frame, tools, policies)
-    return frame
+    run = Run(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
+    show_tools(run, tools, policies)
+    return run
 
 
-def show_tools(frame: Frame, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
+def show_tools(run: Run, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
     """Set a run's tools and policies. Raises `DefinitionError` if one is invalid, or if they do not fit together."""
     check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
-    frame.show(tools, check_policies(policies))
-    check_verdicts(frame.policies, frame.tools.values())
-    check_named_tools(frame.policies, frame.tools)
+    run.show(tools, check_policies(policies))
+    check_verdicts(run.policies, run.tools.values())
+    check_named_tools(run.policies, run.tools)
 
 
 def check_tool(given: object) -> None:
