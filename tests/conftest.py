@@ -7,18 +7,19 @@ new ones. The servers (see servers.py) start when a test first needs one.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import inspect
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from handrail.testing import virtual_time
+from handrail.testing import run_virtual, virtual_time
 from support import PATIENCE, strict_wires
 from support.filesystems import folders, new_files
 from support.schedule import Schedule, arranged, collecting
@@ -89,15 +90,34 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test on its own event loop.
+    """Run a coroutine test on its own event loop, with the marker `virtual_time` in virtual time.
 
-    Returns None for other tests, which pytest then runs itself.
+    A coroutine test with `@given` gets a loop for each example. Returns None for other tests, which pytest then runs itself.
     """
+    run = run_virtual if pyfuncitem.get_closest_marker("virtual_time") else _run
+    if is_hypothesis_test(pyfuncitem.obj):
+        property_test = pyfuncitem.obj.hypothesis
+        if inspect.iscoroutinefunction(property_test.inner_test):
+            property_test.inner_test = _on_its_own_loop(property_test.inner_test, run)
+        return None
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
+    _on_its_own_loop(pyfuncitem.obj, run)(**arguments)
     return True
+
+
+def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(main())
+
+
+def _on_its_own_loop(test: Any, run: Callable[..., object]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def sync(*args: Any, **arguments: Any) -> None:
+        run(functools.partial(test, *args, **arguments))
+
+    return sync
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -870,23 +870,21 @@ INVOKED: Any = any_fact("c", "t", (), "ok", None, None, 0, 1, (), None, None)
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_wrong_call_is_told_to_the_model(name: str):
+@pytest.mark.virtual_time
+async def test_a_wrong_call_is_told_to_the_model(name: str):
     """An invalid call fails with a message that says what is wrong and what to do. It changes nothing."""
     tools, options, (called, arguments), status, thing, hint = TOLD[name]
 
-    async def main() -> None:
-        session = Session()
-        seen = RecordingSubscriber(session)
-        there = files()
-        gate = any_gate(tools, session=session, **{"filesystem": there, "clock": VirtualClock(), **options})
-        result = await gate.invoke(called, arguments)
-        seen.assert_paired()
-        assert not result.success
-        assert thing in result.message
-        assert hint in result.message
-        assert "Traceback" not in result.message
-        assert seen.statuses()[-1][1] == status
-        assert there.glob("**") == files().glob("**")
-        assert len(session[Plan]) == 0
-
-    run_virtual(main)
+    session = Session()
+    seen = RecordingSubscriber(session)
+    there = files()
+    gate = any_gate(tools, session=session, **{"filesystem": there, "clock": VirtualClock(), **options})
+    result = await gate.invoke(called, arguments)
+    seen.assert_paired()
+    assert not result.success
+    assert thing in result.message
+    assert hint in result.message
+    assert "Traceback" not in result.message
+    assert seen.statuses()[-1][1] == status
+    assert there.glob("**") == files().glob("**")
+    assert len(session[Plan]) == 0

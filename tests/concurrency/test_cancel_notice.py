@@ -204,9 +204,9 @@ async def note(found: Any, trace: Trace) -> None:
     trace.append("told")
 
 
-def test_a_handler_that_lets_others_run_is_told_first() -> None:
+@pytest.mark.virtual_time
+async def test_a_handler_that_lets_others_run_is_told_first() -> None:
     """Work that only yields to the loop is cancelled after its signal has fired."""
-
     trace: Trace = []
     started = asyncio.Event()
 
@@ -220,13 +220,10 @@ def test_a_handler_that_lets_others_run_is_told_first() -> None:
             trace.append("cancelled")
             await told
 
-    async def main() -> None:
-        calling = asyncio.ensure_future(gate_of(work, trace).invoke("work"))
-        await started.wait()
-        calling.cancel()
-        await asyncio.wait({calling})
-
-    run_virtual(main)
+    calling = asyncio.ensure_future(gate_of(work, trace).invoke("work"))
+    await started.wait()
+    calling.cancel()
+    await asyncio.wait({calling})
     assert trace == ["told", "cancelled"]
 
 
@@ -257,7 +254,8 @@ def test_a_cancellation_is_not_lost_if_the_awaited_future_ends_first(ends: str) 
     assert cancelled_after(work, 5) == [False, "CancelledError", True]
 
 
-def test_a_handler_that_ignores_a_cancellation_gets_the_next_one() -> None:
+@pytest.mark.virtual_time
+async def test_a_handler_that_ignores_a_cancellation_gets_the_next_one() -> None:
     """Each cancellation reaches the handler, even when the signal has already fired."""
 
     async def work(context: ToolContext, trace: Trace) -> None:
@@ -271,19 +269,17 @@ def test_a_handler_that_ignores_a_cancellation_gets_the_next_one() -> None:
 
     trace: Trace = []
 
-    async def main() -> None:
-        calling = asyncio.ensure_future(gate_of(work, trace).invoke("work"))
-        for _ in range(3):
-            await asyncio.sleep(5)
-            calling.cancel()
-        await asyncio.wait({calling})
-        trace.append(calling.cancelled())
-
-    run_virtual(main)
+    calling = asyncio.ensure_future(gate_of(work, trace).invoke("work"))
+    for _ in range(3):
+        await asyncio.sleep(5)
+        calling.cancel()
+    await asyncio.wait({calling})
+    trace.append(calling.cancelled())
     assert trace == [(True, 1), (True, 2), True]
 
 
-def test_a_call_that_returns_at_its_signal_cancels_the_handler_around_it_once() -> None:
+@pytest.mark.virtual_time
+async def test_a_call_that_returns_at_its_signal_cancels_the_handler_around_it_once() -> None:
     """A cancellation that an inner call has raised is not raised in the outer handler again."""
     trace: Trace = []
 
@@ -301,20 +297,18 @@ def test_a_call_that_returns_at_its_signal_cancels_the_handler_around_it_once() 
                 trace.append(held.cancelled)
         return ToolResult.ok(None)
 
-    async def main() -> None:
-        tools = [Tool[None, Any](each.__name__, "Works.", each, effect="read") for each in (inner, outer)]
-        calling = asyncio.ensure_future(open_gate(tools, clock=VirtualClock()).invoke("outer"))
-        await asyncio.sleep(5)
-        calling.cancel()
-        await asyncio.wait({calling})
-        trace.append(calling.cancelled())
-
-    run_virtual(main)
+    tools = [Tool[None, Any](each.__name__, "Works.", each, effect="read") for each in (inner, outer)]
+    calling = asyncio.ensure_future(open_gate(tools, clock=VirtualClock()).invoke("outer"))
+    await asyncio.sleep(5)
+    calling.cancel()
+    await asyncio.wait({calling})
+    trace.append(calling.cancelled())
     assert trace == [True, "went on", True]
     assert not listeners
 
 
-def test_the_timeout_of_an_inner_call_does_not_fire_the_signal_of_the_outer_one() -> None:
+@pytest.mark.virtual_time
+async def test_the_timeout_of_an_inner_call_does_not_fire_the_signal_of_the_outer_one() -> None:
     """A timeout stops its own call only, even if the calls share a task."""
     trace: Trace = []
 
@@ -328,20 +322,17 @@ def test_the_timeout_of_an_inner_call_does_not_fire_the_signal_of_the_outer_one(
         trace.append(held.cancelled)
         return ToolResult.ok(None)
 
-    async def main() -> None:
-        tools = [
-            Tool[None, Any]("slow", "Slow.", slow, effect="read", timeout=5),
-            Tool[None, Any]("work", "Works.", work, effect="read"),
-            Tool[None, Any]("early", "Slow.", slow, effect="read", timeout=2),
-        ]
-        gate = open_gate(tools, clock=VirtualClock())
-        # All timers of a loop share one asyncio timer. The call to `early` starts that timer outside of `work`.
-        early = asyncio.ensure_future(gate.invoke("early"))
-        await asyncio.sleep(1)
-        trace.append((await gate.invoke("work")).success)
-        await early
-
-    run_virtual(main)
+    tools = [
+        Tool[None, Any]("slow", "Slow.", slow, effect="read", timeout=5),
+        Tool[None, Any]("work", "Works.", work, effect="read"),
+        Tool[None, Any]("early", "Slow.", slow, effect="read", timeout=2),
+    ]
+    gate = open_gate(tools, clock=VirtualClock())
+    # All timers of a loop share one asyncio timer. The call to `early` starts that timer outside of `work`.
+    early = asyncio.ensure_future(gate.invoke("early"))
+    await asyncio.sleep(1)
+    trace.append((await gate.invoke("work")).success)
+    await early
     assert trace == [False, False, True]
 
 
@@ -408,7 +399,7 @@ def test_ctrl_c_fires_the_signal_once_and_a_second_one_ends_the_program(times: i
     assert not listeners
 
 
-def test_a_thread_that_begins_to_listen_while_its_call_ends_leaves_no_listener(
+async def test_a_thread_that_begins_to_listen_while_its_call_ends_leaves_no_listener(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If a call ends in one thread while another thread adds its listener, no listener is left."""
@@ -421,18 +412,15 @@ def test_a_thread_that_begins_to_listen_while_its_call_ends_leaves_no_listener(
 
         def stop(self) -> None: ...
 
-    async def main() -> None:
-        scope = cancellation.open_scope()
-        ends = threading.Thread(target=scope.ignore)
+    scope = cancellation.open_scope()
+    ends = threading.Thread(target=scope.ignore)
 
-        def add(task: asyncio.Task[Any], listener: Listener) -> None:
-            ends.start()
-            ends.join(0.1)  # the thread may have to wait until the listener is added
-            listen(task, listener)
+    def add(task: asyncio.Task[Any], listener: Listener) -> None:
+        ends.start()
+        ends.join(0.1)  # the thread may have to wait until the listener is added
+        listen(task, listener)
 
-        monkeypatch.setattr(cancellation, "listen", add)
-        scope.listen(Plain())
-        ends.join(PATIENCE)
-        assert not listeners
-
-    asyncio.run(main())
+    monkeypatch.setattr(cancellation, "listen", add)
+    scope.listen(Plain())
+    ends.join(PATIENCE)
+    assert not listeners

@@ -13,8 +13,10 @@ import pytest
 from handrail import Deadline, ToolContext, tool
 from handrail.errors import PromptEvaluationError
 from handrail.protocols import PolicyDecision
-from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
+from handrail.testing import VirtualClock, VirtualTimeLoop
 from support.rig import Rig, staged
+
+pytestmark = pytest.mark.virtual_time
 
 
 async def fail_after(seconds: float) -> None:
@@ -122,45 +124,37 @@ def task_count() -> int:
 
 
 @pytest.mark.parametrize("helper", HELPERS, ids=lambda helper: helper.__name__)
-def test_a_helper_recovers_from_a_failed_member(helper: Callable[[], Awaitable[None]]) -> None:
+async def test_a_helper_recovers_from_a_failed_member(helper: Callable[[], Awaitable[None]]) -> None:
     """A call whose helper recovers from a failed task group is committed, and its task's cancel count is zero."""
-
-    async def main() -> None:
-        rig = rig_for(helper)
-        assert (await rig.call("work", text="kept")).value == "kept"
-        assert task_count() == 0
-        assert (await rig.call("work", text="again")).value == "again"
-        assert rig.notes == ["kept", "again"]
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = rig_for(helper)
+    assert (await rig.call("work", text="kept")).value == "kept"
+    assert task_count() == 0
+    assert (await rig.call("work", text="again")).value == "again"
+    assert rig.notes == ["kept", "again"]
+    rig.assert_paired()
 
 
 @pytest.mark.parametrize("at", [0.5, 1.0, 1.5, 2.5])
 @pytest.mark.parametrize("helper", HELPERS, ids=lambda helper: helper.__name__)
-def test_a_cancel_from_outside_is_never_taken_for_the_groups(
+async def test_a_cancel_from_outside_is_never_taken_for_the_groups(
     helper: Callable[[], Awaitable[None]], at: float
 ) -> None:
     """A cancel from outside rolls back an unfinished call, whether it comes before, during or after a task group's failure."""
-
-    async def main() -> None:
-        rig = rig_for(helper)
-        call = asyncio.ensure_future(rig.call("work", text="gone"))
-        done, _ = await asyncio.wait([call], timeout=at)
-        if done:
-            assert rig.notes == ["gone"]
-            return
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert rig.status("work") == "cancelled"
-        rig.assert_untouched()
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = rig_for(helper)
+    call = asyncio.ensure_future(rig.call("work", text="gone"))
+    done, _ = await asyncio.wait([call], timeout=at)
+    if done:
+        assert rig.notes == ["gone"]
+        return
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert rig.status("work") == "cancelled"
+    rig.assert_untouched()
+    rig.assert_paired()
 
 
-def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
+async def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
     """A call is rolled back even if its handler swallows a cancel after it recovered from a failed task group."""
 
     async def swallow() -> None:
@@ -168,20 +162,17 @@ def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
 
-    async def main() -> None:
-        rig = rig_for(swallow)
-        call = asyncio.ensure_future(rig.call("work", text="gone"))
-        await asyncio.sleep(5)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        rig.assert_untouched()
-
-    run_virtual(main)
+    rig = rig_for(swallow)
+    call = asyncio.ensure_future(rig.call("work", text="gone"))
+    await asyncio.sleep(5)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    rig.assert_untouched()
 
 
 @pytest.mark.parametrize("how", ["asyncio.timeout", "anyio", "wait_for"])
-def test_a_timeout_inside_a_handler_is_its_own(how: str) -> None:
+async def test_a_timeout_inside_a_handler_is_its_own(how: str) -> None:
     """A timeout inside a handler ends only what it surrounds, even right after a task group has failed."""
 
     async def limited() -> None:
@@ -198,115 +189,99 @@ def test_a_timeout_inside_a_handler_is_its_own(how: str) -> None:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.sleep(60), 1)
 
-    async def main() -> None:
-        rig = rig_for(limited)
-        assert (await rig.call("work", text="kept")).value == "kept"
-        assert task_count() == 0
-        assert rig.notes == ["kept"]
-
-    run_virtual(main)
+    rig = rig_for(limited)
+    assert (await rig.call("work", text="kept")).value == "kept"
+    assert task_count() == 0
+    assert rig.notes == ["kept"]
 
 
-def test_a_group_around_the_call_stops_it() -> None:
+async def test_a_group_around_the_call_stops_it() -> None:
     """If a task group around a call fails, the call is cancelled and rolled back."""
-
-    async def main() -> None:
-        rig = rig_for(recover_with_stragglers)
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(fail_after(0.5))
-                await rig.call("work", text="gone")
-        except* ValueError:
-            pass
-        assert rig.status("work") == "cancelled"
-        rig.assert_untouched()
-
-    run_virtual(main)
+    rig = rig_for(recover_with_stragglers)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail_after(0.5))
+            await rig.call("work", text="gone")
+    except* ValueError:
+        pass
+    assert rig.status("work") == "cancelled"
+    rig.assert_untouched()
 
 
-def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
+async def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
     """A cancel from outside reaches an inner call that began right after a task group had failed."""
 
-    async def main() -> None:
-        @tool(effect="staged")
-        async def inner() -> None:
-            """Wait."""
-            await asyncio.sleep(60)
+    @tool(effect="staged")
+    async def inner() -> None:
+        """Wait."""
+        await asyncio.sleep(60)
 
-        @tool(effect="staged")
-        async def outer(context: ToolContext) -> None:
-            """Recover from a failed task group, then call the inner tool."""
-            await recover()
-            await context.call("inner")
+    @tool(effect="staged")
+    async def outer(context: ToolContext) -> None:
+        """Recover from a failed task group, then call the inner tool."""
+        await recover()
+        await context.call("inner")
 
-        rig = Rig([inner, outer])
-        call = asyncio.ensure_future(rig.call("outer"))
-        await asyncio.sleep(5)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert (rig.status("inner"), rig.status("outer")) == ("cancelled", "cancelled")
-
-    run_virtual(main)
+    rig = Rig([inner, outer])
+    call = asyncio.ensure_future(rig.call("outer"))
+    await asyncio.sleep(5)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (rig.status("inner"), rig.status("outer")) == ("cancelled", "cancelled")
 
 
-def test_an_inner_call_recovers_for_itself() -> None:
+async def test_an_inner_call_recovers_for_itself() -> None:
     """After an inner call has recovered from a failed task group, a swallowed cancel still ends the outer call."""
 
-    async def main() -> None:
-        @tool(effect="staged")
-        async def inner() -> str:
-            """Recover from a failed task group."""
-            await recover_with_stragglers()
-            return "recovered"
+    @tool(effect="staged")
+    async def inner() -> str:
+        """Recover from a failed task group."""
+        await recover_with_stragglers()
+        return "recovered"
 
-        @tool(effect="staged")
-        async def outer(context: ToolContext) -> str:
-            """Call the inner tool, then swallow a cancellation."""
-            said = (await context.call("inner")).value
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(5)
-            return said
+    @tool(effect="staged")
+    async def outer(context: ToolContext) -> str:
+        """Call the inner tool, then swallow a cancellation."""
+        said = (await context.call("inner")).value
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(5)
+        return said
 
-        rig = Rig([inner, outer])
-        assert (await rig.call("outer")).value == "recovered"
-        call = asyncio.ensure_future(rig.call("outer"))
-        await asyncio.sleep(6)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-
-    run_virtual(main)
+    rig = Rig([inner, outer])
+    assert (await rig.call("outer")).value == "recovered"
+    call = asyncio.ensure_future(rig.call("outer"))
+    await asyncio.sleep(6)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
 
 
-def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None:
+async def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None:
     """After a handler has recovered from a failed task group, a timeout or a deadline still ends the call."""
 
     async def forever() -> None:
         await recover()
         await asyncio.sleep(60)
 
-    async def main() -> None:
-        async def work(text: str, context: ToolContext) -> None:
-            await forever()
+    async def work(text: str, context: ToolContext) -> None:
+        await forever()
 
-        rig = Rig([staged(work, timeout=3)])
-        result = await rig.call("work", text="a")
-        assert (rig.status("work"), result.message) == (
-            "timed out",
-            "work took longer than 3 seconds and was stopped.",
-        )
-        clock = virtual_clock()
-        rig = rig_for(forever, clock=clock, deadline=Deadline.after(3, clock=clock))
-        with pytest.raises(PromptEvaluationError) as raised:
-            await rig.call("work", text="a")
-        assert raised.value.phase == "deadline"
-        assert task_count() == 0
-
-    run_virtual(main)
+    rig = Rig([staged(work, timeout=3)])
+    result = await rig.call("work", text="a")
+    assert (rig.status("work"), result.message) == (
+        "timed out",
+        "work took longer than 3 seconds and was stopped.",
+    )
+    clock = virtual_clock()
+    rig = rig_for(forever, clock=clock, deadline=Deadline.after(3, clock=clock))
+    with pytest.raises(PromptEvaluationError) as raised:
+        await rig.call("work", text="a")
+    assert raised.value.phase == "deadline"
+    assert task_count() == 0
 
 
-def test_a_policy_recovers_as_well() -> None:
+async def test_a_policy_recovers_as_well() -> None:
     """A policy, like a handler, may recover from a failed task group."""
 
     class Careful:
@@ -318,12 +293,9 @@ def test_a_policy_recovers_as_well() -> None:
 
         def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None: ...
 
-    async def main() -> None:
-        async def work(text: str, context: ToolContext) -> str:
-            return text
+    async def work(text: str, context: ToolContext) -> str:
+        return text
 
-        rig = Rig([staged(work)], policies=[Careful()])
-        assert (await rig.call("work", text="a")).value == "a"
-        assert task_count() == 0
-
-    run_virtual(main)
+    rig = Rig([staged(work)], policies=[Careful()])
+    assert (await rig.call("work", text="a")).value == "a"
+    assert task_count() == 0

@@ -50,85 +50,65 @@ def test_it_can_be_waited_for_where_no_loop_runs():
     assert value_of(3).wait() == 3
 
 
-def test_an_async_handler_awaits_it():
+async def test_an_async_handler_awaits_it():
     """`await` runs an operation in the awaiting task."""
+    inside: list[object] = []
 
-    async def main() -> None:
-        inside: list[object] = []
+    async def work() -> int:
+        inside.append(asyncio.current_task())
+        return 5
 
-        async def work() -> int:
-            inside.append(asyncio.current_task())
-            return 5
-
-        operation = Operation(work, "five", Home(asyncio.get_running_loop(), "call"))
-        assert await operation == 5
-        assert inside == [asyncio.current_task()]
-
-    run(main)
+    operation = Operation(work, "five", Home(asyncio.get_running_loop(), "call"))
+    assert await operation == 5
+    assert inside == [asyncio.current_task()]
 
 
-def test_a_sync_handler_waits_for_it_on_the_calls_own_loop():
+async def test_a_sync_handler_waits_for_it_on_the_calls_own_loop():
     """In a handler's thread, `.wait()` runs the work on the call's event loop."""
+    loop = asyncio.get_running_loop()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
+    async def work() -> object:
+        return asyncio.get_running_loop()
 
-        async def work() -> object:
-            return asyncio.get_running_loop()
-
-        operation = Operation(work, "loop", Home(loop, "call"))
-        assert await run_in_thread(operation.wait) is loop
-
-    run(main)
+    operation = Operation(work, "loop", Home(loop, "call"))
+    assert await run_in_thread(operation.wait) is loop
 
 
-def test_a_thread_of_the_users_waits_for_it():
+async def test_a_thread_of_the_users_waits_for_it():
     """Any thread can wait for an operation, because the operation knows its event loop."""
+    loop = asyncio.get_running_loop()
+    got: list[object] = []
+    ended = asyncio.Event()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        got: list[object] = []
-        ended = asyncio.Event()
+    async def work() -> object:
+        return asyncio.get_running_loop()
 
-        async def work() -> object:
-            return asyncio.get_running_loop()
+    operation = Operation(work, "loop", Home(loop, "call"))
 
-        operation = Operation(work, "loop", Home(loop, "call"))
+    def body() -> None:
+        got.append(operation.wait())
+        loop.call_soon_threadsafe(ended.set)
 
-        def body() -> None:
-            got.append(operation.wait())
-            loop.call_soon_threadsafe(ended.set)
-
-        thread = threading.Thread(target=body)
-        thread.start()
-        await ended.wait()
-        thread.join()
-        assert got == [loop]
-
-    run(main)
+    thread = threading.Thread(target=body)
+    thread.start()
+    await ended.wait()
+    thread.join()
+    assert got == [loop]
 
 
-def test_asyncio_to_thread_waits_for_it():
+async def test_asyncio_to_thread_waits_for_it():
     """A thread of asyncio's own executor can wait for an operation."""
-
-    async def main() -> None:
-        operation = value_of("x", Home(asyncio.get_running_loop(), "call"))
-        assert await asyncio.to_thread(operation.wait) == "x"
-
-    run(main)
+    operation = value_of("x", Home(asyncio.get_running_loop(), "call"))
+    assert await asyncio.to_thread(operation.wait) == "x"
 
 
-def test_asyncios_task_group_starts_it():
+async def test_asyncios_task_group_starts_it():
     """A task group's `create_task` accepts an operation as a coroutine."""
-
-    async def main() -> None:
-        home = Home(asyncio.get_running_loop(), "call")
-        async with asyncio.TaskGroup() as group:
-            one = group.create_task(value_of(1, home))
-            two = group.create_task(value_of(2))
-        assert (one.result(), two.result()) == (1, 2)
-
-    run(main)
+    home = Home(asyncio.get_running_loop(), "call")
+    async with asyncio.TaskGroup() as group:
+        one = group.create_task(value_of(1, home))
+        two = group.create_task(value_of(2))
+    assert (one.result(), two.result()) == (1, 2)
 
 
 def test_its_task_can_be_shown_and_debugged():
@@ -156,87 +136,70 @@ def test_its_task_can_be_shown_and_debugged():
     asyncio.run(main(), debug=True)
 
 
-def test_a_task_can_test_its_coroutine():
+async def test_a_task_can_test_its_coroutine():
     """An operation that has a task is truthy, because asyncio tests the truth of a task's coroutine."""
     truth: Callable[[object], bool] = operator.truth
 
-    async def main() -> None:
-        stuck = Stuck()
-        task = asyncio.create_task(stuck.operation)
-        assert truth(stuck.operation)
-        await stuck.has_begun()
-        assert truth(stuck.operation)
-        task.cancel()
-        await asyncio.wait([task])
-        assert truth(stuck.operation)
-        never_begun = value_of(1)
-        task = asyncio.create_task(never_begun)
-        task.cancel()
-        await asyncio.wait([task])
-        assert truth(never_begun)
-        with pytest.raises(OperationHasNoTruth):
-            truth(value_of(1))
-
-    run(main)
+    stuck = Stuck()
+    task = asyncio.create_task(stuck.operation)
+    assert truth(stuck.operation)
+    await stuck.has_begun()
+    assert truth(stuck.operation)
+    task.cancel()
+    await asyncio.wait([task])
+    assert truth(stuck.operation)
+    never_begun = value_of(1)
+    task = asyncio.create_task(never_begun)
+    task.cancel()
+    await asyncio.wait([task])
+    assert truth(never_begun)
+    with pytest.raises(OperationHasNoTruth):
+        truth(value_of(1))
 
 
-def test_anyios_task_group_starts_it():
+async def test_anyios_task_group_starts_it():
     """anyio's `start_soon` accepts an operation, because calling an operation returns the operation itself."""
     seen: list[int] = []
 
     async def work() -> None:
         seen.append(1)
 
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(Operation(work, "noted"))
-            group.start_soon(Operation(work, "noted", Home(asyncio.get_running_loop(), "call")))
-        assert seen == [1, 1]
-
-    run(main)
+    async with anyio.create_task_group() as group:
+        group.start_soon(Operation(work, "noted"))
+        group.start_soon(Operation(work, "noted", Home(asyncio.get_running_loop(), "call")))
+    assert seen == [1, 1]
 
 
-def test_asyncios_gather_wait_for_and_shield_take_it():
+async def test_asyncios_gather_wait_for_and_shield_take_it():
     """asyncio's `gather`, `wait_for` and `shield` accept an operation."""
-
-    async def main() -> None:
-        assert await asyncio.gather(value_of(1), value_of(2)) == [1, 2]
-        assert await asyncio.wait_for(value_of(3), PATIENCE) == 3
-        assert await asyncio.shield(value_of(4)) == 4
-
-    run(main)
+    assert await asyncio.gather(value_of(1), value_of(2)) == [1, 2]
+    assert await asyncio.wait_for(value_of(3), PATIENCE) == 3
+    assert await asyncio.shield(value_of(4)) == 4
 
 
-def test_a_task_cancelled_before_it_began_leaves_no_warning():
+async def test_a_task_cancelled_before_it_began_leaves_no_warning():
     """Cancelling an operation's task before it starts counts as a use of the operation."""
-
-    async def main() -> None:
-        stuck = Stuck()
-        task = asyncio.create_task(stuck.operation)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert stuck.log == []
-
-    run(main)
+    stuck = Stuck()
+    task = asyncio.create_task(stuck.operation)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stuck.log == []
 
 
-def test_nested_sync_calls_never_starve():
+async def test_nested_sync_calls_never_starve():
     """Eight chains of sync handlers, each 200 levels deep and waiting for the next level, all end."""
     depth, chains = 200, 8
 
-    async def main() -> None:
-        home = Home(asyncio.get_running_loop(), "call")
+    home = Home(asyncio.get_running_loop(), "call")
 
-        def level(left: int) -> int:
-            if left == 0:
-                return 0
-            return 1 + Operation(lambda: run_in_thread(lambda: level(left - 1)), "level", home).wait()
+    def level(left: int) -> int:
+        if left == 0:
+            return 0
+        return 1 + Operation(lambda: run_in_thread(lambda: level(left - 1)), "level", home).wait()
 
-        chain = [Operation(lambda: run_in_thread(lambda: level(depth)), "chain", home) for _ in range(chains)]
-        assert await gather(*chain) == (depth,) * chains
-
-    run(main)
+    chain = [Operation(lambda: run_in_thread(lambda: level(depth)), "chain", home) for _ in range(chains)]
+    assert await gather(*chain) == (depth,) * chains
 
 
 # --- the background loop of scripts --------------------------------------------------------------
@@ -323,18 +286,14 @@ def test_a_program_ends_what_is_left_on_the_background_loop(tmp_path: Any):
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
+async def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
     """`.wait()` on a thread that runs an event loop raises an error that says what to write instead."""
-
-    async def main() -> None:
-        operation = value_of(1, Home(asyncio.get_running_loop(), "call"))
-        with pytest.raises(WaitOnLoopThread, match=r"write `await` instead.*asyncio\.to_thread") as caught:
-            operation.wait()
-        assert caught.value.operation == "value"
-        with pytest.raises(WaitOnLoopThread):
-            value_of(1).wait()
-
-    run(main)
+    operation = value_of(1, Home(asyncio.get_running_loop(), "call"))
+    with pytest.raises(WaitOnLoopThread, match=r"write `await` instead.*asyncio\.to_thread") as caught:
+        operation.wait()
+    assert caught.value.operation == "value"
+    with pytest.raises(WaitOnLoopThread):
+        value_of(1).wait()
 
 
 def test_a_callback_on_the_background_loop_may_not_wait_either():
@@ -412,7 +371,7 @@ def test_it_has_no_truth_value(use: Callable[[Operation[Any]], object]):
 
 @pytest.mark.parametrize("first", ["await", "wait", "task", "gather", "failed", "refused"])
 @pytest.mark.parametrize("second", ["await", "wait", "task", "gather"])
-def test_it_is_single_use(first: str, second: str):
+async def test_it_is_single_use(first: str, second: str):
     """A second use of an operation, of any kind, raises `OperationUsedTwice`."""
     ran: list[int] = []
 
@@ -421,62 +380,53 @@ def test_it_is_single_use(first: str, second: str):
         if first == "failed":
             raise KeyError("x")
 
-    async def main() -> None:
-        operation = Operation(work, "work", Home(asyncio.get_running_loop(), "call"))
+    operation = Operation(work, "work", Home(asyncio.get_running_loop(), "call"))
 
-        if first == "failed":
-            with pytest.raises(KeyError):
-                await operation
-        elif first == "refused":
-            with pytest.raises(WaitOnLoopThread):
-                operation.wait()
-        else:
-            await use(operation, first)
-        with pytest.raises(OperationUsedTwice, match="call the verb again for a new one"):
-            await use(operation, second)
-
-    run(main)
+    if first == "failed":
+        with pytest.raises(KeyError):
+            await operation
+    elif first == "refused":
+        with pytest.raises(WaitOnLoopThread):
+            operation.wait()
+    else:
+        await use(operation, first)
+    with pytest.raises(OperationUsedTwice, match="call the verb again for a new one"):
+        await use(operation, second)
     assert ran == ([] if first == "refused" else [1])
 
 
-def test_two_tasks_can_not_be_made_of_one():
+async def test_two_tasks_can_not_be_made_of_one():
     """Further tasks made from one operation fail, and the first continues undisturbed."""
-
-    async def main() -> None:
-        stuck = Stuck()
-        first = asyncio.create_task(stuck.operation)
-        second = asyncio.create_task(stuck.operation)
-        third = asyncio.create_task(stuck.operation)
-        await stuck.has_begun()
-        third.cancel()
-        with pytest.raises(OperationUsedTwice):
-            await second
-        with pytest.raises((OperationUsedTwice, asyncio.CancelledError)):
-            await third
-        assert (stuck.log, first.done()) == (["began"], False)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert stuck.log == ["began", "cancelled", "cleaned up"]
-
-    run(main)
+    stuck = Stuck()
+    first = asyncio.create_task(stuck.operation)
+    second = asyncio.create_task(stuck.operation)
+    third = asyncio.create_task(stuck.operation)
+    await stuck.has_begun()
+    third.cancel()
+    with pytest.raises(OperationUsedTwice):
+        await second
+    with pytest.raises((OperationUsedTwice, asyncio.CancelledError)):
+        await third
+    assert (stuck.log, first.done()) == (["began"], False)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert stuck.log == ["began", "cancelled", "cleaned up"]
 
 
-def test_a_cancelled_second_task_does_not_cancel_the_first():
-    async def main() -> None:
-        stuck = Stuck()
-        first = asyncio.create_task(stuck.operation)
-        await stuck.has_begun()
-        second = asyncio.create_task(stuck.operation)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        assert stuck.log == ["began"]
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
+async def test_a_cancelled_second_task_does_not_cancel_the_first():
 
-    run(main)
+    stuck = Stuck()
+    first = asyncio.create_task(stuck.operation)
+    await stuck.has_begun()
+    second = asyncio.create_task(stuck.operation)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert stuck.log == ["began"]
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
 
 
 def test_it_is_cold():

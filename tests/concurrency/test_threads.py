@@ -41,47 +41,36 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_it_gives_back_what_the_function_returns():
+async def test_it_gives_back_what_the_function_returns():
     """A function runs on one of Handrail's daemon threads, and its value is returned."""
-
-    async def main() -> None:
-        thread = await run_in_thread(threading.current_thread)
-        assert thread is not threading.current_thread()
-        assert thread.daemon
-        assert thread.name == "handrail-handler"
-
-    run(main)
+    thread = await run_in_thread(threading.current_thread)
+    assert thread is not threading.current_thread()
+    assert thread.daemon
+    assert thread.name == "handrail-handler"
 
 
-def test_it_raises_what_the_function_raises():
+async def test_it_raises_what_the_function_raises():
     """The caller gets the exception object that the function raised, with its traceback."""
     error = LookupError("mine")
 
     def fails() -> None:
         raise error
 
-    async def main() -> None:
-        with pytest.raises(LookupError) as caught:
-            await run_in_thread(fails)
-        assert caught.value is error
-        assert caught.traceback[-1].name == "fails"
-
-    run(main)
+    with pytest.raises(LookupError) as caught:
+        await run_in_thread(fails)
+    assert caught.value is error
+    assert caught.traceback[-1].name == "fails"
 
 
-def test_an_idle_thread_is_used_again():
+async def test_an_idle_thread_is_used_again():
     """An idle thread is reused for the next function."""
-
-    async def main() -> None:
-        first = await run_in_thread(threading.get_ident)
-        for _ in range(20):
-            await until(lambda: len(threads._idle) == 1)
-            assert await run_in_thread(threading.get_ident) == first
-
-    run(main)
+    first = await run_in_thread(threading.get_ident)
+    for _ in range(20):
+        await until(lambda: len(threads._idle) == 1)
+        assert await run_in_thread(threading.get_ident) == first
 
 
-def test_a_thread_that_raised_is_used_again():
+async def test_a_thread_that_raised_is_used_again():
     """A thread on which a function raised an error is reused."""
 
     def fails() -> None:
@@ -90,29 +79,23 @@ def test_a_thread_that_raised_is_used_again():
 
     idents: list[int] = []
 
-    async def main() -> None:
-        with pytest.raises(KeyError):
-            await run_in_thread(fails)
-        await until(lambda: threads._idle)
-        assert [await run_in_thread(threading.get_ident)] == idents
-
-    run(main)
+    with pytest.raises(KeyError):
+        await run_in_thread(fails)
+    await until(lambda: threads._idle)
+    assert [await run_in_thread(threading.get_ident)] == idents
 
 
-def test_an_idle_thread_ends_after_a_while(monkeypatch: pytest.MonkeyPatch):
+async def test_an_idle_thread_ends_after_a_while(monkeypatch: pytest.MonkeyPatch):
     """A thread that is idle for long enough ends, and the next function gets a new one."""
     monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.001)
 
-    async def main() -> None:
-        thread = await run_in_thread(threading.current_thread)
-        await until(lambda: not thread.is_alive())
-        assert not threads._idle
-        assert await run_in_thread(lambda: "new") == "new"
-
-    run(main)
+    thread = await run_in_thread(threading.current_thread)
+    await until(lambda: not thread.is_alive())
+    assert not threads._idle
+    assert await run_in_thread(lambda: "new") == "new"
 
 
-def test_a_job_handed_over_as_a_thread_gives_up_is_not_lost(monkeypatch: pytest.MonkeyPatch):
+async def test_a_job_handed_over_as_a_thread_gives_up_is_not_lost(monkeypatch: pytest.MonkeyPatch):
     """A job that is handed to a thread just as the thread gives up waiting is still done."""
     handed: list[asyncio.Future[Any]] = []
 
@@ -128,52 +111,37 @@ def test_a_job_handed_over_as_a_thread_gives_up_is_not_lost(monkeypatch: pytest.
     monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.0)
     monkeypatch.setattr(threads, "_idle", Idle())
 
-    async def main() -> None:
-        nonlocal job
-        loop = asyncio.get_running_loop()
-        job = threads._Job(contextvars.copy_context(), threading.get_ident, loop, loop.create_future())
-        first = await run_in_thread(threading.get_ident)
-        await until(lambda: handed)
-        assert await handed[0] == first
-
     job: Any = None
-    run(main)
+    loop = asyncio.get_running_loop()
+    job = threads._Job(contextvars.copy_context(), threading.get_ident, loop, loop.create_future())
+    first = await run_in_thread(threading.get_ident)
+    await until(lambda: handed)
+    assert await handed[0] == first
 
 
-def test_jobs_and_threads_that_end_pass_each_other(monkeypatch: pytest.MonkeyPatch):
+async def test_jobs_and_threads_that_end_pass_each_other(monkeypatch: pytest.MonkeyPatch):
     """Every job is done, even if threads end as soon as they are idle."""
     monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.0)
 
-    async def main() -> None:
-        for number in range(300):
-            assert await run_in_thread(lambda number=number: number) == number
-
-    run(main)
+    for number in range(300):
+        assert await run_in_thread(lambda number=number: number) == number
 
 
-def test_there_is_no_limit():
+async def test_there_is_no_limit():
     """The number of threads is unlimited: two hundred functions that wait for each other all end."""
-
-    async def main() -> None:
-        together = threading.Barrier(200)
-        order = await asyncio.gather(*(run_in_thread(lambda: together.wait()) for _ in range(200)))
-        assert sorted(order) == list(range(200))
-
-    run(main)
+    together = threading.Barrier(200)
+    order = await asyncio.gather(*(run_in_thread(lambda: together.wait()) for _ in range(200)))
+    assert sorted(order) == list(range(200))
 
 
-def test_stop_iteration_becomes_a_runtime_error():
+async def test_stop_iteration_becomes_a_runtime_error():
     """`StopIteration`, which a future can't carry, becomes a `RuntimeError`, as in a coroutine."""
-
-    async def main() -> None:
-        with pytest.raises(RuntimeError, match="StopIteration") as caught:
-            await run_in_thread(lambda: next(iter(())))
-        assert isinstance(caught.value.__cause__, StopIteration)
-
-    run(main)
+    with pytest.raises(RuntimeError, match="StopIteration") as caught:
+        await run_in_thread(lambda: next(iter(())))
+    assert isinstance(caught.value.__cause__, StopIteration)
 
 
-def test_context_variables_go_along_and_do_not_leak_back():
+async def test_context_variables_go_along_and_do_not_leak_back():
     """A function sees its caller's context variables, and its own changes do not leak back."""
 
     def body() -> str:
@@ -181,61 +149,50 @@ def test_context_variables_go_along_and_do_not_leak_back():
         LABEL.set("inside")
         return seen
 
-    async def main() -> None:
-        LABEL.set("outside")
-        assert await run_in_thread(body) == "outside"
-        assert LABEL.get() == "outside"
-        await until(lambda: threads._idle)
-        assert await run_in_thread(LABEL.get) == "outside"
-
-    run(main)
+    LABEL.set("outside")
+    assert await run_in_thread(body) == "outside"
+    assert LABEL.get() == "outside"
+    await until(lambda: threads._idle)
+    assert await run_in_thread(LABEL.get) == "outside"
 
 
-def test_cancelling_abandons_the_thread():
+async def test_cancelling_abandons_the_thread():
     """Cancelling frees the awaiting task at once. The thread continues, and its result is dropped."""
+    began, release, ended = threading.Event(), threading.Event(), threading.Event()
 
-    async def main() -> None:
-        began, release, ended = threading.Event(), threading.Event(), threading.Event()
+    def body() -> str:
+        began.set()
+        release.wait(PATIENCE)
+        ended.set()
+        return "dropped"
 
-        def body() -> str:
-            began.set()
-            release.wait(PATIENCE)
-            ended.set()
-            return "dropped"
-
-        task = asyncio.create_task(run_in_thread(body))
-        await until(began.is_set)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not ended.is_set()
-        assert threads_at_work(asyncio.get_running_loop()) == 1
-        release.set()
-        await until(lambda: threads_at_work(asyncio.get_running_loop()) == 0)
-        assert ended.is_set()
-
-    run(main)
+    task = asyncio.create_task(run_in_thread(body))
+    await until(began.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not ended.is_set()
+    assert threads_at_work(asyncio.get_running_loop()) == 1
+    release.set()
+    await until(lambda: threads_at_work(asyncio.get_running_loop()) == 0)
+    assert ended.is_set()
 
 
-def test_an_abandoned_error_is_dropped_in_silence():
+async def test_an_abandoned_error_is_dropped_in_silence():
     """An error that an abandoned function raises is ignored, and its thread becomes idle again."""
+    release, began = threading.Event(), threading.Event()
 
-    async def main() -> None:
-        release, began = threading.Event(), threading.Event()
+    def body() -> None:
+        began.set()
+        release.wait(PATIENCE)
+        raise KeyError("late")
 
-        def body() -> None:
-            began.set()
-            release.wait(PATIENCE)
-            raise KeyError("late")
-
-        task = asyncio.create_task(run_in_thread(body))
-        await until(began.is_set)
-        task.cancel()
-        await asyncio.wait([task])
-        release.set()
-        await until(lambda: threads._idle)
-
-    run(main)
+    task = asyncio.create_task(run_in_thread(body))
+    await until(began.is_set)
+    task.cancel()
+    await asyncio.wait([task])
+    release.set()
+    await until(lambda: threads._idle)
 
 
 def test_a_thread_may_outlive_its_loop():
@@ -263,59 +220,48 @@ def test_a_thread_may_outlive_its_loop():
     run(after)
 
 
-def test_threads_at_work_are_counted_by_loop():
+async def test_threads_at_work_are_counted_by_loop():
     """`threads_at_work` counts only the unfinished functions of the given loop."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        release = threading.Event()
-        tasks = [asyncio.create_task(run_in_thread(lambda: release.wait(PATIENCE))) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert threads_at_work(loop) == 3
-        assert threads_at_work(background_loop()) == 0
-        release.set()
-        assert await asyncio.gather(*tasks) == [True] * 3
-        assert threads_at_work(loop) == 0
-
-    run(main)
+    loop = asyncio.get_running_loop()
+    release = threading.Event()
+    tasks = [asyncio.create_task(run_in_thread(lambda: release.wait(PATIENCE))) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert threads_at_work(loop) == 3
+    assert threads_at_work(background_loop()) == 0
+    release.set()
+    assert await asyncio.gather(*tasks) == [True] * 3
+    assert threads_at_work(loop) == 0
 
 
-def test_a_thread_at_work_is_counted_until_its_outcome_is_there():
+async def test_a_thread_at_work_is_counted_until_its_outcome_is_there():
     """A function counts as running until its value has arrived, so that virtual time does not jump ahead of it."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        task = asyncio.create_task(run_in_thread(lambda: "value"))
-        await asyncio.sleep(0)
-        # Block the loop until the thread is idle again, so that only the value is yet to arrive.
-        while not threads._idle:
-            assert not task.done()
-        assert threads_at_work(loop) == 1
-        assert await task == "value"
-        assert threads_at_work(loop) == 0
-
-    run(main)
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(run_in_thread(lambda: "value"))
+    await asyncio.sleep(0)
+    # Block the loop until the thread is idle again, so that only the value is yet to arrive.
+    while not threads._idle:
+        assert not task.done()
+    assert threads_at_work(loop) == 1
+    assert await task == "value"
+    assert threads_at_work(loop) == 0
 
 
-def test_nothing_is_kept_alive_by_an_idle_thread():
+async def test_nothing_is_kept_alive_by_an_idle_thread():
     """An idle thread keeps no reference to its last job or to that job's error."""
 
     class Thing:
         pass
 
-    async def main() -> None:
-        thing = Thing()
-        gone = weakref.ref(thing)
+    thing = Thing()
+    gone = weakref.ref(thing)
 
-        def fails(thing: Thing) -> None:
-            raise KeyError(thing)
+    def fails(thing: Thing) -> None:
+        raise KeyError(thing)
 
-        with contextlib.suppress(KeyError):  # pytest.raises would keep the error
-            await run_in_thread(lambda kept=thing: fails(kept))
-        await until(lambda: threads._idle)
-        await asyncio.sleep(0)  # the callback that woke this task also referred to the error
-        del thing
-        gc.collect()
-        assert gone() is None
-
-    run(main)
+    with contextlib.suppress(KeyError):  # pytest.raises would keep the error
+        await run_in_thread(lambda kept=thing: fails(kept))
+    await until(lambda: threads._idle)
+    await asyncio.sleep(0)  # the callback that woke this task also referred to the error
+    del thing
+    gc.collect()
+    assert gone() is None

@@ -146,7 +146,8 @@ async def in_task(context: ToolContext) -> str:
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-def test_handlers_of_both_kinds_time_out_at_the_same_moment(
+@pytest.mark.virtual_time
+async def test_handlers_of_both_kinds_time_out_at_the_same_moment(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listener that blocks the loop for 40 seconds postpones a timeout of 10 seconds to 50 seconds."""
@@ -159,26 +160,24 @@ def test_handlers_of_both_kinds_time_out_at_the_same_moment(
         over.wait(PATIENCE)
         return "fine"
 
-    async def main() -> None:
-        loop = virtual_loop()
-        dispatcher = Dispatcher(clock=VirtualClock(loop))
-        rig = Rig([in_task, in_thread], session=Session(dispatcher=dispatcher))
-        dispatcher.subscribe(_Tick, lambda event: loop.advance(40))
-        loop.call_later(3, lambda: dispatcher.publish(_Tick()))
-        result = await rig.call("in_task" if kind == "async" else "in_thread")
-        over.set()
-        assert not result.success
-        assert loop.time() == 50
-        (ended,) = rig.of(ToolInvoked)
-        assert (ended.status, ended.seconds) == ("timed out", 10)
-
-    run_virtual(main)
+    loop = virtual_loop()
+    dispatcher = Dispatcher(clock=VirtualClock(loop))
+    rig = Rig([in_task, in_thread], session=Session(dispatcher=dispatcher))
+    dispatcher.subscribe(_Tick, lambda event: loop.advance(40))
+    loop.call_later(3, lambda: dispatcher.publish(_Tick()))
+    result = await rig.call("in_task" if kind == "async" else "in_thread")
+    over.set()
+    assert not result.success
+    assert loop.time() == 50
+    (ended,) = rig.of(ToolInvoked)
+    assert (ended.status, ended.seconds) == ("timed out", 10)
 
 
 class _Tick: ...
 
 
-def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one(
+@pytest.mark.virtual_time
+async def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The timeout of an async handler is postponed by a listener on the thread of a sync handler that it calls."""
@@ -199,50 +198,44 @@ def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one(
         entered.set()
         leave.wait(PATIENCE)
 
-    async def main() -> None:
-        loop = virtual_loop()
-        dispatcher = Dispatcher(clock=VirtualClock(loop))
-        rig = Rig([outer, inner], session=Session(dispatcher=dispatcher))
-        dispatcher.subscribe(Progress, wait)
-        call = asyncio.ensure_future(rig.call("outer"))
-        await asyncio.to_thread(entered.wait, PATIENCE)
-        loop.advance(40)
-        with monkeypatch.context() as impatient:
-            impatient.setattr(virtual_time, "_THREAD_GRACE", 0.0)
-            await asyncio.sleep(0.001)
-        assert not call.done()
-        leave.set()
-        assert (await call).success
-
-    run_virtual(main)
+    loop = virtual_loop()
+    dispatcher = Dispatcher(clock=VirtualClock(loop))
+    rig = Rig([outer, inner], session=Session(dispatcher=dispatcher))
+    dispatcher.subscribe(Progress, wait)
+    call = asyncio.ensure_future(rig.call("outer"))
+    await asyncio.to_thread(entered.wait, PATIENCE)
+    loop.advance(40)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(virtual_time, "_THREAD_GRACE", 0.0)
+        await asyncio.sleep(0.001)
+    assert not call.done()
+    leave.set()
+    assert (await call).success
 
 
-def test_a_paused_deadline_that_is_nearly_over_does_not_spin() -> None:
+@pytest.mark.virtual_time
+async def test_a_paused_deadline_that_is_nearly_over_does_not_spin() -> None:
     """A deadline that is paused for ten seconds just before its end is checked fewer than 1,000 times."""
+    loop, looks = virtual_loop(), 0
+    clock = VirtualClock(loop)
+    deadline = Deadline.after(10 + 1e-4, clock=clock, pauses_for_people=True)
+    scope, remaining = open_scope(), Deadline.remaining
 
-    async def main() -> None:
-        loop, looks = virtual_loop(), 0
-        clock = VirtualClock(loop)
-        deadline = Deadline.after(10 + 1e-4, clock=clock, pauses_for_people=True)
-        scope, remaining = open_scope(), Deadline.remaining
+    def counted(self: Deadline) -> float:
+        nonlocal looks
+        looks += 1
+        return remaining(self)
 
-        def counted(self: Deadline) -> float:
-            nonlocal looks
-            looks += 1
-            return remaining(self)
-
-        loop.call_at(10, deadline.pause)
-        loop.call_at(20, deadline.resume)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Deadline, "remaining", counted)
-            scope.start_deadline(deadline)
-            with pytest.raises(asyncio.CancelledError) as caught:
-                await asyncio.sleep(60)
-        assert isinstance(scope.explain(caught.value, "waiting"), DeadlineExceededError)
-        assert 20 <= loop.time() <= 20.1
-        assert looks < 1000
-
-    run_virtual(main)
+    loop.call_at(10, deadline.pause)
+    loop.call_at(20, deadline.resume)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Deadline, "remaining", counted)
+        scope.start_deadline(deadline)
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await asyncio.sleep(60)
+    assert isinstance(scope.explain(caught.value, "waiting"), DeadlineExceededError)
+    assert 20 <= loop.time() <= 20.1
+    assert looks < 1000
 
 
 def test_a_timer_that_was_held_goes_on_when_the_loop_is_closed() -> None:

@@ -41,7 +41,7 @@ from handrail.models.scripted import Reply
 from handrail.protocols import Environment
 from handrail.question import Question
 from handrail.session import load, save
-from handrail.testing import Agent, Nobody, Person, VirtualClock, agent_context, run_virtual, user_context
+from handrail.testing import Agent, Nobody, Person, VirtualClock, agent_context, user_context
 from handrail.tools import RunMode
 from support.cards import Deal, Deck, Offer, Pick, card_game
 from support.rig import Rig
@@ -317,25 +317,23 @@ def test_run_as_agent_refuses_what_does_not_fit() -> None:
         run_as_agent(card_game(client=ask), Offer(1), model=ScriptedModel([])).wait()
 
 
-def test_run_as_agent_has_limits() -> None:
+@pytest.mark.virtual_time
+async def test_run_as_agent_has_limits() -> None:
     """In `run_as_agent`, a budget and a deadline apply to the model's requests."""
     with pytest.raises(PromptEvaluationError, match="requests"):
-        run_as_agent(
+        await run_as_agent(
             card_game(), Offer(1), model=ScriptedModel(['{"index": "x"}', SAYS]), budget=Budget(requests=1)
-        ).wait()
+        )
 
-    async def main() -> None:
-        clock = VirtualClock(asyncio.get_running_loop())  # pyright: ignore
-        slow = ScriptedModel([Reply(SAYS, delay=60)])
-        with pytest.raises(PromptEvaluationError, match="deadline"):
-            await run_as_agent(
-                card_game(), Offer(1), model=slow, deadline=Deadline.after(5, clock=clock), clock=clock
-            )
-
-    run_virtual(main)
+    clock = VirtualClock(asyncio.get_running_loop())  # pyright: ignore
+    slow = ScriptedModel([Reply(SAYS, delay=60)])
+    with pytest.raises(PromptEvaluationError, match="deadline"):
+        await run_as_agent(
+            card_game(), Offer(1), model=slow, deadline=Deadline.after(5, clock=clock), clock=clock
+        )
 
 
-def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
+async def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
     """An act's events reach only its own listener, even if two acts run in one session at once."""
 
     def game(name: str) -> Handoff[Any, Pick]:
@@ -359,11 +357,8 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
             new_id=lambda: name,
         )
 
-    async def main() -> None:
-        session = Session()
-        await asyncio.gather(*(play(name, session) for name in heard))
-
-    asyncio.run(main())
+    session = Session()
+    await asyncio.gather(*(play(name, session) for name in heard))
     assert heard == {name: [Step(name, 0), Step(name, 1)] for name in heard}
 
 

@@ -14,7 +14,9 @@ from handrail.events import ApprovalDecided, ApprovalRemembered
 from handrail.guard import Broker
 from handrail.journal.sqlite import MemoryJournal
 from handrail.question import Answer, Question
-from handrail.testing import Person, VirtualClock, run_virtual
+from handrail.testing import Person, VirtualClock
+
+pytestmark = pytest.mark.virtual_time
 
 ran: list[str] = []
 
@@ -123,25 +125,22 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("attack", FORGED)
-def test_a_forged_answer_is_refused(attack: str):
+async def test_a_forged_answer_is_refused(attack: str):
     """A forged or invalid answer is refused, runs nothing and is not remembered.
 
     The question stays open and accepts a genuine answer.
     """
     changed, words = FORGED[attack]
 
-    async def main() -> None:
-        desk = Desk()
-        question = await desk.ask(amount=1)
-        assert words in desk.refused(yes(question, **changed))
-        await asyncio.sleep(1)
-        assert ran == []
-        assert await desk.journal.questions.open() == (question,)
-        desk.journal.questions.answer(yes(question, value={"approved": False}))
-        assert not (await desk.calls[0]).success
-        assert desk.session[ApprovalRemembered].all() == ()
-
-    run_virtual(main)
+    desk = Desk()
+    question = await desk.ask(amount=1)
+    assert words in desk.refused(yes(question, **changed))
+    await asyncio.sleep(1)
+    assert ran == []
+    assert await desk.journal.questions.open() == (question,)
+    desk.journal.questions.answer(yes(question, value={"approved": False}))
+    assert not (await desk.calls[0]).success
+    assert desk.session[ApprovalRemembered].all() == ()
     assert ran == []
 
 
@@ -247,51 +246,40 @@ SCENES: list[tuple[Callable[[Desk], Any], str]] = [
 
 
 @pytest.mark.parametrize(("attack", "words"), SCENES, ids=[attack.__name__ for attack, _ in SCENES])
-def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
+async def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
     """An answer to a different question, in the wrong name or to a question that is over is refused and runs nothing."""
-
-    async def main() -> None:
-        desk = Desk()
-        desk.files.write("a.txt", "two\n")
-        assert words in await attack(desk)
-        await asyncio.sleep(1)
-        assert ran == []
-        for question in await desk.journal.questions.open():
-            desk.journal.questions.answer(yes(question, value={"approved": False}))
-        await asyncio.gather(*desk.calls, return_exceptions=True)
-        assert desk.files.read("a.txt") == "two\n"
-
-    run_virtual(main)
+    desk = Desk()
+    desk.files.write("a.txt", "two\n")
+    assert words in await attack(desk)
+    await asyncio.sleep(1)
+    assert ran == []
+    for question in await desk.journal.questions.open():
+        desk.journal.questions.answer(yes(question, value={"approved": False}))
+    await asyncio.gather(*desk.calls, return_exceptions=True)
+    assert desk.files.read("a.txt") == "two\n"
     assert ran == []
 
 
-def test_the_same_answer_again_is_harmless():
+async def test_the_same_answer_again_is_harmless():
     """Giving the same answer several times runs its call once and records one decision."""
-
-    async def main() -> None:
-        desk = Desk()
-        question = await desk.ask(amount=1)
-        for _ in range(3):
-            desk.journal.questions.answer(yes(question))
-        assert (await desk.calls[0]).success
+    desk = Desk()
+    question = await desk.ask(amount=1)
+    for _ in range(3):
         desk.journal.questions.answer(yes(question))
-        assert len(desk.session[ApprovalDecided]) == 1
-
-    run_virtual(main)
+    assert (await desk.calls[0]).success
+    desk.journal.questions.answer(yes(question))
+    assert len(desk.session[ApprovalDecided]) == 1
     assert ran == ["pay 1"]
 
 
 @pytest.mark.parametrize(
     "forged", [{"scope": "more"}, {"remember": "for ever"}, {"scope": "pay (any arguments)"}]
 )
-def test_the_person_is_told_what_was_wrong_and_asked_again(forged: dict[str, Any]):
+async def test_the_person_is_told_what_was_wrong_and_asked_again(forged: dict[str, Any]):
     """After an invalid answer the person is told what was wrong and asked again, and the second answer counts."""
     person = Person(True, wrong_first={"approved": True, "remember": "once", **forged})
 
-    async def main() -> bool:
-        gate = open_gate([pay], policies=[CapabilityPolicy()], environment=person)
-        return (await gate.invoke("pay", {"amount": 1})).success
-
-    assert run_virtual(main)
+    gate = open_gate([pay], policies=[CapabilityPolicy()], environment=person)
+    assert (await gate.invoke("pay", {"amount": 1})).success
     first, second = person.questions
     assert second.message.startswith(f"{first.message}\nit does not match the schema: ")

@@ -46,7 +46,7 @@ from handrail.run.turn import run_turn
 from handrail.sections.commands import run_command_tool
 from handrail.sections.files import delete_file, write_file
 from handrail.session.serialization import load, save
-from handrail.testing import Agent, Person, VirtualClock, run_virtual
+from handrail.testing import Agent, Person, VirtualClock
 from support.examples import at_most
 
 ran: list[str] = []
@@ -499,18 +499,15 @@ NAMES = st.sampled_from(["docs", "docs-secret", "de", "..", ".", "", "a", "Docs"
 
 @settings(max_examples=at_most(200), deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
-def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
+@pytest.mark.virtual_time
+async def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
     """Without links, a folder's scope covers exactly the relative paths without `..` that lie below the folder."""
-
-    async def main() -> int:
-        desk = Desk(picking(UNDER_DOCS))
-        await desk.call("put", path="docs/a.md")
-        await desk.call("put", path=path)
-        return desk.asked
-
     names = [name for name in path.split("/") if name not in ("", ".")]
     inside = names[:1] == ["docs"] and len(names) > 1 and ".." not in names and not path.startswith("/")
-    assert run_virtual(main) == (1 if inside else 2)
+    desk = Desk(picking(UNDER_DOCS))
+    await desk.call("put", path="docs/a.md")
+    await desk.call("put", path=path)
+    assert desk.asked == (1 if inside else 2)
 
 
 async def test_the_first_scope_is_meant_where_none_is_named():
@@ -810,33 +807,30 @@ async def test_a_scope_says_nothing_of_what_can_not_be_shown():
 # --- owners and lifetimes ------------------------------------------------------------------------
 
 
-def test_it_is_listed_with_all_there_is_to_know():
+@pytest.mark.virtual_time
+async def test_it_is_listed_with_all_there_is_to_know():
     """A remembered decision records who made it, when, what it covers and its question. Each use of it is recorded in the session."""
-
-    async def main() -> None:
-        clock = VirtualClock()
-        desk = Desk({**SCOPE, "reason": "fine"}, clock=clock)
-        await desk.call("put", path="docs/a.md")
-        at = clock.now()
-        await asyncio.sleep(60)
-        await desk.call("put", path="docs/b.md")
-        (question,) = desk.person.questions
-        memory = approvals_of(desk.session)
-        (one,) = memory
-        assert len(memory) == 1
-        assert one.id == f"{question.id}-{question.digest[:8]}"
-        assert (one.tool, one.covers, one.scope) == ("put", "scope", UNDER_DOCS)
-        assert (one.approved, one.reason, one.by, one.asked_by) == (True, "fine", "ada", ("put",))
-        assert one.at == at
-        first, second = desk.session[ApprovalDecided].all()
-        assert (first.how, first.remembered) == ("asked", None)
-        assert (second.how, second.remembered) == ("remembered", one.id)
-        assert second.approval == Approval(
-            True, "fine (remembered in this session: fs.write under docs/)", "ada", "approved"
-        )
-        assert len(desk.session[ApprovalRequested]) == 2
-
-    run_virtual(main)
+    clock = VirtualClock()
+    desk = Desk({**SCOPE, "reason": "fine"}, clock=clock)
+    await desk.call("put", path="docs/a.md")
+    at = clock.now()
+    await asyncio.sleep(60)
+    await desk.call("put", path="docs/b.md")
+    (question,) = desk.person.questions
+    memory = approvals_of(desk.session)
+    (one,) = memory
+    assert len(memory) == 1
+    assert one.id == f"{question.id}-{question.digest[:8]}"
+    assert (one.tool, one.covers, one.scope) == ("put", "scope", UNDER_DOCS)
+    assert (one.approved, one.reason, one.by, one.asked_by) == (True, "fine", "ada", ("put",))
+    assert one.at == at
+    first, second = desk.session[ApprovalDecided].all()
+    assert (first.how, first.remembered) == ("asked", None)
+    assert (second.how, second.remembered) == ("remembered", one.id)
+    assert second.approval == Approval(
+        True, "fine (remembered in this session: fs.write under docs/)", "ada", "approved"
+    )
+    assert len(desk.session[ApprovalRequested]) == 2
 
 
 async def test_revoked_it_counts_no_more():
@@ -1061,81 +1055,66 @@ class Open:
 
 
 @pytest.mark.parametrize("approved", [True, False])
-def test_one_answer_settles_the_open_questions_it_covers(approved: bool):
+@pytest.mark.virtual_time
+async def test_one_answer_settles_the_open_questions_it_covers(approved: bool):
     """A remembered answer also decides the other open questions that it covers, each with its own event."""
-
-    async def main() -> None:
-        scene = Open([ToolCall("pay", {"amount": amount}) for amount in (1, 1, 2, 1)])
-        first, *_ = await scene.questions()
-        scene.answer(first, {"approved": approved, "remember": "exact"})
-        (left,) = await scene.questions()
-        assert left.payload["arguments"]["amount"] == 2
-        scene.answer(left, {"approved": True})
-        assert await scene.ended() == [approved, approved, True, approved]
-        assert scene.how == ["asked", "asked", "remembered", "remembered"]
-        assert len(scene.session[ApprovalDecided]) == len(scene.session[ApprovalRequested]) == 4
-
-    run_virtual(main)
+    scene = Open([ToolCall("pay", {"amount": amount}) for amount in (1, 1, 2, 1)])
+    first, *_ = await scene.questions()
+    scene.answer(first, {"approved": approved, "remember": "exact"})
+    (left,) = await scene.questions()
+    assert left.payload["arguments"]["amount"] == 2
+    scene.answer(left, {"approved": True})
+    assert await scene.ended() == [approved, approved, True, approved]
+    assert scene.how == ["asked", "asked", "remembered", "remembered"]
+    assert len(scene.session[ApprovalDecided]) == len(scene.session[ApprovalRequested]) == 4
     assert sorted(ran) == (["pay 1", "pay 1", "pay 1", "pay 2"] if approved else ["pay 2"])
 
 
-def test_one_answer_for_once_settles_one():
+@pytest.mark.virtual_time
+async def test_one_answer_for_once_settles_one():
     """An answer that is not remembered decides only its own question."""
-
-    async def main() -> list[bool]:
-        scene = Open([ToolCall("pay", {"amount": 1})] * 3)
-        for question, approved in zip(await scene.questions(), (True, False, True), strict=True):
-            scene.answer(question, {"approved": approved})
-        return await scene.ended()
-
-    assert run_virtual(main) == [True, False, True]
+    scene = Open([ToolCall("pay", {"amount": 1})] * 3)
+    for question, approved in zip(await scene.questions(), (True, False, True), strict=True):
+        scene.answer(question, {"approved": approved})
+    assert await scene.ended() == [True, False, True]
 
 
-def test_what_is_shown_by_its_diff_stays_open():
+@pytest.mark.virtual_time
+async def test_what_is_shown_by_its_diff_stays_open():
     """A question with a diff stays open even if another answer covers it, because a person may be reviewing the diff."""
-
-    async def main() -> None:
-        calls = [ToolCall("edit", {"path": f"docs/{name}.md", "text": "new\n"}) for name in "ab"]
-        scene = Open(calls, filesystem=MemoryFilesystem())
-        first, second = await scene.questions()
-        scene.answer(first, SCOPE)
-        assert await scene.questions() == (second,)
-        scene.answer(second, {"approved": False})
-        assert await scene.ended() == [True, False]
-
-    run_virtual(main)
+    calls = [ToolCall("edit", {"path": f"docs/{name}.md", "text": "new\n"}) for name in "ab"]
+    scene = Open(calls, filesystem=MemoryFilesystem())
+    first, second = await scene.questions()
+    scene.answer(first, SCOPE)
+    assert await scene.questions() == (second,)
+    scene.answer(second, {"approved": False})
+    assert await scene.ended() == [True, False]
 
 
-def test_revoked_before_it_was_acted_on_it_is_asked_again():
+@pytest.mark.virtual_time
+async def test_revoked_before_it_was_acted_on_it_is_asked_again():
     """If an approval is revoked before a call that it covers has used it, the call's question stays open."""
-
-    async def main() -> None:
-        scene = Open([ToolCall("pay", {"amount": 1})] * 2)
-        first, second = await scene.questions()
-        scene.session.dispatcher.subscribe(
-            ApprovalRemembered, lambda fact: approvals_of(scene.session).revoke(fact.id)
-        )
-        scene.answer(first, EXACT)
-        assert [each.id for each in await scene.questions()] == [second.id]
-        scene.answer(second, {"approved": False})
-        assert await scene.ended() == [True, False]
-
-    run_virtual(main)
+    scene = Open([ToolCall("pay", {"amount": 1})] * 2)
+    first, second = await scene.questions()
+    scene.session.dispatcher.subscribe(
+        ApprovalRemembered, lambda fact: approvals_of(scene.session).revoke(fact.id)
+    )
+    scene.answer(first, EXACT)
+    assert [each.id for each in await scene.questions()] == [second.id]
+    scene.answer(second, {"approved": False})
+    assert await scene.ended() == [True, False]
     assert ran == ["pay 1"]
 
 
-def test_a_cancelled_run_leaves_no_listener_behind():
+@pytest.mark.virtual_time
+async def test_a_cancelled_run_leaves_no_listener_behind():
     """When a run is cancelled, its question leaves no subscriber in the session."""
-
-    async def main() -> None:
-        scene = Open([ToolCall("pay", {"amount": 1})])
-        await scene.questions()
-        assert scene.session.dispatcher.listens_for(ApprovalRemembered)
-        scene.turn.cancel()
-        assert await scene.questions() == ()
-        assert not scene.session.dispatcher.listens_for(ApprovalRemembered)
-
-    run_virtual(main)
+    scene = Open([ToolCall("pay", {"amount": 1})])
+    await scene.questions()
+    assert scene.session.dispatcher.listens_for(ApprovalRemembered)
+    scene.turn.cancel()
+    assert await scene.questions() == ()
+    assert not scene.session.dispatcher.listens_for(ApprovalRemembered)
 
 
 @pytest.mark.parametrize("remember", ["exact", "scope"])

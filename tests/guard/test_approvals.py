@@ -20,7 +20,9 @@ from handrail.run import open_gate
 from handrail.run.gate import Gate
 from handrail.run.turn import ToolCall, run_turn
 from handrail.session import Session
-from handrail.testing import Agent, Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
+from handrail.testing import Agent, Nobody, Person, RecordingSubscriber, VirtualClock
+
+pytestmark = pytest.mark.virtual_time
 
 ran: list[str] = []
 told: list[Approval] = []
@@ -126,38 +128,33 @@ class Scene:
         ("strict", Agent(), "denied", "strict", 0),
     ],
 )
-def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str, by: str, asked: int):
+async def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str, by: str, asked: int):
     """The mode and the environment decide whether a call is approved. A model that stands in for a person is never asked."""
     if environment is not None:
         environment.questions.clear()
 
-    async def main() -> None:
-        scene = Scene(environment, mode=mode)
-        result = await scene.call("pay", amount=3)
-        assert result.success is (outcome == "approved")
-        assert ran == (["pay 3"] if result.success else [])
-        own = await scene.call("ask", message="may I?")
-        assert own.success
-        (approval,) = told
-        assert (own.value, approval.outcome, approval.by) == (outcome, outcome, by)
-        assert [(each.outcome, each.by) for each in scene.decided] == [(outcome, by)] * 2
-        assert bool(approval) is approval.approved is (outcome == "approved")
-
-    run_virtual(main)
+    scene = Scene(environment, mode=mode)
+    result = await scene.call("pay", amount=3)
+    assert result.success is (outcome == "approved")
+    assert ran == (["pay 3"] if result.success else [])
+    own = await scene.call("ask", message="may I?")
+    assert own.success
+    (approval,) = told
+    assert (own.value, approval.outcome, approval.by) == (outcome, outcome, by)
+    assert [(each.outcome, each.by) for each in scene.decided] == [(outcome, by)] * 2
+    assert bool(approval) is approval.approved is (outcome == "approved")
     assert len(getattr(environment, "questions", ())) == 2 * asked
 
 
-def test_no_mode_is_never_approve_all():
+async def test_no_mode_is_never_approve_all():
     """A gate without an approval mode and without a person denies a call that needs approval."""
-
-    async def main() -> str:
-        return (await open_gate([pay], policies=[CapabilityPolicy()]).invoke("pay", {"amount": 1})).message
-
     words = (
         "pay was not approved (nobody there). It did not run. It needs approval because pay is irreversible. "
         "Nobody can be asked here: go on without it, and say what was left undone."
     )
-    assert run_virtual(main) == words
+    assert (
+        await open_gate([pay], policies=[CapabilityPolicy()]).invoke("pay", {"amount": 1})
+    ).message == words
     assert ran == []
 
 
@@ -168,7 +165,7 @@ def test_an_invalid_expiry_is_refused(seconds: Any):
         open_gate([pay], approval_seconds=seconds)
 
 
-def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
+async def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
     """Under `strict`, no call that needs approval runs, whether it is made directly, in a turn or by another call."""
 
     @tool(effect="idempotent")
@@ -176,28 +173,22 @@ def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
         """Pay through a tool that pays through another tool."""
         return (await context.call("pay_by_way_of", amount=4)).value
 
-    async def main() -> None:
-        scene = Scene(Person(True), [*TOOLS, twice_removed], mode="strict")
-        assert "strict" in (await scene.call("pay", amount=1)).message
-        await run_turn(scene.gate, [ToolCall("pay", {"amount": 2}), ToolCall("pay_by_way_of", {"amount": 3})])
-        assert "strict" in (await scene.call("twice_removed")).value
-        assert (await scene.call("look")).success
-
-    run_virtual(main)
+    scene = Scene(Person(True), [*TOOLS, twice_removed], mode="strict")
+    assert "strict" in (await scene.call("pay", amount=1)).message
+    await run_turn(scene.gate, [ToolCall("pay", {"amount": 2}), ToolCall("pay_by_way_of", {"amount": 3})])
+    assert "strict" in (await scene.call("twice_removed")).value
+    assert (await scene.call("look")).success
     assert ran == ["look"]
 
 
-def test_approval_can_be_nested_and_says_who_asks():
+async def test_approval_can_be_nested_and_says_who_asks():
     """A nested call's question names the whole path of calls that led to it."""
     person = Person(True)
 
-    async def main() -> None:
-        scene = Scene(person)
-        assert (await scene.call("pay_by_way_of", amount=5)).value == ""
-        (asked,) = scene.seen.of(ApprovalRequested)
-        assert asked.asked_by == ("pay_by_way_of", "pay")
-
-    run_virtual(main)
+    scene = Scene(person)
+    assert (await scene.call("pay_by_way_of", amount=5)).value == ""
+    (asked,) = scene.seen.of(ApprovalRequested)
+    assert asked.asked_by == ("pay_by_way_of", "pay")
     (question,) = person.questions
     assert question.asked_by == ("pay_by_way_of", "pay")
     assert question.payload == {
@@ -237,17 +228,13 @@ async def cancelling(scene: Scene) -> None:
     ],
     ids=range(8),
 )
-def test_each_refusal_is_named_and_the_run_continues(person: Any, words: str):
+async def test_each_refusal_is_named_and_the_run_continues(person: Any, words: str):
     """After each kind of refusal, the model is told what happened to its call, and the next call runs."""
-
-    async def main() -> None:
-        scene = Scene(person(), approval_seconds=30)
-        result = await scene.call("pay", amount=3)
-        assert words in result.message
-        assert (await scene.call("look")).success
-        assert scene.seen.statuses() == [("pay", "denied"), ("look", "ok")]
-
-    run_virtual(main)
+    scene = Scene(person(), approval_seconds=30)
+    result = await scene.call("pay", amount=3)
+    assert words in result.message
+    assert (await scene.call("look")).success
+    assert scene.seen.statuses() == [("pay", "denied"), ("look", "ok")]
     assert ran == ["look"]
 
 
@@ -258,18 +245,14 @@ class Broken(Person):
         raise OSError("connection lost")
 
 
-def test_a_withdrawn_question_is_a_cancelled_approval():
+async def test_a_withdrawn_question_is_a_cancelled_approval():
     """If a question is withdrawn, its call is not approved, and the next call runs."""
-
-    async def main() -> None:
-        scene = Scene(Person(True, after=asyncio.Event()))
-        paying = asyncio.ensure_future(scene.call("pay", amount=3))
-        await asyncio.sleep(1)
-        await cancelling(scene)
-        assert (await paying).message.startswith("pay was not approved (cancelled). It did not run.")
-        assert (await scene.call("look")).success
-
-    run_virtual(main)
+    scene = Scene(Person(True, after=asyncio.Event()))
+    paying = asyncio.ensure_future(scene.call("pay", amount=3))
+    await asyncio.sleep(1)
+    await cancelling(scene)
+    assert (await paying).message.startswith("pay was not approved (cancelled). It did not run.")
+    assert (await scene.call("look")).success
     assert ran == ["look"]
 
 
@@ -285,32 +268,25 @@ def test_a_withdrawn_question_is_a_cancelled_approval():
     ],
     ids=["yes", "yes because", "no", "late", "nobody"],
 )
-def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, expected: Approval):
+async def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, expected: Approval):
     """`request_approval` and `request_permission` return the outcome, even a denial or a timeout, instead of raising an error."""
-
-    async def main() -> None:
-        scene = Scene(person(), approval_seconds=30)
-        result = await scene.call(verb, **{"message" if verb == "ask" else "kind": "mail.send"})
-        assert result.success
-        assert told == [expected]
-        (decided,) = scene.seen.of(ApprovalDecided)
-        (requested,) = scene.seen.of(ApprovalRequested)
-        assert decided.approval == expected
-        assert decided.question_id == requested.question_id
-        assert requested.tool == decided.tool == verb
-        assert "mail.send" in requested.reason
-
-    run_virtual(main)
+    scene = Scene(person(), approval_seconds=30)
+    result = await scene.call(verb, **{"message" if verb == "ask" else "kind": "mail.send"})
+    assert result.success
+    assert told == [expected]
+    (decided,) = scene.seen.of(ApprovalDecided)
+    (requested,) = scene.seen.of(ApprovalRequested)
+    assert decided.approval == expected
+    assert decided.question_id == requested.question_id
+    assert requested.tool == decided.tool == verb
+    assert "mail.send" in requested.reason
 
 
-def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
+async def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
     """An answer whose `approved` is not a boolean is refused, and the person is asked again with the reason."""
     person = Person(True, wrong_first={"approved": "yes"})
 
-    async def main() -> bool:
-        return (await Scene(person).call("pay", amount=1)).success
-
-    assert run_virtual(main)
+    assert (await Scene(person).call("pay", amount=1)).success
     first, second = person.questions
     assert (first.id, first.digest, first.payload) == (second.id, second.digest, second.payload)
     assert second.message.startswith(f"{first.message}\nit does not match the schema: approved")
@@ -330,17 +306,14 @@ def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
         [],
     ],
 )
-def test_only_a_truth_value_approves(value: Any):
+async def test_only_a_truth_value_approves(value: Any):
     """An answer that does not match the schema never approves. Three invalid answers count as a denial."""
 
     class Mumbles(Person):
         def _approval(self, question: Question) -> Any:
             return value
 
-    async def main() -> str:
-        return (await Scene(Mumbles()).call("pay", amount=1)).message
-
-    assert "no valid answer after 3 tries" in run_virtual(main)
+    assert "no valid answer after 3 tries" in (await Scene(Mumbles()).call("pay", amount=1)).message
     assert ran == []
 
 
@@ -356,7 +329,7 @@ def test_schema_of_an_approval_is_plain():
 # --- concurrent requests -------------------------------------------------------------------------
 
 
-def test_parallel_requests_each_get_their_own_answer():
+async def test_parallel_requests_each_get_their_own_answer():
     """Each of several concurrent calls gets its own answer, even if the answers arrive in reverse order."""
 
     class Slow(Person):
@@ -366,18 +339,15 @@ def test_parallel_requests_each_get_their_own_answer():
 
     person = Slow(lambda question: question.payload["arguments"]["amount"] % 2 == 0)
 
-    async def main() -> list[bool]:
-        scene = Scene(person)
-        turn = await run_turn(scene.gate, [ToolCall("pay", {"amount": number}) for number in range(6)])
-        assert len({event.question_id for event in scene.seen.of(ApprovalRequested)}) == 6
-        return [result.success for result in turn.results]
-
-    assert run_virtual(main) == [True, False, True, False, True, False]
+    scene = Scene(person)
+    turn = await run_turn(scene.gate, [ToolCall("pay", {"amount": number}) for number in range(6)])
+    assert len({event.question_id for event in scene.seen.of(ApprovalRequested)}) == 6
+    assert [result.success for result in turn.results] == [True, False, True, False, True, False]
     assert sorted(ran) == ["pay 0", "pay 2", "pay 4"]
     assert [question.payload["arguments"]["amount"] for question in person.questions] == [5, 4, 3, 2, 1, 0]
 
 
-def test_parallel_requests_of_one_handler():
+async def test_parallel_requests_of_one_handler():
     """Each of one handler's concurrent requests has its own question and answer."""
 
     @tool(effect="idempotent")
@@ -386,10 +356,10 @@ def test_parallel_requests_of_one_handler():
         one, two = await gather(context.request_approval("one"), context.request_approval("two"))
         return [one.outcome, two.outcome]
 
-    async def main() -> Any:
-        return (await Scene(Person(lambda question: question.name == "two"), [both]).call("both")).value
-
-    assert run_virtual(main) == ["denied", "approved"]
+    assert (await Scene(Person(lambda question: question.name == "two"), [both]).call("both")).value == [
+        "denied",
+        "approved",
+    ]
 
 
 # --- time ----------------------------------------------------------------------------------------
@@ -403,7 +373,7 @@ def hurried(name: str, timeout: float, body: Any) -> Tool[Any, Any]:
     return do
 
 
-def test_time_a_person_takes_does_not_count_towards_the_timeout():
+async def test_time_a_person_takes_does_not_count_towards_the_timeout():
     """The time that a person takes counts towards no timeout, neither the call's nor an outer call's."""
 
     async def body(context: ToolContext) -> str:
@@ -415,15 +385,12 @@ def test_time_a_person_takes_does_not_count_towards_the_timeout():
     async def around(context: ToolContext) -> str:
         return (await context.call("inner")).value
 
-    async def main() -> None:
-        scene = Scene(Person(True, after=1000), [hurried("inner", 7, body), hurried("outer", 8, around)])
-        assert (await scene.call("inner")).value == "in time"
-        assert (await scene.call("outer")).value == "in time"
-
-    run_virtual(main)
+    scene = Scene(Person(True, after=1000), [hurried("inner", 7, body), hurried("outer", 8, around)])
+    assert (await scene.call("inner")).value == "in time"
+    assert (await scene.call("outer")).value == "in time"
 
 
-def test_the_rest_of_the_time_counts_as_ever():
+async def test_the_rest_of_the_time_counts_as_ever():
     """After an answer, a call has as much time left as it had when the person was asked."""
 
     async def body(context: ToolContext) -> str:
@@ -432,15 +399,12 @@ def test_the_rest_of_the_time_counts_as_ever():
         await asyncio.sleep(5)
         return "late"
 
-    async def main() -> float:
-        scene = Scene(Person(True, after=1000), [hurried("slow", 7, body)])
-        assert "took longer than 7" in (await scene.call("slow")).message
-        return scene.clock.monotonic()
-
-    assert run_virtual(main) == 1007
+    scene = Scene(Person(True, after=1000), [hurried("slow", 7, body)])
+    assert "took longer than 7" in (await scene.call("slow")).message
+    assert scene.clock.monotonic() == 1007
 
 
-def test_two_people_asked_at_once_both_stop_the_clock():
+async def test_two_people_asked_at_once_both_stop_the_clock():
     """While two questions are open, the timeout stays paused until both are answered."""
 
     class ByName(Person):
@@ -452,10 +416,7 @@ def test_two_people_asked_at_once_both_stop_the_clock():
         await gather(context.request_approval("10"), context.request_approval("100"))
         return "in time"
 
-    async def main() -> ToolResult[Any]:
-        return await Scene(ByName(True), [hurried("both", 5, body)]).call("both")
-
-    assert run_virtual(main).message == ""
+    assert (await Scene(ByName(True), [hurried("both", 5, body)]).call("both")).message == ""
 
 
 @pytest.mark.parametrize(
@@ -467,24 +428,20 @@ def test_two_people_asked_at_once_both_stop_the_clock():
         ("ask", False),
     ],
 )
-def test_a_deadline_pauses_for_people_only_if_it_says_so(where: str, pauses: bool):
+async def test_a_deadline_pauses_for_people_only_if_it_says_so(where: str, pauses: bool):
     """A deadline that pauses for people ignores the time they take. Any other deadline keeps running, and ends the run while they decide."""
-
-    async def main() -> float:
-        clock = VirtualClock()
-        deadline = Deadline.after(60, clock=clock, pauses_for_people=pauses)
-        scene = Scene(Person(True, after=1000), deadline=deadline)
-        arguments: dict[str, Any] = {"amount": 1} if where == "pay" else {"message": "?"}
-        if pauses:
-            assert (await scene.call(where, **arguments)).success
-            assert deadline.remaining() == pytest.approx(60)
-        else:
-            with pytest.raises(PromptEvaluationError):
-                await scene.call(where, **arguments)
-            scene.seen.assert_paired()
-        return clock.monotonic()
-
-    assert run_virtual(main) == pytest.approx(1000 if pauses else 60)
+    clock = VirtualClock()
+    deadline = Deadline.after(60, clock=clock, pauses_for_people=pauses)
+    scene = Scene(Person(True, after=1000), deadline=deadline)
+    arguments: dict[str, Any] = {"amount": 1} if where == "pay" else {"message": "?"}
+    if pauses:
+        assert (await scene.call(where, **arguments)).success
+        assert deadline.remaining() == pytest.approx(60)
+    else:
+        with pytest.raises(PromptEvaluationError):
+            await scene.call(where, **arguments)
+        scene.seen.assert_paired()
+    assert clock.monotonic() == pytest.approx(1000 if pauses else 60)
     assert ran == ([] if not pauses else ["pay 1"] if where == "pay" else ["?: approved"])
 
 
@@ -498,7 +455,7 @@ class Login:
     tokens: list[SecretStr]
 
 
-def test_secrets_are_not_shown():
+async def test_secrets_are_not_shown():
     """A secret reaches the handler. The question shows it masked, and no event contains it."""
     got: list[str] = []
 
@@ -508,13 +465,10 @@ def test_secrets_are_not_shown():
 
     person = Person(True)
 
-    async def main() -> RecordingSubscriber:
-        scene = Scene(person, [Tool("login", "Log in.", handler)])
-        secrets = {"user": "ada", "password": "hunter2", "tokens": ["swordfish"]}
-        assert (await scene.call("login", **secrets)).success
-        return scene.seen
-
-    seen = run_virtual(main)
+    scene = Scene(person, [Tool("login", "Log in.", handler)])
+    secrets = {"user": "ada", "password": "hunter2", "tokens": ["swordfish"]}
+    assert (await scene.call("login", **secrets)).success
+    seen = scene.seen
     assert got == ["hunter2swordfish"]
     (question,) = person.questions
     assert question.payload["arguments"] == {
@@ -527,62 +481,51 @@ def test_secrets_are_not_shown():
         assert "swordfish" not in shown
 
 
-def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
+async def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
     """An approval request and its decision precede the end of the call, and stay in the session after a denial."""
-
-    async def main() -> None:
-        scene = Scene(Person("no"))
-        await scene.call("pay", amount=1)
-        kinds = [type(event).__name__ for event in scene.seen.events]
-        assert [kind for kind in kinds if kind != "ToolRolledBack"] == [
-            "ToolStarted",
-            "ApprovalRequested",
-            "ApprovalDecided",
-            "ToolInvoked",
-        ]
-        assert [each.approval.reason for each in scene.session[ApprovalDecided].all()] == ["no"]
-        (requested,) = scene.session[ApprovalRequested].all()
-        assert requested.reason == "pay is irreversible"
-        (ended,) = scene.seen.of(ToolInvoked)
-        assert requested.call_id == ended.call_id
-
-    run_virtual(main)
+    scene = Scene(Person("no"))
+    await scene.call("pay", amount=1)
+    kinds = [type(event).__name__ for event in scene.seen.events]
+    assert [kind for kind in kinds if kind != "ToolRolledBack"] == [
+        "ToolStarted",
+        "ApprovalRequested",
+        "ApprovalDecided",
+        "ToolInvoked",
+    ]
+    assert [each.approval.reason for each in scene.session[ApprovalDecided].all()] == ["no"]
+    (requested,) = scene.session[ApprovalRequested].all()
+    assert requested.reason == "pay is irreversible"
+    (ended,) = scene.seen.of(ToolInvoked)
+    assert requested.call_id == ended.call_id
 
 
-def test_a_cancelled_run_ends_its_approvals():
+async def test_a_cancelled_run_ends_its_approvals():
     """When a run is cancelled, its open question is closed, and the approval is recorded as cancelled."""
-
-    async def main() -> None:
-        scene = Scene(Person(True, after=asyncio.Event()))
-        paying = asyncio.ensure_future(scene.gate.invoke("pay", {"amount": 1}))
-        await asyncio.sleep(1)
-        scene.gate.cancel("enough")
-        with pytest.raises(asyncio.CancelledError):
-            await paying
-        scene.seen.assert_paired()
-        assert await scene.journal.questions.open() == ()
-        assert [each.outcome for each in scene.decided] == ["cancelled"]
-
-    run_virtual(main)
+    scene = Scene(Person(True, after=asyncio.Event()))
+    paying = asyncio.ensure_future(scene.gate.invoke("pay", {"amount": 1}))
+    await asyncio.sleep(1)
+    scene.gate.cancel("enough")
+    with pytest.raises(asyncio.CancelledError):
+        await paying
+    scene.seen.assert_paired()
+    assert await scene.journal.questions.open() == ()
+    assert [each.outcome for each in scene.decided] == ["cancelled"]
     assert ran == []
 
 
-def test_an_approval_is_for_one_call():
+async def test_an_approval_is_for_one_call():
     """An approval that is not remembered covers one call: the next call with the same arguments is asked about again."""
     person = Person(True)
 
-    async def main() -> None:
-        scene = Scene(person)
-        await scene.call("pay", amount=1)
-        await scene.call("pay", amount=1)
-
-    run_virtual(main)
+    scene = Scene(person)
+    await scene.call("pay", amount=1)
+    await scene.call("pay", amount=1)
     one, two = person.questions
     assert one.id != two.id
     assert one.digest != two.digest
 
 
-def test_policies_are_asked_again_once_a_person_has_answered():
+async def test_policies_are_asked_again_once_a_person_has_answered():
     """Policies are checked again after a person has answered, and may then deny the call."""
 
     class Closes:
@@ -597,19 +540,16 @@ def test_policies_are_asked_again_once_a_person_has_answered():
         def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
             return None
 
-    async def main() -> str:
-        shop = Closes()
-        scene = Scene(Person(True, after=3600), policies=[shop])
-        paying = asyncio.ensure_future(scene.call("pay", amount=1))
-        await asyncio.sleep(60)
-        shop.open = False
-        return (await paying).message
-
-    assert run_virtual(main) == "pay is not allowed: we have closed"
+    shop = Closes()
+    scene = Scene(Person(True, after=3600), policies=[shop])
+    paying = asyncio.ensure_future(scene.call("pay", amount=1))
+    await asyncio.sleep(60)
+    shop.open = False
+    assert (await paying).message == "pay is not allowed: we have closed"
     assert ran == []
 
 
-def test_a_broker_of_ones_own_decides():
+async def test_a_broker_of_ones_own_decides():
     """Any object with a `decide` method can be a broker."""
 
     class Odd:
@@ -617,23 +557,17 @@ def test_a_broker_of_ones_own_decides():
             even = request.arguments["amount"] % 2 == 0
             return Approval(even, "even" if even else "odd", "odd", "approved" if even else "denied")
 
-    async def main() -> list[bool]:
-        scene = Scene(None, approvals=Odd())
-        return [(await scene.call("pay", amount=amount)).success for amount in (1, 2)]
-
-    assert run_virtual(main) == [False, True]
+    scene = Scene(None, approvals=Odd())
+    assert [(await scene.call("pay", amount=amount)).success for amount in (1, 2)] == [False, True]
 
 
-def test_a_broker_that_raises_approves_nothing():
+async def test_a_broker_that_raises_approves_nothing():
     """If the broker raises an error, the call fails, and its handler does not run."""
 
     class Broken:
         async def decide(self, request: Any, /) -> Approval:
             raise OSError("gone")
 
-    async def main() -> None:
-        scene = Scene(None, approvals=Broken())
-        assert not (await scene.call("pay", amount=1)).success
-
-    run_virtual(main)
+    scene = Scene(None, approvals=Broken())
+    assert not (await scene.call("pay", amount=1)).success
     assert ran == []

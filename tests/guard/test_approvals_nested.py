@@ -27,7 +27,9 @@ from handrail.guard import Broker, approvals_of
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import ModelRequest, ToolMessage
 from handrail.question import Answer, Question
-from handrail.testing import Person, RecordingSubscriber, VirtualClock, run_virtual
+from handrail.testing import Person, RecordingSubscriber, VirtualClock
+
+pytestmark = pytest.mark.virtual_time
 
 ran: list[int] = []
 
@@ -110,71 +112,59 @@ DEEP = ("manage", "delegate", "pay")
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((1, 2, 3))))
-def test_each_answer_reaches_its_own_question(order: tuple[int, ...]):
+async def test_each_answer_reaches_its_own_question(order: tuple[int, ...]):
     """Two questions from the third level and one from the first each get their own answer, in whatever order the answers arrive."""
-
-    async def main() -> None:
-        firm = Firm()
-        run = firm.begin({1: "manage", 2: "manage", 3: "pay"})
-        questions = await firm.questions()
-        assert {amount: each.asked_by for amount, each in questions.items()} == {
-            1: DEEP,
-            2: DEEP,
-            3: ("pay",),
-        }
-        assert len({each.id for each in questions.values()}) == 3
-        for amount in order:
-            firm.answer(questions[amount], approved=amount != 2, reason=f"because of {amount}")
-            await asyncio.sleep(1)
-        one, two, three = (await run).text.splitlines()
-        assert (one, three) == ("paid 1", "paid 3")
-        assert two.startswith("pay was not approved (denied): because of 2. It did not run.")
-        decided = {each.question_id: each.approval for each in firm.session[ApprovalDecided].all()}
-        for amount, question in questions.items():
-            assert decided[question.id].reason == f"because of {amount}"
-        assert [each.asked_by for each in firm.session[ApprovalRequested].all()].count(DEEP) == 2
-        firm.seen.assert_paired()
-
-    run_virtual(main)
+    firm = Firm()
+    run = firm.begin({1: "manage", 2: "manage", 3: "pay"})
+    questions = await firm.questions()
+    assert {amount: each.asked_by for amount, each in questions.items()} == {
+        1: DEEP,
+        2: DEEP,
+        3: ("pay",),
+    }
+    assert len({each.id for each in questions.values()}) == 3
+    for amount in order:
+        firm.answer(questions[amount], approved=amount != 2, reason=f"because of {amount}")
+        await asyncio.sleep(1)
+    one, two, three = (await run).text.splitlines()
+    assert (one, three) == ("paid 1", "paid 3")
+    assert two.startswith("pay was not approved (denied): because of 2. It did not run.")
+    decided = {each.question_id: each.approval for each in firm.session[ApprovalDecided].all()}
+    for amount, question in questions.items():
+        assert decided[question.id].reason == f"because of {amount}"
+    assert [each.asked_by for each in firm.session[ApprovalRequested].all()].count(DEEP) == 2
+    firm.seen.assert_paired()
     assert ran == [amount for amount in order if amount != 2]
 
 
-def test_a_lasting_answer_at_one_level_holds_at_all():
+async def test_a_lasting_answer_at_one_level_holds_at_all():
     """A remembered answer to a nested question decides the other open questions, nested or not, and a later one."""
-
-    async def main() -> None:
-        firm = Firm()
-        run = firm.begin({1: "manage", 2: "pay", 3: "manage"})
-        questions = await firm.questions()
-        firm.answer(questions[1], approved=True, remember="scope", scope="pay (any arguments)")
-        assert sorted((await run).text.splitlines()) == ["paid 1", "paid 2", "paid 3"]
-        assert await firm.journal.questions.open() == ()
-        assert (await firm.begin({4: "manage"})).text == "paid 4"
-        (remembered,) = approvals_of(firm.session)
-        assert remembered.asked_by == DEEP
-        hows = [each.how for each in firm.session[ApprovalDecided].all()]
-        assert sorted(hows) == ["asked", "remembered", "remembered", "remembered"]
-
-    run_virtual(main)
+    firm = Firm()
+    run = firm.begin({1: "manage", 2: "pay", 3: "manage"})
+    questions = await firm.questions()
+    firm.answer(questions[1], approved=True, remember="scope", scope="pay (any arguments)")
+    assert sorted((await run).text.splitlines()) == ["paid 1", "paid 2", "paid 3"]
+    assert await firm.journal.questions.open() == ()
+    assert (await firm.begin({4: "manage"})).text == "paid 4"
+    (remembered,) = approvals_of(firm.session)
+    assert remembered.asked_by == DEEP
+    hows = [each.how for each in firm.session[ApprovalDecided].all()]
+    assert sorted(hows) == ["asked", "remembered", "remembered", "remembered"]
     assert sorted(ran) == [1, 2, 3, 4]
 
 
-def test_what_is_cancelled_takes_its_questions_along():
+async def test_what_is_cancelled_takes_its_questions_along():
     """Cancelling a run closes its own question and a nested run's, and records both as cancelled."""
-
-    async def main() -> None:
-        firm = Firm()
-        run = firm.begin({1: "manage", 2: "pay"})
-        questions = await firm.questions()
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-        assert await firm.journal.questions.open() == ()
-        outcomes = [each.approval.outcome for each in firm.session[ApprovalDecided].all()]
-        assert outcomes == ["cancelled"] * len(questions) == ["cancelled"] * 2
-        firm.seen.assert_paired()
-
-    run_virtual(main)
+    firm = Firm()
+    run = firm.begin({1: "manage", 2: "pay"})
+    questions = await firm.questions()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert await firm.journal.questions.open() == ()
+    outcomes = [each.approval.outcome for each in firm.session[ApprovalDecided].all()]
+    assert outcomes == ["cancelled"] * len(questions) == ["cancelled"] * 2
+    firm.seen.assert_paired()
     assert ran == []
 
 
@@ -191,27 +181,23 @@ class Slow(Person):
 
 @pytest.mark.parametrize("pauses", [True, False])
 @pytest.mark.parametrize("calls", [{1: "manage"}, {1: "manage", 3: "manage"}, {1: "pay", 2: "manage"}])
-def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[int, str], pauses: bool):
+async def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[int, str], pauses: bool):
     """A deadline that pauses for people stays paused until the last answer, at any level. Any other deadline ends the run."""
-
-    async def main() -> float:
-        firm = Firm(person=Slow(True))
-        deadline = Deadline.after(60, clock=firm.clock, pauses_for_people=pauses)
-        run = firm.begin(calls, deadline=deadline)
-        if pauses:
+    firm = Firm(person=Slow(True))
+    deadline = Deadline.after(60, clock=firm.clock, pauses_for_people=pauses)
+    run = firm.begin(calls, deadline=deadline)
+    if pauses:
+        await run
+        assert deadline.remaining() == pytest.approx(60)
+    else:
+        with pytest.raises(PromptEvaluationError):
             await run
-            assert deadline.remaining() == pytest.approx(60)
-        else:
-            with pytest.raises(PromptEvaluationError):
-                await run
-        firm.seen.assert_paired()
-        return firm.clock.monotonic()
-
-    assert run_virtual(main) == pytest.approx(100 * max(calls) if pauses else 60)
+    firm.seen.assert_paired()
+    assert firm.clock.monotonic() == pytest.approx(100 * max(calls) if pauses else 60)
     assert sorted(ran) == (sorted(calls) if pauses else [])
 
 
-def test_a_tighter_deadline_of_a_nested_run_stands_too():
+async def test_a_tighter_deadline_of_a_nested_run_stands_too():
     """While a person is asked, the deadlines of a nested run and its outer run both pause, if both pause for people."""
 
     @tool(effect="idempotent")
@@ -223,33 +209,26 @@ def test_a_tighter_deadline_of_a_nested_run_stands_too():
         await context.adapter.evaluate(till, str(amount), deadline=limit)
         return limit.remaining()
 
-    async def main() -> str:
-        firm = Firm(person=Slow(True))
-        deadline = Deadline.after(60, clock=firm.clock, pauses_for_people=True)
-        prompt = Prompt("firm", "Hurry.", tools=[hurry], policies=[POLICY])
-        response = await firm.adapter.evaluate(prompt, "5", session=firm.session, deadline=deadline)
-        assert deadline.remaining() == pytest.approx(60)
-        return response.text
-
-    assert float(run_virtual(main)) == pytest.approx(30)
+    firm = Firm(person=Slow(True))
+    deadline = Deadline.after(60, clock=firm.clock, pauses_for_people=True)
+    prompt = Prompt("firm", "Hurry.", tools=[hurry], policies=[POLICY])
+    response = await firm.adapter.evaluate(prompt, "5", session=firm.session, deadline=deadline)
+    assert deadline.remaining() == pytest.approx(60)
+    assert float(response.text) == pytest.approx(30)
     assert ran == [5]
 
 
-def test_what_is_remembered_takes_no_time_and_a_question_expires_for_each():
+async def test_what_is_remembered_takes_no_time_and_a_question_expires_for_each():
     """A question without an answer expires. A call that a remembered decision covers takes no time."""
-
-    async def main() -> None:
-        firm = Firm(approval_seconds=30)
-        run = firm.begin({1: "manage", 2: "pay"})
-        questions = await firm.questions()
-        assert {each.expires_at is not None for each in questions.values()} == {True}
-        firm.answer(questions[1], approved=True, remember="exact")
-        text = (await run).text
-        assert "paid 1" in text
-        assert "pay was not approved (timed out)" in text
-        assert firm.clock.monotonic() == pytest.approx(30)
-        assert (await firm.begin({1: "pay"})).text == "paid 1"
-        assert firm.clock.monotonic() == pytest.approx(30)
-
-    run_virtual(main)
+    firm = Firm(approval_seconds=30)
+    run = firm.begin({1: "manage", 2: "pay"})
+    questions = await firm.questions()
+    assert {each.expires_at is not None for each in questions.values()} == {True}
+    firm.answer(questions[1], approved=True, remember="exact")
+    text = (await run).text
+    assert "paid 1" in text
+    assert "pay was not approved (timed out)" in text
+    assert firm.clock.monotonic() == pytest.approx(30)
+    assert (await firm.begin({1: "pay"})).text == "paid 1"
+    assert firm.clock.monotonic() == pytest.approx(30)
     assert ran == [1, 1]

@@ -197,7 +197,8 @@ def test_a_check_that_hangs_ends_with_the_deadline(swallows: bool):
 
 
 @pytest.mark.parametrize("swallows", [False, True])
-def test_a_run_cancelled_during_a_check_is_cancelled(swallows: bool):
+@pytest.mark.virtual_time
+async def test_a_run_cancelled_during_a_check_is_cancelled(swallows: bool):
     """A cancellation during a check reaches the caller of the run, even if the check suppresses it."""
 
     async def missing(state: RunState) -> str | None:
@@ -210,15 +211,12 @@ def test_a_run_cancelled_during_a_check_is_cancelled(swallows: bool):
 
     session = Session()
 
-    async def main() -> None:
-        prompt = Prompt("p", "Go.", completion=[Checker(missing)])
-        run = asyncio.create_task(Adapter(ScriptedModel(["Done."])).evaluate(prompt, "hi", session=session))
-        await asyncio.sleep(1)
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-
-    run_virtual(main)
+    prompt = Prompt("p", "Go.", completion=[Checker(missing)])
+    run = asyncio.create_task(Adapter(ScriptedModel(["Done."])).evaluate(prompt, "hi", session=session))
+    await asyncio.sleep(1)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
     (executed,) = session[PromptExecuted].all()
     assert executed.stop_reason == "cancelled"
 

@@ -172,57 +172,49 @@ class Raising:
 )
 @pytest.mark.parametrize("point", ["check", "check, later", "on_result", "on_result, later"])
 @pytest.mark.parametrize("nested", [False, True], ids=["outermost", "nested"])
-def test_a_policy_that_raises_denies_the_call(point: str, error: BaseException, nested: bool):
+@pytest.mark.virtual_time
+async def test_a_policy_that_raises_denies_the_call(point: str, error: BaseException, nested: bool):
     """Whatever a policy raises, and whenever, its call is denied, names the policy, and leaves nothing behind."""
+    session, files = Session(), MemoryFilesystem()
 
-    async def main() -> None:
-        session, files = Session(), MemoryFilesystem()
+    async def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
+        context.filesystem.write("a.txt", "x")
+        return ToolResult.ok(None, "done")
 
-        async def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
-            context.filesystem.write("a.txt", "x")
-            return ToolResult.ok(None, "done")
+    async def run_work(params: None, *, context: ToolContext) -> ToolResult[Any]:
+        return await context.call("work")
 
-        async def run_work(params: None, *, context: ToolContext) -> ToolResult[Any]:
-            return await context.call("work")
+    work = Tool("work", "Work.", handler, effect="staged")
+    outer = Tool("outer", "Call work.", run_work, effect="staged")
 
-        work = Tool("work", "Work.", handler, effect="staged")
-        outer = Tool("outer", "Call work.", run_work, effect="staged")
+    class OnWork(Raising):
+        def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> Any:
+            return super().check(tool, params, context=context) if tool is work else PolicyDecision.allow()
 
-        class OnWork(Raising):
-            def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> Any:
-                return (
-                    super().check(tool, params, context=context) if tool is work else PolicyDecision.allow()
-                )
+        def on_result(self, tool: Any, *rest: Any, **named: Any) -> Any:
+            return super().on_result(tool, *rest, **named) if tool is work else None
 
-            def on_result(self, tool: Any, *rest: Any, **named: Any) -> Any:
-                return super().on_result(tool, *rest, **named) if tool is work else None
-
-        gate = open_gate(
-            [work, outer],
-            session=session,
-            filesystem=files,
-            policies=[OnWork(point, error)],
-            clock=VirtualClock(),
-        )
-        result = await gate.invoke("outer" if nested else "work")
-        assert not result.success
-        ended = session[ToolInvoked].all()[0]
-        assert (ended.tool, ended.status) == ("work", "denied")
-        assert "'raising'" in ended.result.message
-        assert not files.exists("a.txt")
-
-    run_virtual(main)
+    gate = open_gate(
+        [work, outer],
+        session=session,
+        filesystem=files,
+        policies=[OnWork(point, error)],
+        clock=VirtualClock(),
+    )
+    result = await gate.invoke("outer" if nested else "work")
+    assert not result.success
+    ended = session[ToolInvoked].all()[0]
+    assert (ended.tool, ended.status) == ("work", "denied")
+    assert "'raising'" in ended.result.message
+    assert not files.exists("a.txt")
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_policy_that_raises_generator_exit_withholds_a_providers_tool(waits: bool):
+@pytest.mark.virtual_time
+async def test_a_policy_that_raises_generator_exit_withholds_a_providers_tool(waits: bool):
     """The offer of a tool that the provider runs is decided as a call is."""
-
-    async def main() -> None:
-        policy = Raising("check, later" if waits else "check", GeneratorExit())
-        gate = open_gate([], policies=[policy], clock=VirtualClock())
-        why = await why_withheld(gate, ProviderTool("web_search"), RUN.child(1))
-        assert why is not None
-        assert "'raising'" in why
-
-    run_virtual(main)
+    policy = Raising("check, later" if waits else "check", GeneratorExit())
+    gate = open_gate([], policies=[policy], clock=VirtualClock())
+    why = await why_withheld(gate, ProviderTool("web_search"), RUN.child(1))
+    assert why is not None
+    assert "'raising'" in why

@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict
 from handrail import PathArg, Tool, ToolContext, ToolResult, TransientError
 from handrail.protocols import PolicyDecision
 from handrail.run import open_gate
-from handrail.testing import Person, run_virtual
+from handrail.testing import Person
+
+pytestmark = pytest.mark.virtual_time
 
 ORIGINAL = {"path": "secrets/key", "more": ["a", "b"], "inner": {"tags": ["x"]}}
 
@@ -146,7 +148,7 @@ def reading(kind: Any, got: list[dict[str, Any]], failures: int = 0) -> Tool[Any
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(waits=st.lists(st.booleans(), min_size=1, max_size=4), failures=st.integers(0, 2))
-def test_whatever_policies_and_handler_do_to_params_each_sees_those_that_came(
+async def test_whatever_policies_and_handler_do_to_params_each_sees_those_that_came(
     kind: Any, waits: list[bool], failures: int
 ):
     """Every policy and the handler see the original params, although each of them changes its own copy."""
@@ -154,11 +156,8 @@ def test_whatever_policies_and_handler_do_to_params_each_sees_those_that_came(
     policies = [Watching(f"rule {index}", slow) for index, slow in enumerate(waits)]
     last = told_only("last")
 
-    async def main() -> ToolResult[Any]:
-        gate = open_gate([reading(kind, got, failures)], policies=[*policies, last])
-        return await gate.invoke("read", arguments_for(kind))
-
-    assert run_virtual(main).success
+    gate = open_gate([reading(kind, got, failures)], policies=[*policies, last])
+    assert (await gate.invoke("read", arguments_for(kind))).success
     came = arguments_for(kind)
     assert got == [came] * (failures + 1)
     assert all(policy.seen == [came] * (failures + 1) for policy in policies)
@@ -166,18 +165,17 @@ def test_whatever_policies_and_handler_do_to_params_each_sees_those_that_came(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_policy_that_spoils_params_in_on_result_does_not_change_what_the_next_is_told(kind: Any):
+async def test_a_policy_that_spoils_params_in_on_result_does_not_change_what_the_next_is_told(kind: Any):
     """Each policy's `on_result` gets the original params, even if the `on_result` of an earlier policy changed its own copy."""
     policies = [told_only("first"), told_only("second", waits=True), told_only("third")]
 
-    async def main() -> ToolResult[Any]:
-        return await open_gate([reading(kind, [])], policies=policies).invoke("read", arguments_for(kind))
-
-    assert run_virtual(main).success
+    assert (
+        await open_gate([reading(kind, [])], policies=policies).invoke("read", arguments_for(kind))
+    ).success
     assert [policy.told for policy in policies] == [[arguments_for(kind)]] * 3
 
 
-def test_a_path_that_one_policy_rewrites_is_judged_by_the_next_as_it_came():
+async def test_a_path_that_one_policy_rewrites_is_judged_by_the_next_as_it_came():
     """Even if one policy rewrites the path in its params, the next one checks, and here denies, the original path."""
 
     class PublicOnly(Watching):
@@ -187,32 +185,26 @@ def test_a_path_that_one_policy_rewrites_is_judged_by_the_next_as_it_came():
 
     got: list[dict[str, Any]] = []
 
-    async def main() -> ToolResult[Any]:
-        gate = open_gate([reading(Plain, got)], policies=[Watching("rewrites"), PublicOnly("public")])
-        return await gate.invoke("read", {"path": "secrets/key"})
-
-    result = run_virtual(main)
+    gate = open_gate([reading(Plain, got)], policies=[Watching("rewrites"), PublicOnly("public")])
+    result = await gate.invoke("read", {"path": "secrets/key"})
     assert not result.success
     assert "secrets/key is not public" in result.message
     assert got == []
 
 
-def test_the_check_after_an_approval_sees_the_params_that_came():
+async def test_the_check_after_an_approval_sees_the_params_that_came():
     """A policy that changed its params gets the original ones when it checks the call again after an approval."""
     decisions = [PolicyDecision.ask("sure?"), PolicyDecision.allow()]
     policy = Watching("asks once", decisions=lambda: decisions.pop(0))
     tool = Tool("read", "Read a file.", reading(Deep, []).handler, params=Deep, effect="irreversible")
 
-    async def main() -> ToolResult[Any]:
-        gate = open_gate([tool], policies=[policy], environment=Person(approve=True))
-        return await gate.invoke("read", arguments_for(Deep))
-
-    assert run_virtual(main).success
+    gate = open_gate([tool], policies=[policy], environment=Person(approve=True))
+    assert (await gate.invoke("read", arguments_for(Deep))).success
     assert policy.seen == [arguments_for(Deep)] * 2
 
 
 @pytest.mark.parametrize(("kind", "parses"), [(FrozenPlain, 1), (Plain, 1), (Deep, 4)])
-def test_copies_are_made_by_parsing_only_where_fields_can_change(
+async def test_copies_are_made_by_parsing_only_where_fields_can_change(
     kind: Any, parses: int, monkeypatch: pytest.MonkeyPatch
 ):
     """With three policies, params that contain only immutable values are parsed once. Others are parsed four times."""
@@ -221,9 +213,6 @@ def test_copies_are_made_by_parsing_only_where_fields_can_change(
     parse = tool.parse
     object.__setattr__(tool, "parse", lambda arguments: (counted.append(None), parse(arguments))[1])  # pyright: ignore[reportUnknownLambdaType]  # a spy
 
-    async def main() -> ToolResult[Any]:
-        policies = [Watching(name) for name in ("one", "two", "three")]
-        return await open_gate([tool], policies=policies).invoke("read", arguments_for(kind))
-
-    assert run_virtual(main).success
+    policies = [Watching(name) for name in ("one", "two", "three")]
+    assert (await open_gate([tool], policies=policies).invoke("read", arguments_for(kind))).success
     assert len(counted) == parses

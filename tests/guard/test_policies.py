@@ -38,6 +38,8 @@ from handrail.session import Session, kept
 from handrail.testing import Person, RecordingSubscriber, VirtualClock, run_virtual
 from handrail.tools import Effect
 
+pytestmark = pytest.mark.virtual_time
+
 
 @dataclass(frozen=True)
 class Note:
@@ -176,7 +178,7 @@ def test_on_result_that_raises_denies_and_rolls_back(on_result: Any):
     assert seen.of(Note) == []
 
 
-def test_on_result_is_for_successes_and_awaited():
+async def test_on_result_is_for_successes_and_awaited():
     """An async `on_result` finishes before the call commits, and is not called for a failed call."""
     order: list[str] = []
 
@@ -189,18 +191,15 @@ def test_on_result_is_for_successes_and_awaited():
         """Fail."""
         raise ValueError("no")
 
-    async def main() -> None:
-        session = Session()
-        session.dispatcher.subscribe(Note, lambda _: order.append("committed"))
-        gate = open_gate([note, fail], session=session, policies=[Rule(on_result=told)])
-        await gate.invoke("fail")
-        await gate.invoke("note", {"text": "a"})
-
-    run_virtual(main)
+    session = Session()
+    session.dispatcher.subscribe(Note, lambda _: order.append("committed"))
+    gate = open_gate([note, fail], session=session, policies=[Rule(on_result=told)])
+    await gate.invoke("fail")
+    await gate.invoke("note", {"text": "a"})
     assert order == ["told 1", "committed"]
 
 
-def test_policy_sees_the_results_of_every_tool_nested_ones_too():
+async def test_policy_sees_the_results_of_every_tool_nested_ones_too():
     """Policies also check the calls that a tool makes, and see their results."""
 
     @tool
@@ -210,12 +209,9 @@ def test_policy_sees_the_results_of_every_tool_nested_ones_too():
 
     rule = Rule()
 
-    async def main() -> None:
-        gate = open_gate([note, outer], policies=[rule])
-        assert (await gate.invoke("outer")).success
-        assert (await gate.invoke("note", {"text": "mine"})).success
-
-    run_virtual(main)
+    gate = open_gate([note, outer], policies=[rule])
+    assert (await gate.invoke("outer")).success
+    assert (await gate.invoke("note", {"text": "mine"})).success
     assert rule.checked == ["outer", "note", "note"]
     assert rule.results == [("note", "inner"), ("outer", "inner"), ("note", "mine")]
 
@@ -322,29 +318,25 @@ def test_what_check_logs_stays_although_the_call_fails():
     assert session[Seen].all() == (Seen("rule"),)
 
 
-def test_state_is_kept_in_the_session_by_the_policys_name():
+async def test_state_is_kept_in_the_session_by_the_policys_name():
     """Policies of one class keep separate state under their names, and a later gate on the session continues with it."""
-
-    async def main() -> None:
-        session = Session()
-        first = SequentialDependencyPolicy({"a": {"note"}}, name="first")
-        second = SequentialDependencyPolicy({"a": {"a"} - {"a"}}, name="second")
-        await open_gate([note], session=session, policies=[first, second]).invoke("note", {"text": "x"})
-        assert [(each.policy, each.key) for each in session[PolicyNote].all()] == [("first", "note")]
-        again = open_gate(
-            [tool_called("a")],
-            session=session,
-            policies=[SequentialDependencyPolicy({"a": {"note"}}, name="first")],
-        )
-        assert (await again.invoke("a")).success
-        other = open_gate(
-            [tool_called("a")],
-            session=session,
-            policies=[SequentialDependencyPolicy({"a": {"note"}}, name="other")],
-        )
-        assert not (await other.invoke("a")).success
-
-    run_virtual(main)
+    session = Session()
+    first = SequentialDependencyPolicy({"a": {"note"}}, name="first")
+    second = SequentialDependencyPolicy({"a": {"a"} - {"a"}}, name="second")
+    await open_gate([note], session=session, policies=[first, second]).invoke("note", {"text": "x"})
+    assert [(each.policy, each.key) for each in session[PolicyNote].all()] == [("first", "note")]
+    again = open_gate(
+        [tool_called("a")],
+        session=session,
+        policies=[SequentialDependencyPolicy({"a": {"note"}}, name="first")],
+    )
+    assert (await again.invoke("a")).success
+    other = open_gate(
+        [tool_called("a")],
+        session=session,
+        policies=[SequentialDependencyPolicy({"a": {"note"}}, name="other")],
+    )
+    assert not (await other.invoke("a")).success
 
 
 # --- SequentialDependencyPolicy ------------------------------------------------------------------
@@ -396,18 +388,14 @@ def test_b_needs_a():
     assert done == ["b denied", "a ok", "b ok", "b ok"]
 
 
-def test_every_one_that_is_missing_is_named():
+async def test_every_one_that_is_missing_is_named():
     """The denial names all required tools that have not succeeded yet."""
-
-    async def main() -> str:
-        policy = SequentialDependencyPolicy({"deploy": {"test", "build", "lint"}})
-        tools = [tool_called(name) for name in ("deploy", "test", "build", "lint")]
-        gate = open_gate(tools, policies=[policy])
-        await gate.invoke("lint")
-        return (await gate.invoke("deploy")).message
-
     said = "deploy is not allowed: deploy may run only after build and test succeeded. Call build and test first."
-    assert run_virtual(main) == said
+    policy = SequentialDependencyPolicy({"deploy": {"test", "build", "lint"}})
+    tools = [tool_called(name) for name in ("deploy", "test", "build", "lint")]
+    gate = open_gate(tools, policies=[policy])
+    await gate.invoke("lint")
+    assert (await gate.invoke("deploy")).message == said
 
 
 @pytest.mark.parametrize("body", [fails, says_no])
@@ -431,27 +419,24 @@ def test_a_that_was_rolled_back_with_its_outer_call_does_not_count():
     assert done == ["a ok", "b ok", "outer error", "b denied"]
 
 
-def test_parallel_calls_that_are_watched_are_not_stale_for_it():
+async def test_parallel_calls_that_are_watched_are_not_stale_for_it():
     """A policy's state does not make parallel calls stale, so no call reruns because of it."""
     runs: list[int] = []
 
-    async def main() -> list[tuple[str, str]]:
-        session = Session()
-        seen = RecordingSubscriber(session)
+    session = Session()
+    seen = RecordingSubscriber(session)
 
-        @tool(effect="staged")
-        async def a(number: int, context: ToolContext) -> int:
-            """Read the session, then take a while."""
-            runs.append(number)
-            assert context.session[Note].latest() is None
-            await asyncio.sleep(number)
-            return number
+    @tool(effect="staged")
+    async def a(number: int, context: ToolContext) -> int:
+        """Read the session, then take a while."""
+        runs.append(number)
+        assert context.session[Note].latest() is None
+        await asyncio.sleep(number)
+        return number
 
-        gate = open_gate([a], session=session, policies=[SequentialDependencyPolicy({"b": {"a"}})])
-        await asyncio.gather(*(gate.invoke("a", {"number": number}) for number in range(1, 7)))
-        return list(seen.statuses())
-
-    assert run_virtual(main) == [("a", "ok")] * 6
+    gate = open_gate([a], session=session, policies=[SequentialDependencyPolicy({"b": {"a"}})])
+    await asyncio.gather(*(gate.invoke("a", {"number": number}) for number in range(1, 7)))
+    assert list(seen.statuses()) == [("a", "ok")] * 6
     assert runs == [1, 2, 3, 4, 5, 6]
 
 
@@ -504,106 +489,84 @@ async def over(files: MemoryFilesystem | None) -> tuple[Gate, RecordingSubscribe
     return gate, RecordingSubscriber(session)
 
 
-def test_an_existing_file_must_be_read_before_it_is_written():
+async def test_an_existing_file_must_be_read_before_it_is_written():
     """Writing an existing file that was not read is denied with a hint. After one read, it may be written repeatedly."""
-
-    async def main() -> None:
-        files = MemoryFilesystem({"docs/a": "old"})
-        gate, _ = await over(files)
-        denied = await gate.invoke("write", {"path": "docs/a", "text": "new"})
-        assert denied.message == (
-            "write is not allowed: docs/a exists, and its current content was not read. Read it first, then write it."
-        )
-        assert files.read("docs/a") == "old"
-        await gate.invoke("read", {"path": "docs/a"})
-        assert (await gate.invoke("write", {"path": "docs/a", "text": "new"})).success
-        assert (await gate.invoke("write", {"path": "docs/a", "text": "newer"})).success
-        assert files.read("docs/a") == "newer"
-
-    run_virtual(main)
+    files = MemoryFilesystem({"docs/a": "old"})
+    gate, _ = await over(files)
+    denied = await gate.invoke("write", {"path": "docs/a", "text": "new"})
+    assert denied.message == (
+        "write is not allowed: docs/a exists, and its current content was not read. Read it first, then write it."
+    )
+    assert files.read("docs/a") == "old"
+    await gate.invoke("read", {"path": "docs/a"})
+    assert (await gate.invoke("write", {"path": "docs/a", "text": "new"})).success
+    assert (await gate.invoke("write", {"path": "docs/a", "text": "newer"})).success
+    assert files.read("docs/a") == "newer"
 
 
 @pytest.mark.parametrize(
     ("how_read", "how_written"), [("./a", "a"), ("a", "./a"), ("x/../a", "a"), ("a", "b")]
 )
-def test_one_path_has_many_spellings(how_read: str, how_written: str):
+async def test_one_path_has_many_spellings(how_read: str, how_written: str):
     """`./a` and `a` count as the same path. A read of a different or invalid path does not count."""
-
-    async def main() -> bool:
-        gate, _ = await over(MemoryFilesystem({"a": "old", "b": "old", "x/y": "old"}))
-        await gate.invoke("read", {"path": how_read})
-        return (await gate.invoke("write", {"path": how_written, "text": "new"})).success
-
-    assert run_virtual(main) == (how_read in ("./a", "a") and how_written != "b")
+    gate, _ = await over(MemoryFilesystem({"a": "old", "b": "old", "x/y": "old"}))
+    await gate.invoke("read", {"path": how_read})
+    assert (await gate.invoke("write", {"path": how_written, "text": "new"})).success == (
+        how_read in ("./a", "a") and how_written != "b"
+    )
 
 
-def test_a_file_changed_by_somebody_else_must_be_read_again():
+async def test_a_file_changed_by_somebody_else_must_be_read_again():
     """An existing file may be written only while it has content that this session has read or written."""
-
-    async def main() -> None:
-        files = MemoryFilesystem({"a": "old"})
-        gate, _ = await over(files)
-        await gate.invoke("read", {"path": "a"})
-        files.write("a", "of somebody else")
-        assert not (await gate.invoke("write", {"path": "a", "text": "new"})).success
-        assert files.read("a") == "of somebody else"
-        files.write("a", "old")
-        assert (await gate.invoke("write", {"path": "a", "text": "new"})).success
-        files.write("a", "of somebody else")
-        assert not (await gate.invoke("write", {"path": "a", "text": "newer"})).success
-
-    run_virtual(main)
+    files = MemoryFilesystem({"a": "old"})
+    gate, _ = await over(files)
+    await gate.invoke("read", {"path": "a"})
+    files.write("a", "of somebody else")
+    assert not (await gate.invoke("write", {"path": "a", "text": "new"})).success
+    assert files.read("a") == "of somebody else"
+    files.write("a", "old")
+    assert (await gate.invoke("write", {"path": "a", "text": "new"})).success
+    files.write("a", "of somebody else")
+    assert not (await gate.invoke("write", {"path": "a", "text": "newer"})).success
 
 
-def test_new_files_and_files_this_session_wrote_are_free():
+async def test_new_files_and_files_this_session_wrote_are_free():
     """New files, and files that this session wrote, may be written without being read first."""
-
-    async def main() -> None:
-        gate, _ = await over(MemoryFilesystem({"there": "x"}))
-        assert (await gate.invoke("write", {"path": "new", "text": "1"})).success
-        assert (await gate.invoke("write", {"path": "./new", "text": "2"})).success
-        assert (await gate.invoke("remove", {"path": "new"})).success
-        assert (await gate.invoke("write", {"path": "new", "text": "3"})).success
-        assert not (await gate.invoke("remove", {"path": "there"})).success
-
-    run_virtual(main)
+    gate, _ = await over(MemoryFilesystem({"there": "x"}))
+    assert (await gate.invoke("write", {"path": "new", "text": "1"})).success
+    assert (await gate.invoke("write", {"path": "./new", "text": "2"})).success
+    assert (await gate.invoke("remove", {"path": "new"})).success
+    assert (await gate.invoke("write", {"path": "new", "text": "3"})).success
+    assert not (await gate.invoke("remove", {"path": "there"})).success
 
 
 @pytest.mark.parametrize("how", ["failed call", "outer failed", "missing"])
-def test_a_reading_that_failed_does_not_count(how: str):
+async def test_a_reading_that_failed_does_not_count(how: str):
     """A read does not count if the file was missing, or if the call or its outer call failed."""
-
-    async def main() -> bool:
-        files = MemoryFilesystem({"a": "old"})
-        gate, _ = await over(files)
-        if how == "failed call":
-            await gate.invoke("read_and_fail", {"path": "a"})
-        elif how == "outer failed":
-            await gate.invoke("read_inside", {"path": "a", "fail": True})
-        else:
-            files.delete("a")
-            await gate.invoke("read", {"path": "a"})
-            files.write("a", "old")
-        return (await gate.invoke("write", {"path": "a", "text": "new"})).success
-
-    assert run_virtual(main) is False
+    files = MemoryFilesystem({"a": "old"})
+    gate, _ = await over(files)
+    if how == "failed call":
+        await gate.invoke("read_and_fail", {"path": "a"})
+    elif how == "outer failed":
+        await gate.invoke("read_inside", {"path": "a", "fail": True})
+    else:
+        files.delete("a")
+        await gate.invoke("read", {"path": "a"})
+        files.write("a", "old")
+    assert (await gate.invoke("write", {"path": "a", "text": "new"})).success is False
 
 
-def test_reading_inside_another_call_counts():
+async def test_reading_inside_another_call_counts():
     """A read in an inner call counts for the outer call's other inner calls and for later calls."""
-
-    async def main() -> None:
-        files = MemoryFilesystem({"a": "old"})
-        gate, seen = await over(files)
-        assert (await gate.invoke("read_inside", {"path": "a", "fail": False})).success
-        assert [status for _, status in seen.statuses()] == ["ok", "ok", "ok"]
-        assert files.read("a") == "inside"
-        assert (await gate.invoke("write", {"path": "a", "text": "later"})).success
-
-    run_virtual(main)
+    files = MemoryFilesystem({"a": "old"})
+    gate, seen = await over(files)
+    assert (await gate.invoke("read_inside", {"path": "a", "fail": False})).success
+    assert [status for _, status in seen.statuses()] == ["ok", "ok", "ok"]
+    assert files.read("a") == "inside"
+    assert (await gate.invoke("write", {"path": "a", "text": "later"})).success
 
 
-def test_no_path_or_no_filesystem_is_denied():
+async def test_no_path_or_no_filesystem_is_denied():
     """A write without a declared path or without a filesystem is denied, because it can't be checked."""
 
     @tool(effect="staged", capabilities={"fs.write"})
@@ -612,19 +575,16 @@ def test_no_path_or_no_filesystem_is_denied():
         context.filesystem.write("a", text)
         return text
 
-    async def main() -> None:
-        policy = ReadBeforeWritePolicy()
-        gate = open_gate([write_somewhere], filesystem=MemoryFilesystem(), policies=[policy])
-        denied = await gate.invoke("write_somewhere", {"text": "x"})
-        assert "this call names no path to write" in denied.message
-        gate, _ = await over(None)
-        denied = await gate.invoke("write", {"path": "a", "text": "x"})
-        assert "this run has no filesystem" in denied.message
-
-    run_virtual(main)
+    policy = ReadBeforeWritePolicy()
+    gate = open_gate([write_somewhere], filesystem=MemoryFilesystem(), policies=[policy])
+    denied = await gate.invoke("write_somewhere", {"text": "x"})
+    assert "this call names no path to write" in denied.message
+    gate, _ = await over(None)
+    denied = await gate.invoke("write", {"path": "a", "text": "x"})
+    assert "this run has no filesystem" in denied.message
 
 
-def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
+async def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
     """`ReadBeforeWritePolicy` allows reading a path outside the run's filesystem, with or without a filesystem."""
 
     @tool(effect="read")
@@ -632,12 +592,9 @@ def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
         """Look somewhere else."""
         return str(path)
 
-    async def main() -> None:
-        for files in (None, MemoryFilesystem()):
-            gate = open_gate([look], filesystem=files, policies=[ReadBeforeWritePolicy()])
-            assert (await gate.invoke("look", {"path": "/etc/hosts"})).value == "/etc/hosts"
-
-    run_virtual(main)
+    for files in (None, MemoryFilesystem()):
+        gate = open_gate([look], filesystem=files, policies=[ReadBeforeWritePolicy()])
+        assert (await gate.invoke("look", {"path": "/etc/hosts"})).value == "/etc/hosts"
 
 
 def test_the_root_may_be_looked_at():
@@ -652,18 +609,18 @@ def test_the_root_may_be_looked_at():
     assert gate.invoke("look", {"path": "."}).wait().unwrap() == 0
 
 
-def test_a_file_that_can_not_be_read_is_not_free():
+async def test_a_file_that_can_not_be_read_is_not_free():
     """An existing file that can't be read does not count as new, so writing to it is denied."""
 
     class Unreadable(MemoryFilesystem):
         def read_bytes(self, path: str, /) -> bytes:
             raise FileError(path, "it is not yours to read")
 
-    async def main() -> str:
-        gate, _ = await over(Unreadable({"a": "old"}))
-        return (await gate.invoke("write", {"path": "a", "text": "new"})).message
-
-    assert "a exists, and its current content was not read" in run_virtual(main)
+    gate, _ = await over(Unreadable({"a": "old"}))
+    assert (
+        "a exists, and its current content was not read"
+        in (await gate.invoke("write", {"path": "a", "text": "new"})).message
+    )
 
 
 # --- CapabilityPolicy ----------------------------------------------------------------------------
@@ -862,59 +819,48 @@ def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
 # --- RateLimitPolicy -----------------------------------------------------------------------------
 
 
-def test_a_rate_slides_and_says_how_long_to_wait():
+async def test_a_rate_slides_and_says_how_long_to_wait():
     """Each admitted call counts for the length of the window, and a denial says how long to wait."""
-
-    async def main() -> list[str]:
-        policy = RateLimitPolicy(2, 10, clock=VirtualClock())
-        gate = open_gate([tool_called("a")], policies=[policy])
-        told: list[str] = []
-        for pause in (0, 4, 1, 4.5, 1, 0, 3.4, 0.2):
-            await asyncio.sleep(pause)
-            told.append((await gate.invoke("a")).message)
-        return told
-
     limit = "a is not allowed: 2 calls in 10 seconds is the limit. Wait"
     # The calls are made at 0, 4, 5, 9.5, 10.5, 10.5, 13.9 and 14.1 seconds.
-    assert run_virtual(main) == [
+    policy = RateLimitPolicy(2, 10, clock=VirtualClock())
+    gate = open_gate([tool_called("a")], policies=[policy])
+    told: list[str] = []
+    for pause in (0, 4, 1, 4.5, 1, 0, 3.4, 0.2):
+        await asyncio.sleep(pause)
+        told.append((await gate.invoke("a")).message)
+    assert told == [
         *["", "", f"{limit} 5.0 seconds.", f"{limit} 0.5 seconds.", "", f"{limit} 3.5 seconds."],
         *[f"{limit} 0.1 seconds.", ""],
     ]
 
 
 @pytest.mark.parametrize("body", [fails, says_no])
-def test_failures_count_too(body: Any):
+async def test_failures_count_too(body: Any):
     """Failed calls count towards a rate limit, so a model that repeats a mistake is limited too."""
-
-    async def main() -> list[str]:
-        session = Session()
-        seen = RecordingSubscriber(session)
-        policy = RateLimitPolicy(2, 10, clock=VirtualClock())
-        gate = open_gate([tool_called("a", body=body)], session=session, policies=[policy])
-        for _ in range(3):
-            await gate.invoke("a")
-        return [status for _, status in seen.statuses()]
-
-    assert run_virtual(main) == ["error", "error", "denied"]
+    session = Session()
+    seen = RecordingSubscriber(session)
+    policy = RateLimitPolicy(2, 10, clock=VirtualClock())
+    gate = open_gate([tool_called("a", body=body)], session=session, policies=[policy])
+    for _ in range(3):
+        await gate.invoke("a")
+    assert [status for _, status in seen.statuses()] == ["error", "error", "denied"]
 
 
-def test_a_failed_outer_call_does_not_give_its_inner_calls_back():
+async def test_a_failed_outer_call_does_not_give_its_inner_calls_back():
     """Inner calls still count towards a rate limit after the outer call failed and was rolled back."""
     outer = tool_called("outer", body=calls("a", "a", then=fails))
 
-    async def main() -> list[tuple[str, str]]:
-        session = Session()
-        seen = RecordingSubscriber(session)
-        policy = RateLimitPolicy(2, 10, tools={"a"}, clock=VirtualClock())
-        gate = open_gate([outer, tool_called("a")], session=session, policies=[policy])
-        await gate.invoke("outer")
-        await gate.invoke("a")
-        return list(seen.statuses())
-
-    assert run_virtual(main) == [("a", "ok"), ("a", "ok"), ("outer", "error"), ("a", "denied")]
+    session = Session()
+    seen = RecordingSubscriber(session)
+    policy = RateLimitPolicy(2, 10, tools={"a"}, clock=VirtualClock())
+    gate = open_gate([outer, tool_called("a")], session=session, policies=[policy])
+    await gate.invoke("outer")
+    await gate.invoke("a")
+    assert list(seen.statuses()) == [("a", "ok"), ("a", "ok"), ("outer", "error"), ("a", "denied")]
 
 
-def test_a_call_that_is_tried_again_counts_once():
+async def test_a_call_that_is_tried_again_counts_once():
     """A call that Handrail retries counts once towards a rate limit."""
     tries: list[int] = []
 
@@ -926,23 +872,16 @@ def test_a_call_that_is_tried_again_counts_once():
             raise TransientError("not yet", retry_after=1)
         return "done"
 
-    async def main() -> list[bool]:
-        gate = open_gate([flaky], policies=[RateLimitPolicy(2, 100, clock=VirtualClock())])
-        return [(await gate.invoke("flaky")).success for _ in range(3)]
-
-    assert run_virtual(main) == [True, True, False]
+    gate = open_gate([flaky], policies=[RateLimitPolicy(2, 100, clock=VirtualClock())])
+    assert [(await gate.invoke("flaky")).success for _ in range(3)] == [True, True, False]
     assert tries == [1, 2, 3, 1, 2, 3]
 
 
-def test_parallel_calls_do_not_pass_the_rate():
+async def test_parallel_calls_do_not_pass_the_rate():
     """Concurrent calls do not exceed the rate: of eight, three run."""
-
-    async def main() -> int:
-        gate = open_gate([tool_called("a")], policies=[RateLimitPolicy(3, 10, clock=VirtualClock())])
-        results = await asyncio.gather(*(gate.invoke("a") for _ in range(8)))
-        return sum(result.success for result in results)
-
-    assert run_virtual(main) == 3
+    gate = open_gate([tool_called("a")], policies=[RateLimitPolicy(3, 10, clock=VirtualClock())])
+    results = await asyncio.gather(*(gate.invoke("a") for _ in range(8)))
+    assert sum(result.success for result in results) == 3
 
 
 def test_the_count_itself_lets_in_no_more_than_may_be():
@@ -954,49 +893,37 @@ def test_the_count_itself_lets_in_no_more_than_may_be():
     assert [each.call for each in window] == ["call 0", "call 1", "call 2"]
 
 
-def test_a_rate_costs_the_same_however_many_calls_there_were():
+async def test_a_rate_costs_the_same_however_many_calls_there_were():
     """After many calls, a stored window holds only as many calls as the rate allows. Denied calls are not counted."""
-
-    async def main() -> None:
-        session = Session()
-        policy = RateLimitPolicy(3, 10, clock=VirtualClock())
-        gate = open_gate([tool_called("a")], session=session, policies=[policy])
-        seen = RecordingSubscriber(session)
-        for _ in range(50):
-            await gate.invoke("a")
-            await asyncio.sleep(1)
-        assert len(session[RateCell]) <= 1 + 3 + 3
-        assert len(list(RateWindow(session[RateCell], "rate_limit"))) == 3
-        assert len(session[CallCounted]) == 0
-        assert len(seen.of(CallCounted)) == [status for _, status in seen.statuses()].count("ok") == 15
-
-    run_virtual(main)
+    session = Session()
+    policy = RateLimitPolicy(3, 10, clock=VirtualClock())
+    gate = open_gate([tool_called("a")], session=session, policies=[policy])
+    seen = RecordingSubscriber(session)
+    for _ in range(50):
+        await gate.invoke("a")
+        await asyncio.sleep(1)
+    assert len(session[RateCell]) <= 1 + 3 + 3
+    assert len(list(RateWindow(session[RateCell], "rate_limit"))) == 3
+    assert len(session[CallCounted]) == 0
+    assert len(seen.of(CallCounted)) == [status for _, status in seen.statuses()].count("ok") == 15
 
 
-def test_a_window_from_another_machines_clock_does_not_block():
+async def test_a_window_from_another_machines_clock_does_not_block():
     """A window saved under another machine's clock does not block the session on this machine."""
-
-    async def main() -> bool:
-        session = Session()
-        session.dispatch(CallCounted("rate_limit", "elsewhere", 9e6, 10, 1))
-        gate = open_gate(
-            [tool_called("a")], session=session, policies=[RateLimitPolicy(1, 10, clock=VirtualClock())]
-        )
-        return (await gate.invoke("a")).success
-
-    assert run_virtual(main)
+    session = Session()
+    session.dispatch(CallCounted("rate_limit", "elsewhere", 9e6, 10, 1))
+    gate = open_gate(
+        [tool_called("a")], session=session, policies=[RateLimitPolicy(1, 10, clock=VirtualClock())]
+    )
+    assert (await gate.invoke("a")).success
 
 
-def test_rates_of_two_policies_are_apart():
+async def test_rates_of_two_policies_are_apart():
     """Two rate policies count separately, so a call that one of them denies can count towards the other's limit."""
-
-    async def main() -> list[bool]:
-        clock = VirtualClock()
-        policies = [
-            RateLimitPolicy(3, 10, clock=clock, name="all"),
-            RateLimitPolicy(1, 10, clock=clock, name="few", tools=["b"]),
-        ]
-        gate = open_gate([tool_called("a"), tool_called("b")], policies=policies)
-        return [(await gate.invoke(name)).success for name in ("a", "b", "b", "a")]
-
-    assert run_virtual(main) == [True, True, False, False]
+    clock = VirtualClock()
+    policies = [
+        RateLimitPolicy(3, 10, clock=clock, name="all"),
+        RateLimitPolicy(1, 10, clock=clock, name="few", tools=["b"]),
+    ]
+    gate = open_gate([tool_called("a"), tool_called("b")], policies=policies)
+    assert [(await gate.invoke(name)).success for name in ("a", "b", "b", "a")] == [True, True, False, False]

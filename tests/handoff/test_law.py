@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -126,23 +125,20 @@ def expected(node: Node) -> tuple[bool, list[str]]:
 
 
 @given(nodes)
-def test_a_tree_of_handoffs_is_kept_whole_or_not_at_all(root: Node) -> None:
+async def test_a_tree_of_handoffs_is_kept_whole_or_not_at_all(root: Node) -> None:
     """Every act runs at most once, every start has its end, and exactly the successful work is kept."""
     tree = named(root)
 
-    async def main() -> None:
-        answers = {each.name: {"index": 0} for each in tree if each.fails != "client"}
-        rig = Rig([handoff(each) for each in tree], environment=Person(answers=answers), depth_limit=20)
-        result = await rig.call(root.name)
-        success, kept = expected(root)
-        assert result.success is success
-        assert Counter(rig.notes) == Counter(kept)
-        assert Counter(event.text for event in rig.of(Note)) == Counter(kept)
-        rig.assert_paired()
-        for each in tree:
-            assert max(Counter(each.begun).values(), default=0) <= 1
-            assert each.begun == sorted(each.begun, key=["before", "client", "after"].index)
-        ok = [event.tool for event in rig.of(ToolInvoked) if event.status == "ok" and "." not in event.tool]
-        assert (root.name in ok) is success
-
-    asyncio.run(main())
+    answers = {each.name: {"index": 0} for each in tree if each.fails != "client"}
+    rig = Rig([handoff(each) for each in tree], environment=Person(answers=answers), depth_limit=20)
+    result = await rig.call(root.name)
+    success, kept = expected(root)
+    assert result.success is success
+    assert Counter(rig.notes) == Counter(kept)
+    assert Counter(event.text for event in rig.of(Note)) == Counter(kept)
+    rig.assert_paired()
+    for each in tree:
+        assert max(Counter(each.begun).values(), default=0) <= 1
+        assert each.begun == sorted(each.begun, key=["before", "client", "after"].index)
+    ok = [event.tool for event in rig.of(ToolInvoked) if event.status == "ok" and "." not in event.tool]
+    assert (root.name in ok) is success

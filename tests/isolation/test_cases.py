@@ -32,7 +32,6 @@ from handrail import (
 from handrail.resources import given
 from handrail.resources.directory.disk import Disk
 from handrail.resources.facts import Facts
-from handrail.testing import run_virtual
 from support.plans import plan_of
 from support.rounds import Forker, Setting, rounds_in
 from support.shelves import MemoryShelf, Shelf
@@ -195,25 +194,23 @@ async def test_runs_that_share_a_resource_lose_no_update(tmp_path: Path, durabil
 
 
 @pytest.mark.parametrize("lines", [2, 8])
-def test_every_line_of_one_session_is_added(lines: int):
+@pytest.mark.virtual_time
+async def test_every_line_of_one_session_is_added(lines: int):
     """Calls that all read a list before any of them adds its line all succeed, and every line is in the list."""
 
-    async def main() -> None:
-        @tool(effect="staged")
-        async def add_line(line: str, context: ToolContext) -> str:
-            """Add a line to the list."""
-            before = context.filesystem.read("list.txt")
-            await asyncio.sleep(0.01)  # all have read by now
-            context.filesystem.write("list.txt", before + line + "\n")
-            return "added"
+    @tool(effect="staged")
+    async def add_line(line: str, context: ToolContext) -> str:
+        """Add a line to the list."""
+        before = context.filesystem.read("list.txt")
+        await asyncio.sleep(0.01)  # all have read by now
+        context.filesystem.write("list.txt", before + line + "\n")
+        return "added"
 
-        files = MemoryFilesystem({"list.txt": ""})
-        gate = open_gate([add_line], filesystem=files)
-        results = await gather(*[gate.invoke("add_line", {"line": line}) for line in LINES[:lines]])
-        assert texts(results) == ["added"]
-        assert sorted(files.read("list.txt").split()) == sorted(LINES[:lines])
-
-    run_virtual(main)
+    files = MemoryFilesystem({"list.txt": ""})
+    gate = open_gate([add_line], filesystem=files)
+    results = await gather(*[gate.invoke("add_line", {"line": line}) for line in LINES[:lines]])
+    assert texts(results) == ["added"]
+    assert sorted(files.read("list.txt").split()) == sorted(LINES[:lines])
 
 
 def opened(kind: str, folder: Path) -> Any:

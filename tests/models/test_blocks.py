@@ -70,23 +70,20 @@ def test_every_block_is_sent_back(wire: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("wire", BLOCKS)
 @settings(max_examples=5)
 @given(data=st.data())
-def test_every_block_is_sent_back_after_a_fork(
+async def test_every_block_is_sent_back_after_a_fork(
     wire: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A run that is forked and then resumed, as by another process, sends back every block of the recorded answer."""
     blocks, chunks, stream = data.draw(answers(wire))
     path = tmp_path_factory.mktemp("blocks") / "runs.db"
 
-    async def run() -> list[bytes]:
-        model, _ = requests_of(wire, [chunks], stream)
-        await evaluate(Adapter(model, retry=ONCE, journal=SqliteJournal(path)), stream, run_id="run")
-        journal = SqliteJournal(path)  # the journal treats this as a different process
-        await fork(journal, "run", 1, "forked")
-        model, sent = requests_of(wire, [], stream=False)
-        await Adapter(model, retry=ONCE, journal=journal).resume("forked", PROMPT)
-        return sent
-
-    [request] = asyncio.run(run())
+    model, _ = requests_of(wire, [chunks], stream)
+    await evaluate(Adapter(model, retry=ONCE, journal=SqliteJournal(path)), stream, run_id="run")
+    journal = SqliteJournal(path)  # the journal treats this as a different process
+    await fork(journal, "run", 1, "forked")
+    model, sent = requests_of(wire, [], stream=False)
+    await Adapter(model, retry=ONCE, journal=journal).resume("forked", PROMPT)
+    [request] = sent
     assert sent_back(wire, request) == asked_back(wire, blocks)
 
 

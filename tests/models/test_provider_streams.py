@@ -67,19 +67,16 @@ def test_any_stream_of_events(wire: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 @given(st.data())
-def test_the_chunks_of_a_stream_do_not_matter(wire: str, data: st.DataObject) -> None:
+async def test_the_chunks_of_a_stream_do_not_matter(wire: str, data: st.DataObject) -> None:
     """A run's outcome does not depend on how a stream is split into chunks."""
     body = data.draw(EVENTS[wire].map(lambda each: body_of(each, True)).flatmap(broken))
     pieces = data.draw(chunks(body))
 
-    async def both() -> None:
-        whole, split = [await answered(wire, [each], True) for each in ([body], pieces)]
-        assert type(whole) is type(split)
-        if isinstance(whole, PromptResponse) and isinstance(split, PromptResponse):
-            assert (whole.text, whole.stop_reason, whole.usage) == (
-                split.text,
-                split.stop_reason,
-                split.usage,
-            )
-
-    asyncio.run(both())
+    whole, split = [await answered(wire, [each], True) for each in ([body], pieces)]
+    assert type(whole) is type(split)
+    if isinstance(whole, PromptResponse) and isinstance(split, PromptResponse):
+        assert (whole.text, whole.stop_reason, whole.usage) == (
+            split.text,
+            split.stop_reason,
+            split.usage,
+        )

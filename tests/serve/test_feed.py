@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.serve.feed import Event, Feed, FellBehind
-from handrail.testing import run_virtual
 
 
 def token(text: str) -> Event:
@@ -101,58 +100,52 @@ def test_invalid_ids_and_ids_of_another_feed_have_no_position(id: str) -> None:
     assert [feed.number_of(f"boot-{number}") for number in range(4)] == [0, 1, 2, None]
 
 
-def test_the_first_event_is_told_at_once_and_the_next_together() -> None:
+@pytest.mark.virtual_time
+async def test_the_first_event_is_told_at_once_and_the_next_together() -> None:
     """The first event wakes a reader at once. Later events wake it in batches every 20 ms, and no event is lost."""
+    feed = Feed("boot", pause=0.02)
+    loop = asyncio.get_running_loop()
+    woken: list[tuple[float, int]] = []
 
-    async def main() -> None:
-        feed = Feed("boot", pause=0.02)
-        loop = asyncio.get_running_loop()
-        woken: list[tuple[float, int]] = []
+    async def read() -> None:
+        number = 0
+        while number < 1000:
+            items = await feed.after(number)
+            number = items[-1].number
+            woken.append((loop.time() - began, len(items)))
 
-        async def read() -> None:
-            number = 0
-            while number < 1000:
-                items = await feed.after(number)
-                number = items[-1].number
-                woken.append((loop.time() - began, len(items)))
-
-        began = loop.time()
-        reader = asyncio.ensure_future(read())
-        await asyncio.sleep(0)
-        for _ in range(1000):
-            feed.append([token("t")])
-            await asyncio.sleep(0.001)
-        await reader
-        assert woken[0] == (0.0, 1), "the first event was delayed"
-        assert sum(count for _, count in woken) == 1000
-        assert len(woken) <= 1000 * 0.001 / 0.02 + 2
-
-    run_virtual(main)
+    began = loop.time()
+    reader = asyncio.ensure_future(read())
+    await asyncio.sleep(0)
+    for _ in range(1000):
+        feed.append([token("t")])
+        await asyncio.sleep(0.001)
+    await reader
+    assert woken[0] == (0.0, 1), "the first event was delayed"
+    assert sum(count for _, count in woken) == 1000
+    assert len(woken) <= 1000 * 0.001 / 0.02 + 2
 
 
-def test_many_readers_are_woken_a_batch_and_not_a_token() -> None:
+@pytest.mark.virtual_time
+async def test_many_readers_are_woken_a_batch_and_not_a_token() -> None:
     """Each of 200 readers is woken at most once per batch, however many tokens the batch contains."""
+    feed = Feed("boot", pause=0.02)
+    wakes = 0
 
-    async def main() -> None:
-        feed = Feed("boot", pause=0.02)
-        wakes = 0
+    async def read() -> None:
+        nonlocal wakes
+        number = 0
+        while number < 500:
+            number = (await feed.after(number))[-1].number
+            wakes += 1
 
-        async def read() -> None:
-            nonlocal wakes
-            number = 0
-            while number < 500:
-                number = (await feed.after(number))[-1].number
-                wakes += 1
-
-        readers = [asyncio.ensure_future(read()) for _ in range(200)]
-        await asyncio.sleep(0)
-        for _ in range(500):
-            feed.append([token("t")])
-            await asyncio.sleep(0.001)
-        await asyncio.gather(*readers)
-        assert wakes <= 200 * (500 * 0.001 / 0.02 + 2)
-
-    run_virtual(main)
+    readers = [asyncio.ensure_future(read()) for _ in range(200)]
+    await asyncio.sleep(0)
+    for _ in range(500):
+        feed.append([token("t")])
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*readers)
+    assert wakes <= 200 * (500 * 0.001 / 0.02 + 2)
 
 
 async def test_waiting_ends_after_the_given_time_with_nothing() -> None:

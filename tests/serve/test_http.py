@@ -35,7 +35,6 @@ from handrail.serve.principals import Principals
 from handrail.serve.refusals import RequestRefused, pointer_of
 from handrail.serve.requests import parse_json
 from handrail.serve.server import Connection, Connections, address_of, is_reachable, listen
-from handrail.testing import run_virtual
 from support import PATIENCE, warm_python
 from support.served_threads import over, texts
 from support.serving import BEARER, TOKEN, Client, said_by, serving, signed_in, source
@@ -482,24 +481,19 @@ async def test_a_reader_that_leaves_is_noticed_at_once_and_cancels_nothing(tmp_p
         assert (await client.asked("a"))["name"] == "order"
 
 
-def test_a_client_is_not_refused_for_the_time_in_which_the_server_was_busy():
+@pytest.mark.virtual_time
+async def test_a_client_is_not_refused_for_the_time_in_which_the_server_was_busy():
     """A client whose headers are late is refused, but time in which the server's event loop was blocked does not count."""
-
-    async def main() -> None:
-        loop: Any = asyncio.get_running_loop()
-        transport, inner = Mock(**{"is_closing.return_value": False}), Mock()
-        transport.get_extra_info.return_value = ("127.0.0.1", 1)
-        Connection(Connections(Limits(header_seconds=10), PrometheusMetrics()), inner).connection_made(
-            transport
-        )
-        loop.advance(20)  # the loop stood still
-        await asyncio.sleep(9)
-        transport.write.assert_not_called()
-        await asyncio.sleep(2)
-        [refusal] = transport.write.call_args.args
-        assert refusal.startswith(b"HTTP/1.1 408")
-
-    run_virtual(main)
+    loop: Any = asyncio.get_running_loop()
+    transport, inner = Mock(**{"is_closing.return_value": False}), Mock()
+    transport.get_extra_info.return_value = ("127.0.0.1", 1)
+    Connection(Connections(Limits(header_seconds=10), PrometheusMetrics()), inner).connection_made(transport)
+    loop.advance(20)  # the loop stood still
+    await asyncio.sleep(9)
+    transport.write.assert_not_called()
+    await asyncio.sleep(2)
+    [refusal] = transport.write.call_args.args
+    assert refusal.startswith(b"HTTP/1.1 408")
 
 
 async def test_many_runs_stream_at_once(tmp_path: Path):

@@ -387,7 +387,7 @@ def test_ten_thousand_dispatches_from_eight_threads_lose_nothing():
     assert all(len(session[Note].where(lambda note, n=n: note.text == str(n))) == 625 for n in range(8))
 
 
-def test_ten_thousand_dispatches_from_tasks_lose_nothing():
+async def test_ten_thousand_dispatches_from_tasks_lose_nothing():
     """Dispatches from tasks that yield in between, directly and through forks, lose no event."""
     session = Session()
 
@@ -399,10 +399,7 @@ def test_ten_thousand_dispatches_from_tasks_lose_nothing():
             await asyncio.sleep(0)
             fork.commit()
 
-    async def main() -> None:
-        await asyncio.gather(*[work() for _ in range(50)])
-
-    asyncio.run(main())
+    await asyncio.gather(*[work() for _ in range(50)])
     assert session[Total].latest() == Total(10_000)
 
 

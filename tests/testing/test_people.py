@@ -112,33 +112,33 @@ def test_a_forger_changes_that_and_nothing_else(forge: Any):
     assert changed == {{"digest": "digest", "principal": "by", "question": "question_id"}[forge]}
 
 
-def test_a_slow_person_waits_for_the_event_or_the_time():
+@pytest.mark.virtual_time
+async def test_a_slow_person_waits_for_the_event_or_the_time():
     """A slow person gets the question at once, and answers after the given event or time."""
-
-    async def main() -> None:
-        event = asyncio.Event()
-        person = Person(answers={"pick": 1}, after=event)
-        answering = asyncio.ensure_future(person.ask(asking()))
-        await asyncio.sleep(1000)
-        assert not answering.done()
-        assert len(person.questions) == 1
-        event.set()
-        assert (await answering).value == 1
-        start = asyncio.get_running_loop().time()
-        await Person(after=5).ask(asking())
-        assert asyncio.get_running_loop().time() - start == 5
-
-    run_virtual(main)
+    event = asyncio.Event()
+    person = Person(answers={"pick": 1}, after=event)
+    answering = asyncio.ensure_future(person.ask(asking()))
+    await asyncio.sleep(1000)
+    assert not answering.done()
+    assert len(person.questions) == 1
+    event.set()
+    assert (await answering).value == 1
+    start = asyncio.get_running_loop().time()
+    await Person(after=5).ask(asking())
+    assert asyncio.get_running_loop().time() - start == 5
 
 
-def test_wrong_first_is_wrong_once_for_each_question():
+@pytest.mark.virtual_time
+async def test_wrong_first_is_wrong_once_for_each_question():
     """With `wrong_first`, each question gets one wrong answer before the prepared one."""
-
-    async def main() -> list[Any]:
-        person = Person(answers={"pick": 1}, wrong_first="x")
-        return [(await person.ask(asking(id=id))).value for id in ("q1", "q1", "q2", "q1", "q2")]
-
-    assert run_virtual(main) == ["x", 1, "x", 1, 1]
+    person = Person(answers={"pick": 1}, wrong_first="x")
+    assert [(await person.ask(asking(id=id))).value for id in ("q1", "q1", "q2", "q1", "q2")] == [
+        "x",
+        1,
+        "x",
+        1,
+        1,
+    ]
 
 
 def test_who_is_there():
@@ -153,7 +153,8 @@ class Note:
     text: str
 
 
-def test_the_recorder_keeps_everything_in_order():
+@pytest.mark.virtual_time
+async def test_the_recorder_keeps_everything_in_order():
     """The recorder returns events by type and the status of each call, and stops recording when it is closed."""
 
     @tool(effect="staged")
@@ -164,20 +165,17 @@ def test_the_recorder_keeps_everything_in_order():
             raise ValueError("no")
         return "noted"
 
-    async def main() -> None:
-        session = Session()
-        with RecordingSubscriber(session) as seen:
-            gate = open_gate([note], session=session)
-            await gate.invoke("note", {"fail": True})
-            await gate.invoke("note", {"fail": False})
-            await gate.invoke("nothing")
+    session = Session()
+    with RecordingSubscriber(session) as seen:
+        gate = open_gate([note], session=session)
+        await gate.invoke("note", {"fail": True})
         await gate.invoke("note", {"fail": False})
-        assert seen.statuses() == [("note", "error"), ("note", "ok"), ("nothing", "invalid")]
-        assert seen.of(Note) == [Note("x")]
-        assert len(seen.of(object)) == len(seen.events)
-        seen.assert_paired()
-
-    run_virtual(main)
+        await gate.invoke("nothing")
+    await gate.invoke("note", {"fail": False})
+    assert seen.statuses() == [("note", "error"), ("note", "ok"), ("nothing", "invalid")]
+    assert seen.of(Note) == [Note("x")]
+    assert len(seen.of(object)) == len(seen.events)
+    seen.assert_paired()
 
 
 RUN = RunContext("r", "r", "s", 1, "w", "t", "p")

@@ -770,7 +770,7 @@ def test_the_context_is_injected_and_never_shown():
             made.parse({"x": 1, name: {}})
 
 
-def test_a_narrower_context_has_its_verb():
+async def test_a_narrower_context_has_its_verb():
     """A function with a `UserContext` or an `AgentContext` can use the verb that this context adds."""
 
     @tool
@@ -783,18 +783,15 @@ def test_a_narrower_context_has_its_verb():
         """Ask a model for a number."""
         return await context.prompt_model("Which number?", int)
 
-    async def both() -> list[Any]:
-        results: list[Any] = []
-        for made, context in (
-            (ask, user_context({"number": 3})),
-            (think, agent_context({"Which": 4})),
-        ):
-            assert made.handler is not None
-            outcome = made.handler(made.parse(""), context=context)
-            results.append((await outcome if isinstance(outcome, Awaitable) else outcome).value)
-        return results
-
-    assert asyncio.run(both()) == [3, 4]
+    results: list[Any] = []
+    for made, context in (
+        (ask, user_context({"number": 3})),
+        (think, agent_context({"Which": 4})),
+    ):
+        assert made.handler is not None
+        outcome = made.handler(made.parse(""), context=context)
+        results.append((await outcome if isinstance(outcome, Awaitable) else outcome).value)
+    assert results == [3, 4]
 
 
 def test_a_marked_function_is_still_the_function():

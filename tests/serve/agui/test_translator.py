@@ -422,39 +422,31 @@ def check_told(small: Small, *, done: bool) -> None:
 
 
 @given(plan=plans(2), parks=st.booleans(), approved=st.booleans(), again=plans(1))
-def test_a_run_told_in_legs_is_a_stream_by_the_grammar(
+async def test_a_run_told_in_legs_is_a_stream_by_the_grammar(
     plan: Plan, parks: bool, approved: bool, again: Plan
 ) -> None:
     """Whatever a run does, and however often it is parked and resumed, every client gets a valid stream."""
-
-    async def play() -> None:
-        small = Small(Stage())
-        for key, each in (("a", plan), ("b", again)):
-            came = await small.run(key, each, answers(approved=approved), parks)
-            assert came == "done"
-            check_told(small, done=True)
-            told = small.windows[0].checker.texts
-            said = [*(turn.text for turn in each.turns), f"Done with {key}."]
-            assert [told.get(f"run-{key}/{number}", "") for number in range(1, len(said) + 1)] == said
-            assert not any("Half an ans" in text for text in told.values()), (
-                "the text of a failed request is still shown"
-            )
-
-    asyncio.run(play())
+    small = Small(Stage())
+    for key, each in (("a", plan), ("b", again)):
+        came = await small.run(key, each, answers(approved=approved), parks)
+        assert came == "done"
+        check_told(small, done=True)
+        told = small.windows[0].checker.texts
+        said = [*(turn.text for turn in each.turns), f"Done with {key}."]
+        assert [told.get(f"run-{key}/{number}", "") for number in range(1, len(said) + 1)] == said
+        assert not any("Half an ans" in text for text in told.values()), (
+            "the text of a failed request is still shown"
+        )
 
 
 @given(plan=plans(2), after=st.integers(1, 60))
-def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -> None:
+async def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -> None:
     """A run that is cancelled at any event leaves nothing open, and every started call has a result."""
-
-    async def play() -> None:
-        small = Small(Stage())
-        small.cut_after = after
-        came = await small.run("a", plan, answers(), False)
-        check_told(small, done=True)
-        assert small.windows[0].checker.outcomes[-1] == ("cancelled" if came == "cancelled" else "success")
-
-    asyncio.run(play())
+    small = Small(Stage())
+    small.cut_after = after
+    came = await small.run("a", plan, answers(), False)
+    check_told(small, done=True)
+    assert small.windows[0].checker.outcomes[-1] == ("cancelled" if came == "cancelled" else "success")
 
 
 # --- single features --------------------------------------------------------------------------------------
