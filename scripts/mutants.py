@@ -105,14 +105,14 @@ MUTANTS = [
     ),
     Mutant(
         "an approval goes before a denial",
-        "guard/approval_memory.py",
+        "guard/approval.py",
         "            if not each.approved and each.key in self._cover(",
         "            if False and not each.approved and each.key in self._cover(",
         "tests/guard/test_approval_memory.py",
     ),
     Mutant(
         "an approval of one diff covers another diff",
-        "guard/approval_memory.py",
+        "guard/approval.py",
         "        exact=_key(whose, *about, exactly, diff) if",
         '        exact=_key(whose, *about, exactly, "") if',
         "tests/guard/test_approval_memory.py",
@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         "a decision of another session applies",
-        "guard/approval_memory.py",
+        "guard/approval.py",
         "    return hashlib.sha256(json.dumps(parts,",
         "    return hashlib.sha256(json.dumps(parts[1:],",
         "tests/guard/test_approval_memory.py",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from handrail.agent import Agent
-    from handrail.concurrency.deadline import Deadline
     from handrail.concurrency.operation import Operation, gather
+    from handrail.concurrency.timers import Deadline
     from handrail.content import Attachment
     from handrail.context import AgentContext, ToolContext, UserContext, WorkerContext
     from handrail.environment import (
@@ -73,7 +73,7 @@ _HOMES = {
     "handrail.agent": "Agent",
     "handrail.content": "Attachment",
     "handrail.context": "AgentContext ToolContext UserContext WorkerContext",
-    "handrail.concurrency.deadline": "Deadline",
+    "handrail.concurrency.timers": "Deadline",
     "handrail.run": "ToolCall open_gate",
     "handrail.environment": "AgentEnvironment HeadlessEnvironment LaterEnvironment TerminalEnvironment",
     "handrail.errors": "CallFailed DeadlineExceededError Declined HandrailError NoAnswer PromptEvaluationError RunParked TransientError VisibilityExpansionRequired",

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from handrail import Tool, ToolContext, ToolResult, open_gate
-from handrail.concurrency import cancellation
-from handrail.concurrency.cancel_notice import Listener, listen, listeners
+from handrail.concurrency import cancellation, isolation
+from handrail.concurrency.isolation import Listener, listen, listeners
 from handrail.errors import TransientError
 from handrail.run.gate import Gate
 from handrail.testing import VirtualClock, run_virtual
@@ -162,6 +162,14 @@ def traced(work: Work, end: str, has_signal: bool) -> Trace:
     return trace
 
 
+@pytest.fixture(params=["watched", "unwatched"])
+def waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How tasks with listeners wait: for a `Watched`, or, on an asyncio without the detail that this takes, for the future itself."""
+    monkeypatch.setattr(isolation, "CAN_WATCH", isolation.CAN_WATCH and request.param == "watched")
+    return request.param
+
+
+@pytest.mark.usefixtures("waits")
 @pytest.mark.parametrize("end", ["return", "cancel", "cancel twice", "timeout"])
 @pytest.mark.parametrize("work", INSIDE)
 def test_timeouts_and_groups_in_a_handler_are_the_same_with_and_without_its_signal(
@@ -173,6 +181,7 @@ def test_timeouts_and_groups_in_a_handler_are_the_same_with_and_without_its_sign
     assert with_signal == traced(work, end, False)
 
 
+@pytest.mark.usefixtures("waits")
 @pytest.mark.parametrize("work", INSIDE)
 def test_anyio_ends_a_call_whose_handler_has_its_signal(work: Work) -> None:
     """An anyio cancel scope around a call ends the call, and leaves no pending cancellation request."""

@@ -148,7 +148,7 @@ def test_a_short_key_is_refused(length: int):
 
 def test_another_version_is_refused_by_number(monkeypatch: pytest.MonkeyPatch):
     """A ticket with a different version is refused, and the error names both versions."""
-    monkeypatch.setattr("handrail.context.ticket._VERSION", 2)
+    monkeypatch.setattr("handrail.context.facts._VERSION", 2)
     newer = TICKET.seal(KEY)
     monkeypatch.undo()
     with pytest.raises(TicketError, match="its version is 2, and this process supports 1"):

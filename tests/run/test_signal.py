@@ -11,6 +11,7 @@ import pytest
 
 from handrail import Deadline, Handoff, Tool, ToolContext, ToolResult, open_gate
 from handrail.clock import Clock
+from handrail.concurrency import isolation
 from handrail.errors import ContextExpired
 from handrail.run.gate import Gate
 from handrail.testing import VirtualClock, run_virtual
@@ -18,6 +19,13 @@ from handrail.testing import VirtualClock, run_virtual
 REASONS = ["cancel", "timeout", "deadline"]
 OUTSIDE = [*REASONS, "the caller's task"]
 """`REASONS`, and the cancellation of the caller's own task from outside."""
+
+
+@pytest.fixture(params=["watched", "unwatched"])
+def waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How tasks with listeners wait: for a `Watched`, or, on an asyncio without the detail that this takes, for the future itself."""
+    monkeypatch.setattr(isolation, "CAN_WATCH", isolation.CAN_WATCH and request.param == "watched")
+    return request.param
 
 
 class Stopped:
@@ -105,6 +113,7 @@ def test_a_task_beside_the_work_runs_before_the_work_is_cancelled(reason: str) -
     assert run(make, reason) == ["cleaned up", "cancelled True"]
 
 
+@pytest.mark.usefixtures("waits")
 @pytest.mark.parametrize("reason", OUTSIDE)
 def test_a_handler_that_polls_its_signal_sees_it(reason: str) -> None:
     """An async handler that is cancelled sees that its signal has fired."""
@@ -123,6 +132,7 @@ def test_a_handler_that_polls_its_signal_sees_it(reason: str) -> None:
     assert run(make, reason) == ["signal True"]
 
 
+@pytest.mark.usefixtures("waits")
 @pytest.mark.parametrize("reason", OUTSIDE)
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_handler_that_first_reads_its_signal_when_it_is_cancelled_sees_it(
@@ -304,6 +314,7 @@ def test_the_signal_fires_before_a_cancellation_of_the_callers_own_task_lands(ho
     assert seen == ["cleaned up", "cancelled"]
 
 
+@pytest.mark.usefixtures("waits")
 def test_a_timeout_inside_the_handler_does_not_fire_its_signal() -> None:
     """The signal does not fire if the handler's own timeout or task group cancels part of its work."""
     seen = list[Any]()

@@ -17,8 +17,8 @@ from handrail import Adapter, MemoryJournal, Prompt, Session, ToolContext, kept,
 from handrail.errors import EventRefused, SessionError
 from handrail.models.scripted import ScriptedModel
 from handrail.session import SliceRules, check_serialisable
-from handrail.session.kinds import kind_named
 from handrail.session.serialization import decode_item, encode_item, load_imported, save
+from handrail.session.slices import kind_named
 from support.recorded import call
 
 _SOURCE = """

@@ -20,12 +20,11 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from handrail.concurrency.cancel_notice import Listener, cancel_without_notice, forget, listen
+from handrail.concurrency import isolation
 from handrail.concurrency.claims import GaveUp, Stop
-from handrail.concurrency.deadline import Deadline
-from handrail.concurrency.isolation import deliveries, settle
+from handrail.concurrency.isolation import Listener, cancel_without_notice, deliveries, forget, listen, settle
 from handrail.concurrency.threads import run_in_thread
-from handrail.concurrency.timers import Timer, TimerClock, timers_of
+from handrail.concurrency.timers import Deadline, Timer, TimerClock, timers_of
 from handrail.errors import DeadlineExceededError
 
 T = TypeVar("T")
@@ -73,7 +72,7 @@ class CancelScope(msgspec.Struct, eq=False):
     """How many cancellations will be delivered in the next pass of the loop."""
     _watchdog: Timer | None = None
     _unnoticed: int = 0
-    """The task's cancellation count when the listener was added, if a cancellation had landed without notice; otherwise 0."""
+    """The task's cancellation count with the first cancellation that no listener could be told of; 0 if they are told of each."""
 
     @property
     def interrupted(self) -> bool:
@@ -112,13 +111,16 @@ class CancelScope(msgspec.Struct, eq=False):
             if before is None or before.work is not listener.work:
                 if before is not None:
                     forget(self.task, before)  # the listener of an earlier attempt
-                self._unnoticed = self.task.cancelling() if self.interrupted else 0
+                if self.interrupted:
+                    self._unnoticed = self.task.cancelling()
+                else:
+                    self._unnoticed = 0 if isolation.CAN_WATCH else self.task.cancelling() + 1
                 listen(self.task, listener)
                 self.listener = listener
 
     @property
     def landed(self) -> bool:
-        """Whether a cancellation had landed before there was a listener to be told, and was not taken back."""
+        """Whether a cancellation had landed of which no listener could be told before, and was not taken back."""
         return bool(self._unnoticed) and self.task.cancelling() >= self._unnoticed
 
     def ignore(self) -> None:

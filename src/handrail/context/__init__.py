@@ -31,18 +31,18 @@ from handrail.context.facts import (
     RequestView,
     ResponseAccumulator,
     RunContext,
+    Ticket,
     WorkerFacts,
     WorkerMessage,
 )
-from handrail.context.ticket import Ticket
 from handrail.errors import NotRendered
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from typing_extensions import TypeForm
 
-    from handrail.concurrency.deadline import Deadline
     from handrail.concurrency.operation import Done, Home, Operation
+    from handrail.concurrency.timers import Deadline
     from handrail.content import AttachmentSource
     from handrail.messages import Model
     from handrail.protocols import (

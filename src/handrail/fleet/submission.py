@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from handrail.concurrency.deadline import is_span
+from handrail.concurrency.timers import is_span
 from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.errors import DefinitionError
 from handrail.fleet.apps import FleetApp

@@ -1,7 +1,6 @@
 """Policies, approvals, feedback and completion: whether a call may run, and whether a run may end."""
 
-from handrail.guard.approval import Broker
-from handrail.guard.approval_memory import ApprovalMemory, approvals_of
+from handrail.guard.approval import ApprovalMemory, Broker, approvals_of
 from handrail.guard.feedback import (
     BudgetFeedback,
     CommandPassing,

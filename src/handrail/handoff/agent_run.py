@@ -11,9 +11,9 @@ import msgspec
 from typing_extensions import TypeVar
 
 from handrail.clock import Clock
-from handrail.concurrency.deadline import Deadline
 from handrail.concurrency.isolation import Callback
 from handrail.concurrency.operation import Operation
+from handrail.concurrency.timers import Deadline
 from handrail.environment import AgentEnvironment
 from handrail.errors import DefinitionError
 from handrail.events import Emitted

@@ -11,7 +11,7 @@ from typing import Any, Generic
 import msgspec
 from typing_extensions import TypeVar
 
-from handrail.concurrency.deadline import Deadline
+from handrail.concurrency.timers import Deadline
 from handrail.content import Attachment
 from handrail.errors import PromptDefinitionError, PromptValidationError, ToolValidationError
 from handrail.prompt.plan import OPENER, AnyTool, Node

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from handrail.concurrency.deadline import Deadline
 from handrail.concurrency.operation import DONE, Done, Home, Operation
-from handrail.concurrency.timers import WorkClock, taken_from, timers_of
+from handrail.concurrency.timers import Deadline, WorkClock, taken_from, timers_of
 from handrail.context import (
     Approval,
     Extras,

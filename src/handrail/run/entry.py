@@ -21,7 +21,7 @@ from handrail.errors import (
     RunError,
     ToolValidationError,
 )
-from handrail.guard.approval_memory import keep_decisions
+from handrail.guard.approval import keep_decisions
 from handrail.journal.location import check_out_of_reach
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, RunRow

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from handrail.concurrency.deadline import Deadline
 from handrail.concurrency.operation import Operation
+from handrail.concurrency.timers import Deadline
 from handrail.errors import DefinitionError, DepthExceededError
 from handrail.guard.outer_policy import outer_policies
 from handrail.guard.policy import within_scope

@@ -12,12 +12,12 @@ import msgspec
 
 from handrail.clock import Clock
 from handrail.concurrency.cancellation import finish
-from handrail.concurrency.deadline import Deadline
 from handrail.concurrency.operation import Operation
-from handrail.context.ticket import Ticket
+from handrail.concurrency.timers import Deadline
+from handrail.context.facts import Ticket
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus
-from handrail.guard.approval_memory import keep_decisions
+from handrail.guard.approval import keep_decisions
 from handrail.journal.lease import LEASE_SECONDS, new_owner
 from handrail.journal.protocol import Journal
 from handrail.protocols import ToolPolicy

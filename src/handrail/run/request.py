@@ -46,7 +46,7 @@ from handrail.text.raised_errors import in_short
 from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
-    from handrail.concurrency.deadline import Deadline
+    from handrail.concurrency.timers import Deadline
     from handrail.run.evaluation import Evaluation
     from handrail.run.settings import Retry
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from handrail.concurrency.cancellation import shielded
-from handrail.context.ticket import Ticket
+from handrail.context.facts import Ticket
 from handrail.errors import NotSupported
 from handrail.run.call import Call
 from handrail.run.call_log import keep_fact, log_again

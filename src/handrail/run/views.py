@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from handrail.concurrency.operation import Operation
 from handrail.errors import EffectRefused, EventRefused
 from handrail.events import ApprovalRemembered, Fact
-from handrail.guard.approval_memory import remembered_in
+from handrail.guard.approval import remembered_in
 from handrail.protocols import Slice
 from handrail.run.call_log import dispatch_recorded
 from handrail.run.current_call import entered
-from handrail.session.copies import readable, shared
+from handrail.session.items import readable, shared
 
 if TYPE_CHECKING:
     from handrail.run.attempt import Attempt

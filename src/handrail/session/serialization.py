@@ -17,9 +17,8 @@ from handrail.ids import NewId, random_id
 from handrail.protocols import RunMode
 from handrail.schema.problems import describe_kind, write_path
 from handrail.session.fork import SessionFork
-from handrail.session.kinds import is_kind, kind_named, name_of, remember
 from handrail.session.session import Session
-from handrail.session.slices import SliceKind, SliceRules
+from handrail.session.slices import SliceKind, SliceRules, is_kind, kind_named, name_of, remember
 
 VERSION = 1
 

@@ -25,7 +25,6 @@ from handrail.session.bus import (
 )
 from handrail.session.fork import SessionFork, Snapshot
 from handrail.session.items import Log
-from handrail.session.kinds import declare
 from handrail.session.slices import (
     EMPTY,
     Reducer,
@@ -35,6 +34,7 @@ from handrail.session.slices import (
     Target,
     append,
     check_reducer,
+    declare,
     reduce_into,
     rules_of,
     slices_marked_for,

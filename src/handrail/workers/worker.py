@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.clock import Clock
-from handrail.concurrency.deadline import Deadline
+from handrail.concurrency.timers import Deadline
 from handrail.context import RegistryView
 from handrail.errors import DefinitionError, WorkerError
 from handrail.guard import (
@@ -26,7 +26,7 @@ from handrail.run.limits import Budget
 from handrail.run.response import ANSWER_TOOL
 from handrail.schema import JsonSchema
 from handrail.sections import FileTools, ShellTools
-from handrail.session.kinds import declare
+from handrail.session.slices import declare
 from handrail.tools import EFFECTS, Effect, Tool
 from handrail.tools.checks import is_name, name_hint
 from handrail.workers.attachments import NO_ATTACHMENTS, READ_ATTACHMENT

@@ -22,7 +22,7 @@ from handrail.errors import (
     WorkspaceTakenError,
 )
 from handrail.events import MessageAdded
-from handrail.guard.approval_memory import keep_decisions
+from handrail.guard.approval import keep_decisions
 from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunRecord, RunRow, RunStatus, SessionTurn, workspace_name
 from handrail.messages import Message, Model, ModelSettings, Usage

@@ -14,7 +14,7 @@ import msgspec
 from handrail.clock import Clock
 from handrail.errors import DefinitionError, RunError
 from handrail.events import ApprovalRemembered, ApprovalRevoked, MessageAdded, PromptExecuted, SectionOpened
-from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
+from handrail.guard.approval import bring_in, decisions_in, keep_decisions
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, CommitUnit, Entry, RunRecord, RunRow, SessionTurn
 from handrail.messages import Message
