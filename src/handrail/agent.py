@@ -217,10 +217,10 @@ class Agent(Generic[OutputT]):
         return serve(self, **arguments)
 
     async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:
-        from handrail.run.attempt import Attempt
+        from handrail.run.attempt import attempt_of
 
-        attempt = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in it
-        if not isinstance(attempt, Attempt):
+        attempt = attempt_of(context)
+        if attempt is None:
             raise NotSupported("adapter", "Call the agent through a gate.")
         own = self.adapter
         options = RunOptions(workers=own.workers, resources=own.resources, extras=own.options.extras)

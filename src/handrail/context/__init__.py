@@ -1,7 +1,8 @@
 """`ToolContext`: what the handler of one call may see and do.
 
-It is a view of a `ContextSource`. Two of its verbs may be None: `wait_for`, which asks a person, and `prompt_model`,
-which asks a model.
+It is a view of an attempt at the call (`handrail.run.attempt`), or of a fake from `handrail.testing`. The context itself only ensures
+that the verbs that are never None raise once the attempt's `home` is closed. Two verbs may be None: `wait_for`, which asks a person,
+and `prompt_model`, which asks a model.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from typing_extensions import TypeForm
 
-    from handrail.concurrency.operation import Done, Home, Operation
+    from handrail.concurrency.operation import Done, Operation
     from handrail.concurrency.timers import Deadline
     from handrail.content import AttachmentSource
     from handrail.messages import Model
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         Resources,
         SessionView,
     )
+    from handrail.run.attempt import Attempt
     from handrail.tools import Tool, ToolResult
 
 
@@ -174,79 +176,6 @@ class PromptModel(Protocol):
     ) -> Operation[T]: ...
 
 
-class ContextSource(Protocol):
-    """The members and verbs behind a context.
-
-    The gate's attempts and the fakes in `handrail.testing` implement this protocol. The context itself only
-    ensures that the verbs that are never None raise once `home` is closed.
-    """
-
-    @property
-    def home(self) -> Home: ...
-    @property
-    def tool(self) -> Tool[Any, Any]: ...
-    @property
-    def invocation(self) -> Invocation: ...
-    @property
-    def prompt(self) -> PromptView: ...
-    @property
-    def rendered_prompt(self) -> RenderedPromptView | None: ...
-    @property
-    def adapter(self) -> BoundAdapter: ...
-    @property
-    def session(self) -> SessionView: ...
-    @property
-    def event_bus(self) -> EventBus: ...
-    @property
-    def run_context(self) -> RunContext: ...
-    @property
-    def depth(self) -> int: ...
-    @property
-    def request(self) -> RequestView | None: ...
-    @property
-    def response_accumulator(self) -> ResponseAccumulator | None: ...
-    @property
-    def extras(self) -> Extras: ...
-    @property
-    def deadline(self) -> Deadline | None: ...
-    @property
-    def signal(self) -> CancelSignal: ...
-    @property
-    def heartbeat(self) -> Heartbeat: ...
-    @property
-    def budget_tracker(self) -> BudgetTracker: ...
-    @property
-    def cost_tracker(self) -> CostTracker: ...
-    @property
-    def resources(self) -> Resources: ...
-    @property
-    def filesystem(self) -> Filesystem: ...
-    @property
-    def approval_controller(self) -> ApprovalController: ...
-    @property
-    def worker(self) -> WorkerFacts | None: ...
-    @property
-    def wait_for(self) -> WaitFor | None: ...
-    @property
-    def prompt_model(self) -> PromptModel | None: ...
-
-    def once(
-        self,
-        key: str,
-        function: Callable[[], Any],
-        probe: Callable[[], Any] | None,
-        on_unknown: Literal["ask", "fail"],
-    ) -> Operation[Any]: ...
-    def beat(self) -> Done: ...
-    def report_progress(self, message: str, done: float | None, total: float | None) -> Done: ...
-    def emit(self, event: object) -> Done: ...
-    def request_approval(self, message: str) -> Operation[Approval]: ...
-    def request_permission(self, kind: str) -> Operation[Approval]: ...
-    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]: ...
-    def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]: ...
-    def ticket(self) -> str: ...
-
-
 __all__ = [
     "PROVIDER_REQUEST_ID",
     "RATE_LIMIT",
@@ -254,7 +183,6 @@ __all__ = [
     "TRACING_SPAN",
     "AgentContext",
     "Approval",
-    "ContextSource",
     "ExtraKey",
     "ExtraValues",
     "Extras",
@@ -286,7 +214,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     gate, and by `handrail.testing` for tests; they are not meant to be built by hand.
     """
 
-    _source: ContextSource
+    _source: Attempt
 
     def __repr__(self) -> str:
         state = ", ended" if self._source.home.closed else ""
@@ -523,6 +451,14 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def prompt_model(self) -> PromptModel | None:
         """The verb that asks a model in a person's place; None unless this call runs in the mode `agent`, with a model."""
         return self._source.prompt_model
+
+
+def call_behind(context: ToolContext) -> Attempt:
+    """Return what a context is a view of, for the parts of Handrail that need more than a tool may see.
+
+    Behind a policy's context is a view that has every member of the attempt. Behind a context for tests is a fake.
+    """
+    return context._source  # pyright: ignore[reportPrivateUsage]  # this is how other modules get it
 
 
 class UserContext(ToolContext, frozen=True, eq=False):

@@ -14,7 +14,7 @@ import msgspec
 
 from handrail.concurrency.claims import SLICE
 from handrail.concurrency.threads import run_in_thread
-from handrail.context import ToolContext
+from handrail.context import ToolContext, call_behind
 from handrail.errors import DefinitionError, FileError, HandrailError
 from handrail.protocols import PolicyDecision, ToolPolicy
 from handrail.question import Quorum
@@ -223,8 +223,8 @@ class CapabilityPolicy:
             return []
         if (self._by_capability(tool) or self._by_effect(tool)).kind != "allow":
             return []  # somebody has approved the call, whatever it changes
-        source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
-        transaction = source.open_transaction
+        call = call_behind(context)
+        transaction = call.open_transaction
         outside = transaction.judged.get(id(self))
         if outside is None:
             changed = [path for fork in transaction.touched for path in fork.changed_paths() or ()]
@@ -257,12 +257,12 @@ class CapabilityPolicy:
         return self._note(outside, tool, params, context) if outside else None
 
     def _note(self, outside: list[str], tool: Tool[Any, Any], params: Any, context: ToolContext) -> None:
-        source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
-        was_shown = source.preview is not None or source.open_transaction.durable
+        call = call_behind(context)
+        was_shown = call.preview is not None or call.open_transaction.durable
         named = () if was_shown else _named(tool, params, context)
         for path in outside:
             covered = was_shown or any(path == each or path.startswith(f"{each}/") for each in named)
-            if not source.has_asked or not covered:
+            if not call.has_asked or not covered:
                 scope = ", ".join(map(repr, self._scope))
                 raise FileError(
                     path,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from handrail.context import ToolContext
+from handrail.context import ToolContext, call_behind
 from handrail.errors import FileError, FileMissing, HandrailError, ResourceError
 from handrail.guard.policy import PolicyNote
 from handrail.protocols import Filesystem, PolicyDecision
@@ -58,7 +58,7 @@ class ReadBeforeWritePolicy:
         Otherwise note the files that the session now knows.
         """
         if EFFECTS[tool.effect].writes:
-            source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
+            source: Any = call_behind(context)  # a policy's view of the call
             edits: list[Edit] = list(source.changed_files())
             if edits:
                 self._judge(tool, params, edits, source, context)

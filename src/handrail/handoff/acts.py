@@ -36,7 +36,7 @@ from handrail.errors import (
 )
 from handrail.events import HandoffAnswered, HandoffParked
 from handrail.question import Wording
-from handrail.run.attempt import Attempt
+from handrail.run.attempt import Attempt, attempt_of
 from handrail.run.call import new_part
 from handrail.run.call_log import tell_between
 from handrail.run.failures import WrongResult, transient_in
@@ -192,7 +192,7 @@ class ActRunner:
     __slots__ = ("_attempt", "_ids")
 
     def __init__(self, context: ToolContext) -> None:
-        self._attempt = _attempt_of(context)
+        self._attempt = _attempt_in(context)
         self._ids: dict[str, str] = {}
 
     async def run(
@@ -335,16 +335,16 @@ async def _hand_over(
     context: ToolContext, name: str, message: str, public: object, answer: Schema[Any]
 ) -> Any:
     """Ask the environment's person for the answer to a handoff, and return it."""
-    attempt = _attempt_of(context)
+    attempt = _attempt_in(context)
     attempt.home.check()
     number = attempt.next_verb(f"handoff {name}")
     await note_verb(attempt, number, f"handoff {name}")
     return await ask_value(attempt, number, "handoff", name, Wording.of(name, message, None), public, answer)
 
 
-def _attempt_of(context: ToolContext) -> Attempt:
-    attempt: object = context._source  # pyright: ignore[reportPrivateUsage]  # the gate's own attempt
-    if not isinstance(attempt, Attempt):
+def _attempt_in(context: ToolContext) -> Attempt:
+    attempt = attempt_of(context)
+    if attempt is None:
         raise NotSupported(
             "call",
             "A handoff needs it. Call the handoff through a gate; with a context created for a test, call its acts one by one.",

@@ -173,9 +173,7 @@ class SharedRate(CheckOnly):
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         if self.named_tools is not None and tool.name not in self.named_tools:
             return PolicyDecision.allow()
-        source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
-        principal: str = source.run.session.principal
-        calls = self._calls.setdefault(principal, deque(maxlen=self._most + 1))
+        calls = self._calls.setdefault(context.session.principal, deque(maxlen=self._most + 1))
         now, key = self._now(), context.invocation.idempotency_key
         while calls and self._window is not None and calls[0][0] <= now - self._window:
             calls.popleft()

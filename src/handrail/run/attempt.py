@@ -22,6 +22,7 @@ from handrail.context import (
     ToolContext,
     WaitFor,
     WorkerFacts,
+    call_behind,
 )
 from handrail.errors import CallFailed, ContextExpired, NotSupported
 from handrail.events import Emitted, Progress
@@ -494,3 +495,9 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         if value is None:
             raise NotSupported(member, hint)
         return value
+
+
+def attempt_of(context: ToolContext) -> Attempt | None:
+    """Return the attempt behind a handler's context; None if no gate made the context, as in a test."""
+    behind: Any = call_behind(context)
+    return behind if isinstance(behind, Attempt) else None

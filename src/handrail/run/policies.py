@@ -11,7 +11,7 @@ import msgspec
 from handrail.concurrency.cancellation import shielded
 from handrail.concurrency.isolation import is_closing
 from handrail.concurrency.operation import Home
-from handrail.context import ToolContext
+from handrail.context import ToolContext, call_behind
 from handrail.errors import ContextExpired, EventRefused
 from handrail.events import Fact
 from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
@@ -143,7 +143,7 @@ def policy_resources(attempt: Attempt) -> CallResources | None:
     """Return the resources that the policies created for this attempt; None if there are none."""
     if attempt.policy_context is None:
         return None
-    behind: Any = attempt.policy_context._source  # pyright: ignore[reportPrivateUsage]  # made here
+    behind: Any = call_behind(attempt.policy_context)
     return behind._resources
 
 

@@ -10,18 +10,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 from handrail.context import ToolContext
 from handrail.run import questions
-from handrail.run.attempt import Attempt
-
-
-def _attempt_of(context: ToolContext) -> Attempt | None:
-    """Return the attempt behind a context; None if the context was made for a test."""
-    source: object = context._source  # pyright: ignore[reportPrivateUsage]  # the gate's own attempt
-    return source if isinstance(source, Attempt) else None
+from handrail.run.attempt import attempt_of
 
 
 def find_started(context: ToolContext) -> str | None:
     """Return the id of the work that this attempt at the call has started, perhaps in an earlier process; None if there is none."""
-    attempt = _attempt_of(context)
+    attempt = attempt_of(context)
     return None if attempt is None else attempt.run.log.find_remote(attempt.place)
 
 
@@ -30,7 +24,7 @@ async def note_started(context: ToolContext, id: str) -> None:
 
     Nothing is recorded without a journal, after the run's log is closed, or if the context was made for a test.
     """
-    attempt = _attempt_of(context)
+    attempt = attempt_of(context)
     if attempt is not None:
         await attempt.run.log.note_remote(attempt.place, id)
 
@@ -40,11 +34,11 @@ def is_left(context: ToolContext) -> bool:
 
     If so, the work must go on, because the resumed call continues with it.
     """
-    attempt = _attempt_of(context)
+    attempt = attempt_of(context)
     return attempt is not None and attempt.run.log.closed
 
 
 def paused_timeouts(context: ToolContext) -> AbstractContextManager[None]:
     """Pause the timeouts and watchdogs of the call and its outer calls until the block ends. The deadlines of runs do not pause."""
-    attempt = _attempt_of(context)
+    attempt = attempt_of(context)
     return nullcontext() if attempt is None else questions.paused_timeouts(attempt)

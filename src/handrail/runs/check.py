@@ -11,7 +11,7 @@ import pydantic_core
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.content import Attachment
-from handrail.context import ToolContext
+from handrail.context import ToolContext, call_behind
 from handrail.errors import (
     HandrailError,
     PromptDefinitionError,
@@ -273,8 +273,7 @@ class _Walk:
     async def go(self, answers: Sequence[RecordedAnswer]) -> Divergence | None:
         async def walk(params: None, *, context: ToolContext) -> ToolResult[Any]:
             self._show()
-            outer: Any = context._source  # pyright: ignore[reportPrivateUsage]  # it was made by this gate
-            self._found = await self._walk(outer, answers)
+            self._found = await self._walk(call_behind(context), answers)
             raise _Dropped
 
         driver: Tool[Any, Any] = Tool("replay", "Go through a recorded run.", walk, effect="staged")

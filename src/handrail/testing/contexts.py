@@ -38,6 +38,7 @@ from handrail.context import (
     WorkerContext,
     WorkerFacts,
     WorkerUserContext,
+    call_behind,
 )
 from handrail.errors import CallFailed, Declined, NotSupported
 from handrail.events import ApprovalRemembered
@@ -151,7 +152,7 @@ def worker_context(
 
 def recorded(context: ToolContext) -> Recorded:
     """Return the record of what was done through a context. Raises `NotSupported` unless this module created the context."""
-    call: object = context._source  # pyright: ignore[reportPrivateUsage]  # created by this module
+    call: object = call_behind(context)
     if not isinstance(call, MockCall):
         raise NotSupported("recorded", "Only contexts created by `handrail.testing` keep a record.")
     return call.recorded
@@ -172,7 +173,7 @@ def cancel(context: ToolContext) -> None:
 
 def expire(context: ToolContext) -> None:
     """End a context's call, as the gate does when a handler returns. May be called from any thread."""
-    home = context._source.home  # pyright: ignore[reportPrivateUsage]  # the gate does the same
+    home = call_behind(context).home
     here = asyncio._get_running_loop()  # pyright: ignore[reportPrivateUsage]  # asyncio documents this function for this use
     if here is home.loop or not home.loop.is_running():
         home.close()

@@ -21,7 +21,7 @@ from handrail.context import (
 from handrail.errors import NotSupported
 from handrail.events import MessageAdded
 from handrail.messages import Model
-from handrail.run.attempt import Attempt
+from handrail.run.attempt import Attempt, attempt_of
 from handrail.run.call_adapter import CallAdapter
 from handrail.run.conversation import ROOT
 from handrail.run.options import RunOptions
@@ -166,8 +166,8 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
     its instructions can't be rendered. Raises `ToolValidationError` if an attachment is not allowed, or if the caller created
     the worker and it is no longer valid or allowed.
     """
-    call = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in this call
-    if not isinstance(call, Attempt):
+    call = attempt_of(context)
+    if call is None:
         raise NotSupported("adapter", "Call the worker through a gate.")
     around = call.run.workers
     reach = around if isinstance(around, Reach) else None
