@@ -24,10 +24,12 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "handrail"
+LOCKED = ROOT / "requirements" / "dev.txt"
 VENDOR = "handrail/serve/page/vendor"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq"]
 # Run in a clean environment. It fails if `import handrail` loads another installed package or finds Handrail elsewhere, or
@@ -164,21 +166,28 @@ def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
     Raises `Wrong` if the download fails, or if a digest is missing or wrong.
     """
     wanted = f"{wheel}[{','.join(extras)}]"
-    run([*PIP, "download", "-c", ROOT / "constraints.txt", "-d", into, wanted])
+    with pins() as constraints:
+        run([*PIP, "download", "-c", constraints, "-d", into, wanted])
     if findings := list(look_at_downloads(into, wheel.name)):
         raise Wrong("\n".join(findings))
     return into
 
 
 def look_at_downloads(folder: Path, own: str) -> Iterator[str]:
-    """Yield a problem for each download whose digest differs from constraints.sha256 or is missing there. Handrail's own wheel is skipped."""
-    lines = (ROOT / "constraints.sha256").read_text().splitlines()
-    wanted = {name: digest for digest, name in (line.split() for line in lines)}
+    """Yield a problem for each download whose digest is not in requirements/dev.txt. Handrail's own wheel is skipped."""
+    digests = set(re.findall(r"--hash=sha256:(\w+)", LOCKED.read_text()))
     for path in sorted(folder.iterdir()):
-        if path.name not in wanted and path.name != own:
-            yield f"{path.name} has no digest: after a review, add it to constraints.sha256 (sha256sum)"
-        elif path.name != own and wanted[path.name] != hashlib.sha256(path.read_bytes()).hexdigest():
-            yield f"the digest of {path.name} differs from constraints.sha256: the file has changed since the digest was recorded"
+        if path.name != own and hashlib.sha256(path.read_bytes()).hexdigest() not in digests:
+            yield f"the digest of {path.name} is not in requirements/dev.txt: the file has changed since the digest was recorded, or its package is not in requirements/dev.in"
+
+
+@contextmanager
+def pins() -> Iterator[Path]:
+    """Write the pinned versions to a file without their digests, as pip wants them of a constraint, and return its path."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(re.findall(r"^[\w.-]+==\S+", LOCKED.read_text(), re.MULTILINE)))
+        file.flush()
+        yield Path(file.name)
 
 
 def fetch_once(wheel: Path, extras: list[str]) -> Path:
@@ -187,9 +196,7 @@ def fetch_once(wheel: Path, extras: list[str]) -> Path:
     The folder is kept for the next run, and is filled again if the requirements have changed. Raises `Wrong` if a
     download fails, or if a digest is missing or wrong.
     """
-    inputs = [
-        (ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt", "constraints.sha256")
-    ]
+    inputs = [path.read_bytes() for path in (ROOT / "pyproject.toml", LOCKED)]
     stamp = f"{own_version()} {hashlib.sha256(b''.join(inputs)).hexdigest()}"
     folder = ROOT / ".components" / "wheels"
     noted = folder.with_suffix(".stamp")
@@ -218,7 +225,8 @@ def try_core(version: str, python: str, folder: Path, wheel: Path, *options: obj
 
     The options are pip's, such as where to install from. Raises `Wrong` if a check fails.
     """
-    made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", *options, wheel)
+    with pins() as constraints:
+        made = clean(python, folder / f"core-{version}", "-c", constraints, *options, wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()
     if found[0] != project()["version"]:
         raise Wrong(f"the wheel has version {found[0]}, but pyproject.toml has {project()['version']}")

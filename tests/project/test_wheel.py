@@ -4,6 +4,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -81,30 +82,31 @@ def test_a_wheel_with_a_changed_library_is_refused(tmp_path: Path):
 
 
 def test_a_download_with_another_digest_is_refused_by_name(tmp_path: Path):
-    """A download is refused if its digest differs from constraints.sha256, or if it has no digest there."""
+    """A download is refused if its digest is not one of those in requirements/dev.txt."""
     spec = importlib.util.spec_from_file_location("wheel_script", ROOT / "scripts" / "wheel.py")
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    [known] = re.findall(r"  (anyio-.*)", (ROOT / "constraints.sha256").read_text())
-    for name in (known, "other-1-py3-none-any.whl", "handrail-0-py3-none-any.whl"):
+    for name in ("anyio-4.16.0-py3-none-any.whl", "handrail-0-py3-none-any.whl"):
         (tmp_path / name).write_text("changed")
-    changed, unknown = script.look_at_downloads(tmp_path, "handrail-0-py3-none-any.whl")
-    assert changed.startswith(f"the digest of {known} differs from constraints.sha256")
-    assert unknown.startswith("other-1-py3-none-any.whl has no digest")
+    [changed] = script.look_at_downloads(tmp_path, "handrail-0-py3-none-any.whl")
+    assert changed.startswith("the digest of anyio-4.16.0-py3-none-any.whl is not in requirements/dev.txt")
 
 
-def test_every_digest_is_of_a_pinned_version():
-    """Every digest in constraints.sha256 belongs to a version pinned in constraints.txt."""
-    pins = {
-        (re.sub(r"[-_.]+", "_", name).lower(), version)
-        for name, version in re.findall(
-            r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
-        )
-    }
-    for line in (ROOT / "constraints.sha256").read_text().splitlines():
-        digest, file = line.split()
-        name, version = file.split("-")[:2]
-        assert len(digest) == 64
-        assert (re.sub(r"[-_.]+", "_", name).lower(), version) in pins, file
+def test_every_requirement_is_pinned_by_version_and_digest():
+    """Each package that dev.in and the package itself ask for is in dev.txt with one version and digests, or pip would refuse the file."""
+    locked = (ROOT / "requirements" / "dev.txt").read_text()
+    entries = re.findall(
+        r"^([\w.-]+)==(\S+)(?: ;[^\\\n]*)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", locked, re.MULTILINE
+    )
+    pinned = {name for name, _, _ in entries}
+    assert len(pinned) == len(entries) == len(re.findall(r"^\S", locked, re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+        *re.findall(r"^\w.*", (ROOT / "requirements" / "dev.in").read_text(), re.MULTILINE),
+    ]
+    names = {re.split(r"[^\w.-]", each)[0].lower().replace("_", "-") for each in wanted} - {"handrail"}
+    assert names <= pinned
