@@ -367,3 +367,27 @@ def test_the_package_brings_the_page_with_its_libraries_and_their_licences(tmp_p
     for file in (ROOT / "src" / page).rglob("*"):
         if file.is_file():
             assert file.relative_to(ROOT / "src").as_posix() in inside
+
+
+def test_each_change_has_a_kind():
+    """towncrier leaves out a file of changes/ whose name has no kind."""
+    names = [path.name for path in (ROOT / "changes").iterdir() if path.name != "README.md"]
+    assert [
+        name for name in names if not re.fullmatch(r"[a-z0-9-]+\.(added|changed|fixed|security)\.md", name)
+    ] == []
+
+
+def test_what_contributors_are_sent_to_exists():
+    """Every file, folder and command that CONTRIBUTING.md names exists."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = re.findall(
+        r"`((?:src/handrail|[a-z]+)/[\w./]*)`|\]\((?!http)([^)#]+)|(?:^\$ | )((?:scripts|tests)/\S+)",
+        text,
+        re.MULTILINE,
+    )
+    named = {next(filter(None, each)) for each in paths}
+    assert len(named) > 15
+    roots = (ROOT, ROOT / "src/handrail")
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(f"\n{target}:" in makefile for target in re.findall(r"make ([a-z-]+)", text))
