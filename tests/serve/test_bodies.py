@@ -23,11 +23,11 @@ from handrail.mcp import HttpServer, ToolServer
 from handrail.schema.size import MOST_VALUES
 from handrail.serve import requests
 from handrail.serve.app import ServedApp
-from handrail.serve.bodies import replay
 from handrail.serve.limits import Limits
 from handrail.serve.model_server import app_for
 from handrail.serve.oidc import OidcProvider
 from handrail.serve.people import People
+from handrail.serve.requests import replay
 from support.serving import TOKEN, serving, source
 
 pytestmark = pytest.mark.once
@@ -160,7 +160,7 @@ async def test_unfinished_bodies_are_limited_for_each_principal(
 
     What a request held is given back when its response begins or its connection ends.
     """
-    monkeypatch.setattr("handrail.serve.bodies._HELD", 0)  # so that the limit is twice the largest body
+    monkeypatch.setattr("handrail.serve.requests._HELD", 0)  # so that the limit is twice the largest body
     limits = Limits(body_bytes=30_000, attachment_bytes=30_000)  # 70,000 bytes with files
 
     def who(request: Any) -> str:
@@ -173,7 +173,7 @@ async def test_unfinished_bodies_are_limited_for_each_principal(
             head = client.head("POST", "/agent", {"X-User": "eve", "Content-Length": "69000"})
             writer.write(head + b" " * 68_000)
             begun.append(writer)
-        held = client.app._guard._bodies._held  # type: ignore[attr-defined]
+        held = client.app._guard._bodies.held.held  # type: ignore[attr-defined]
         while held.get("eve") != 2 * 68_000:
             await asyncio.sleep(0.01)
         said = await client.ask("POST", "/threads/a/messages", {"text": "x" * 5_000}, {"X-User": "eve"})

@@ -20,12 +20,11 @@ from starlette.requests import Request
 from handrail import SqliteJournal
 from handrail.errors import DefinitionError
 from handrail.serve.limits import Limits
-from handrail.serve.people import SESSION_SECONDS, People
-from handrail.serve.principal_files import PrincipalFiles, folder_name
+from handrail.serve.people import ACTIONS, ALLOWED, ROLES, SESSION_SECONDS, Action, People
 from handrail.serve.principals import Principals
 from handrail.serve.refusals import RequestRefused
 from handrail.serve.requests import LoginBody
-from handrail.serve.roles import ACTIONS, ALLOWED, ROLES, Action
+from handrail.serve.sources import PrincipalFiles, folder_name
 from support.passwords import COST, cheap_hashes
 from support.serving import Client, serving, signed_in, source
 

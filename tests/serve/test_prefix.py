@@ -20,7 +20,7 @@ from handrail.serve import asgi
 from handrail.serve.app import ServedApp
 from handrail.serve.oidc import OidcProvider
 from handrail.serve.people import People
-from handrail.serve.prefix import placed, route_path
+from handrail.serve.requests import placed, route_path
 from support.oidc_provider import fetch, provider
 from support.served import Served
 from support.serving import TOKEN, Client, said_by, source

@@ -18,8 +18,8 @@ from handrail.errors import UndoRefused
 from handrail.messages import AssistantMessage, Price, Traits, UserMessage
 from handrail.models.scripted import Reply
 from handrail.serve import snapshots
-from handrail.serve.file_changes import file_changes
 from handrail.serve.refusals import ThreadUnknown
+from handrail.serve.snapshots import file_changes
 from handrail.serve.thread import Thread
 from handrail.serve.threads import ThreadList
 from support.damage import unapply

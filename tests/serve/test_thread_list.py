@@ -15,8 +15,7 @@ from starlette.requests import Request
 from handrail.journal.records import Mark, RunCopy, RunRecord, RunRow
 from handrail.journal.sqlite import MemoryJournal
 from handrail.serve import threads as threads_module
-from handrail.serve.middleware import PRINCIPAL
-from handrail.serve.requests import before_of, format_mark
+from handrail.serve.requests import PRINCIPAL, before_of, format_mark
 from handrail.serve.threads import ThreadList, Threads
 from support.examples import at_most
 from support.served_threads import begin

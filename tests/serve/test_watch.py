@@ -24,11 +24,11 @@ from handrail.runs import said
 from handrail.serve import snapshots, watch
 from handrail.serve.agui.wire_events import Event, delta
 from handrail.serve.app import asgi
-from handrail.serve.broadcast import Opening, Said
 from handrail.serve.feed import Feed, follow
 from handrail.serve.refusals import NotForWorkers
 from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
+from handrail.serve.watch import Opening, Said
 from support import PATIENCE, postgres, watched_app
 
 pytestmark = pytest.mark.once  # PostgreSQL starts slowly

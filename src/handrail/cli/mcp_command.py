@@ -43,6 +43,7 @@ def serve(options: McpOptions) -> int:
         with divert_stdout(even_on_a_terminal=True):
             from handrail.mcp import ToolServer
             from handrail.mcp.apps import load_app
+            from handrail.serve.sources import files_of
 
             app = load_app(options.app, find_model(options.model))
         files = _open_files(options, app)
@@ -61,7 +62,7 @@ def serve(options: McpOptions) -> int:
                 adapter=app.adapter,
                 more=app.more,
                 journal=journal,
-                files=lambda principal: _files_of(files, principal),
+                files=lambda principal: files_of(files, principal),
                 resource_address=options.resources,
                 sections=app.sections,
                 approvals=parse_approvals(options.approve),
@@ -194,7 +195,7 @@ def _issuer_of(options: McpOptions, address: str) -> Issuer | None:
 
 
 def _open_files(options: McpOptions, app: App) -> Any:
-    from handrail.serve.principal_files import PLACEHOLDER, PrincipalFiles
+    from handrail.serve.sources import PLACEHOLDER, PrincipalFiles
 
     if options.files is not None:
         _check_apart(options, Path(str(options.files).partition("{")[0] or "."))
@@ -214,12 +215,6 @@ def _check_apart(options: McpOptions, files: Path) -> None:
             raise UsageError(
                 f"{name} {path} is in {files}, which tools may read and change. Move it elsewhere."
             )
-
-
-def _files_of(files: Any, principal: str) -> Any:
-    from handrail.serve.principal_files import PrincipalFiles
-
-    return files.of(principal) if isinstance(files, PrincipalFiles) else files
 
 
 def _print(line: str) -> None:

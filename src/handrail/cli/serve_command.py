@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from handrail.resources.workspace import Workspace
     from handrail.serve.app import ServedApp
     from handrail.serve.oidc import OidcProvider
-    from handrail.serve.principal_files import PrincipalFiles
     from handrail.serve.server import Tls
-    from handrail.serve.sources import Loaded
+    from handrail.serve.sources import Loaded, PrincipalFiles
     from handrail.serve.thread import Submit, Thread
 
 
@@ -219,7 +218,7 @@ def _load(options: ServeOptions) -> Loaded:
 def _open_files(
     options: ServeOptions, folder: Path
 ) -> DirectoryFilesystem | Workspace | PrincipalFiles | None:
-    from handrail.serve.principal_files import PLACEHOLDER, PrincipalFiles
+    from handrail.serve.sources import PLACEHOLDER, PrincipalFiles
 
     files, startup_files = options.files, options.startup_files
     if files is not None and PLACEHOLDER in str(files):

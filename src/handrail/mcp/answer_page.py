@@ -21,11 +21,9 @@ from handrail.journal.answers import check_answer
 from handrail.mcp.calls import CallRefused, Calls, CallUnknown, LiveCall
 from handrail.question import Answer, Question
 from handrail.serve.agui.wire_events import plain_json
-from handrail.serve.bodies import BodyLimit, BodyRoute
-from handrail.serve.middleware import PRINCIPAL
 from handrail.serve.pages import Pages
 from handrail.serve.refusals import RequestRefused
-from handrail.serve.requests import read
+from handrail.serve.requests import PRINCIPAL, BodyLimit, BodyRoute, read
 
 PATH = "/question"
 """The path at which the page's script reads and answers a question."""

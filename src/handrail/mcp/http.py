@@ -25,15 +25,14 @@ from handrail.mcp.answer_page import AnswerPage
 from handrail.mcp.issuer import IS_CURRENT, Issuer
 from handrail.mcp.server import ToolServer
 from handrail.schema.size import MOST_VALUES
-from handrail.serve.access_log import AccessLog
-from handrail.serve.bodies import BodyLimit, BodyRoute
 from handrail.serve.lifespan import Lifespan
 from handrail.serve.limits import Limits, Quota
 from handrail.serve.metrics import PrometheusMetrics
-from handrail.serve.middleware import PERSON, PRINCIPAL, GuardMiddleware
+from handrail.serve.middleware import AccessLog, GuardMiddleware
 from handrail.serve.people import People
 from handrail.serve.principals import Authenticate, Principals, check_role
 from handrail.serve.refusals import RequestRefused, exception_handlers
+from handrail.serve.requests import PERSON, PRINCIPAL, BodyLimit, BodyRoute
 
 PATH = "/mcp"
 """The path of the endpoint."""

@@ -23,9 +23,9 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
 from handrail.serve.middleware import RESOURCE_METADATA
 from handrail.serve.people import RESERVED
-from handrail.serve.prefix import prefix_of
 from handrail.serve.principals import is_principal
 from handrail.serve.refusals import RequestRefused
+from handrail.serve.requests import prefix_of
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """The accepted signature algorithms. All are asymmetric, so that only the issuer can sign."""

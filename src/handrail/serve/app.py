@@ -14,13 +14,12 @@ from starlette.types import Receive, Scope, Send
 
 from handrail.errors import DefinitionError
 from handrail.journal.protocol import Journal
-from handrail.serve.access_log import AccessLog
 from handrail.serve.feed import Streams
 from handrail.serve.inbox import Inbox
 from handrail.serve.lifespan import Lifespan
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import PrometheusMetrics, end_leg, refuse
-from handrail.serve.middleware import GuardMiddleware
+from handrail.serve.middleware import AccessLog, GuardMiddleware
 from handrail.serve.oidc import OidcProvider
 from handrail.serve.people import People
 from handrail.serve.principals import Authenticate, Principals

@@ -15,8 +15,8 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.limits import Limits, Quota
 from handrail.serve.metrics import EVENTS_SENT, FIRST_EVENT, Metrics
-from handrail.serve.middleware import STARTED
 from handrail.serve.refusals import RequestRefused
+from handrail.serve.requests import STARTED
 
 __all__ = ["Event", "Feed", "FellBehind", "Item"]
 
@@ -34,18 +34,14 @@ class Item(NamedTuple):
 
     number: int
     data: bytes
-    nested: bool
+    older: bytes | None
+    """The data for older clients, from before protocol 1.0, or None if they are sent nothing."""
     ends: str
     """The id of the leg that this event ends, "" if it ends none, or "*" if it ends whichever leg is open."""
-    plain: bytes | None = None
-    """The data that older clients, from before protocol 1.0, are sent instead, or None if there is no replacement."""
 
     @property
-    def older(self) -> bytes | None:
-        """The data for older clients, from before protocol 1.0, or None if they are sent nothing."""
-        if self.plain is not None:
-            return self.plain
-        return None if self.nested else self.data
+    def size(self) -> int:
+        return len(self.data) + (0 if self.older is self.data else len(self.older or b""))
 
 
 class FellBehind(Exception):
@@ -119,15 +115,18 @@ class Feed:
                 ends = "*"
             if ends and self._ended is not None:
                 self._ended(data)
-            plain = None if event.plain is None else msgspec.json.encode(event.plain)
-            item = Item(self._last + 1, msgspec.json.encode(data), event.nested, ends, plain)
+            encoded = msgspec.json.encode(data)
+            older = encoded if event.older is data else None
+            if event.plain is not None:
+                older = msgspec.json.encode(event.plain)
+            item = Item(self._last + 1, encoded, older, ends)
             self._last += 1  # counted only now, so that an event that can't be encoded takes no position
             self._items.append(item)
-            self._bytes += _size(item)
+            self._bytes += item.size
         while self._is_too_much() and self._items[0].number <= min(
             self._waiting.values(), default=self._last
         ):
-            self._bytes -= _size(self._items.popleft())
+            self._bytes -= self._items.popleft().size
         if self._last > before and self._changed is not None:
             self._wake_soon()
 
@@ -201,10 +200,6 @@ class Feed:
 
     def _oldest(self) -> int:
         return self._items[0].number if self._items else self._last + 1
-
-
-def _size(item: Item) -> int:
-    return len(item.data) + len(item.plain or b"")
 
 
 PING_SECONDS = 15.0
@@ -316,12 +311,17 @@ class Streams:
     def count(self) -> int:
         return self._quota.total
 
-    def take(self, principal: str) -> Slot:
-        """Take a slot for one more stream. Raises `RequestRefused` if the quota is used up or the server is stopping."""
+    def take(self, principal: str) -> contextlib.ExitStack:
+        """Take a slot for one more stream, which ends when it is closed.
+
+        Raises `RequestRefused` if the quota is used up or the server is stopping.
+        """
         if self._closed:
             raise RequestRefused(503, "Stopping", "the server is stopping. Try again soon.", retry_after=5.0)
         self._quota.take(principal)
-        return Slot(self._quota, principal)
+        slot = contextlib.ExitStack()
+        slot.callback(self._quota.give_back, principal)
+        return slot
 
     def add(self, stream: EventStream) -> None:
         self._open.add(stream)
@@ -338,19 +338,6 @@ class Streams:
             stream.end()
 
 
-class Slot:
-    """One stream's slot in its principal's quota. Giving it back a second time has no effect."""
-
-    def __init__(self, quota: Quota, principal: str) -> None:
-        self._quota: Quota | None = quota
-        self._principal = principal
-
-    def give_back(self) -> None:
-        quota, self._quota = self._quota, None
-        if quota is not None:
-            quota.give_back(self._principal)
-
-
 class EventStream:
     """A response that streams events until they end, the reader disconnects, or `end` is called.
 
@@ -358,7 +345,7 @@ class EventStream:
     longer read.
     """
 
-    def __init__(self, streams: Streams, slot: Slot, chunks: AsyncGenerator[bytes]) -> None:
+    def __init__(self, streams: Streams, slot: contextlib.ExitStack, chunks: AsyncGenerator[bytes]) -> None:
         self._streams = streams
         self._slot = slot
         self._chunks = chunks
@@ -381,7 +368,7 @@ class EventStream:
             self._scope = None
             watcher.remove_done_callback(self._disconnected)
             watcher.cancel()
-            self._slot.give_back()
+            self._slot.close()
             await self._chunks.aclose()
 
     def end(self) -> None:

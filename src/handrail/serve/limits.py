@@ -132,30 +132,32 @@ class Rate:
 
 
 class Quota:
-    """Limits how many of something each principal may hold at once, and how many all principals may hold together."""
+    """Limits how many of something each principal may hold at once, and how many all principals may hold together.
+
+    `message` says so to whoever is refused. It may contain `{held}`, which stands for how many the principal holds.
+    """
 
     def __init__(self, each: int, kind: str, message: str, total: float = math.inf) -> None:
         self._each, self._most = each, total
         self._kind, self._message = kind, message
-        self._held: dict[str, int] = {}
+        self.held: dict[str, int] = {}
+        """How many each principal holds. A principal who holds none is left out."""
         self.total = 0
 
-    def take(self, principal: str, *, beside: int = 0, beside_total: int = 0) -> None:
-        """Count one more for a principal. Raises `RequestRefused` if the principal, or all together, already hold the maximum.
+    def take(self, principal: str, amount: int = 1, *, beside: int = 0, beside_total: int = 0) -> None:
+        """Count more for a principal. Raises `RequestRefused` if the principal, or all together, would hold more than the maximum.
 
         `beside` is how many more the principal holds that are counted elsewhere, and `beside_total` how many more all
         principals hold.
         """
-        held = self._held.get(principal, 0)
-        if held + beside >= self._each or self.total + beside_total >= self._most:
-            raise RequestRefused(429, self._kind, self._message, retry_after=5.0)
-        self._held[principal] = held + 1
-        self.total += 1
+        held = self.held.get(principal, 0)
+        if held + beside + amount > self._each or self.total + beside_total + amount > self._most:
+            raise RequestRefused(429, self._kind, self._message.format(held=held), retry_after=5.0)
+        self.held[principal] = held + amount
+        self.total += amount
 
-    def give_back(self, principal: str) -> None:
-        left = self._held[principal] - 1
-        self.total -= 1
-        if left:
-            self._held[principal] = left
-        else:
-            del self._held[principal]
+    def give_back(self, principal: str, amount: int = 1) -> None:
+        self.held[principal] -= amount
+        self.total -= amount
+        if not self.held[principal]:
+            del self.held[principal]

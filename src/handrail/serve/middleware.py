@@ -1,6 +1,6 @@
 """`GuardMiddleware`: checks every request before it reaches a route, and adds headers to every response.
 
-It is plain ASGI middleware, so streams pass through it unbuffered.
+It is plain ASGI middleware, so streams pass through it unbuffered. `AccessLog` is a file with one line of JSON for each request.
 """
 
 from __future__ import annotations
@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import json
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -22,11 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, JournalError
 from handrail.ids import NewId, random_id
-from handrail.serve.access_log import AccessLog
-from handrail.serve.bodies import Bodies, replay
 from handrail.serve.limits import Limits, Quota, Rate, network_of
 from handrail.serve.metrics import BYTES_SENT, REQUESTS, Metrics, refuse
-from handrail.serve.prefix import parse_prefix, placed, prefix_of, route_path
 from handrail.serve.principals import Principals, address_of
 from handrail.serve.refusals import (
     INCIDENT,
@@ -35,11 +35,19 @@ from handrail.serve.refusals import (
     journal_refusal,
     server_error,
 )
+from handrail.serve.requests import (
+    PERSON,
+    PRINCIPAL,
+    STARTED,
+    Bodies,
+    parse_prefix,
+    placed,
+    prefix_of,
+    replay,
+    route_path,
+)
 
 log = logging.getLogger("handrail.serve")
-
-PRINCIPAL, PERSON, STARTED = "handrail.principal", "handrail.person", "handrail.started"
-"""The keys in a request's scope for the sender's name, the sender as a `Person`, and the time of arrival."""
 
 RESOURCE_METADATA = "/.well-known/oauth-protected-resource"
 """The beginning of the path at which an MCP server says which issuer it trusts."""
@@ -498,3 +506,22 @@ def _is_own_address(name: str, server: str) -> bool:
     except ValueError:
         return False
     return address.is_loopback or str(address) == server.partition("%")[0]
+
+
+class AccessLog:
+    """Appends one line for each request to a file. If the file is new, only its owner can read it.
+
+    A line contains the template of the route, but no ids from the path, no query and no body. Each line is written with
+    one system call, so several processes can share the file. Raises `DefinitionError` if the file can't be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise DefinitionError(
+                f"can't write the access log {str(path)!r}: {error.strerror}. Give another file."
+            ) from None
+
+    def write(self, line: dict[str, Any]) -> None:
+        os.write(self._file, (json.dumps(line, ensure_ascii=True) + "\n").encode())

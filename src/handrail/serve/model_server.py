@@ -50,9 +50,9 @@ from handrail.messages import (
 )
 from handrail.schema.foreign import check_foreign
 from handrail.schema.size import MOST_VALUES
-from handrail.serve.bodies import Bodies, BodyLimit, BodyRoute, run_parse
 from handrail.serve.model_parameters import CHAT, RESPONSES, BadRequest, check_function, check_parameters
 from handrail.serve.refusals import RequestRefused
+from handrail.serve.requests import Bodies, BodyLimit, BodyRoute, run_parse
 
 
 def chat_body(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,27 +1,137 @@
-"""`Narrator`: lets watchers in other processes follow the legs that this process executes."""
+"""`Narrator`: lets watchers in other processes follow the legs that this process executes. `Broadcast`: the feed of one leg."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from handrail import runs
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import HandrailError
 from handrail.ids import NewId, random_id
-from handrail.journal.protocol import Broadcasts, Journal
+from handrail.journal.protocol import Broadcasts, Journal, Watcher
 from handrail.journal.records import RunRow
 from handrail.run.place import is_in_run
-from handrail.serve.broadcast import Broadcast, Opening
+from handrail.serve.agui.wire_events import Event
+from handrail.serve.feed import Feed
 from handrail.serve.live_run import LiveRun, Voters
 from handrail.serve.principals import parse_session_id
 from handrail.serve.sources import Source
 from handrail.serve.thread import Setup, Thread
 from handrail.serve.thread_messages import messages_in, nested_messages_in, render_thread
+from handrail.serve.watch import Opening, Said
 
 if TYPE_CHECKING:
     from handrail.run.response import RunStream
+
+
+log = logging.getLogger("handrail.serve")
+
+_PAUSE = 0.05
+"""Minimum seconds between two batches. The first event after a pause is written at once."""
+_MOST_WAITING = 4096
+"""Maximum number of events that wait to be written. Beyond that, they are dropped, and the watchers join again."""
+
+
+class Broadcast(Feed):
+    """The feed of a leg whose readers are in other processes. While nobody watches, new events are dropped.
+
+    Batches are numbered, and written one after another, at least `pause` seconds apart. The run does not wait for
+    them. If a batch can't be written, its number is missing, and the watchers join again.
+    """
+
+    def __init__(
+        self,
+        broadcasts: Broadcasts,
+        session_id: str,
+        run_id: str,
+        leg: int,
+        *,
+        opening: Callable[[], Opening],
+        pause: float = _PAUSE,
+    ) -> None:
+        super().__init__("")
+        self.session_id = session_id
+        self._broadcasts = broadcasts
+        self._run_id = run_id
+        self._leg = leg
+        self._opening = opening
+        self._every = pause
+        self._number = 0
+        self._joined: dict[str, int] = {}
+        """The watchers by id, each with the number of the last join for which it got an opening."""
+        self._said: list[Said] = []
+        self._count = 0
+        self._writing: asyncio.Task[None] | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        return bool(self._joined)
+
+    def append(self, events: Iterable[Event]) -> None:
+        """Add events to the next batch, if somebody watches."""
+        if not self._joined:
+            return
+        found = list(events)
+        if not found:
+            return
+        self._count += len(found)
+        if self._count > _MOST_WAITING:
+            self._drop()
+        elif self._said and self._said[-1].opening is None:
+            self._said[-1].events.extend(found)
+        else:
+            self._add(Said(found))
+
+    def watch(self, watchers: Sequence[Watcher]) -> None:
+        """Replace the watchers. Each watcher that has joined since its last opening gets a new opening."""
+        if not watchers:
+            self._joined.clear()
+            return
+        if not self._joined and self._number:
+            self._number += 1  # a number is skipped, because events were dropped while nobody watched
+        known, self._joined = self._joined, {each.id: each.joins for each in watchers}
+        for each in watchers:
+            if known.get(each.id, 0) < each.joins:
+                self._add(Said(opening=self._opening(), watcher=each.id, join=each.joins))
+
+    async def finish(self) -> None:
+        """Wait until everything is written."""
+        while self._writing is not None:
+            await asyncio.wait({self._writing})
+
+    def _add(self, said: Said) -> None:
+        self._said.append(said)
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    def _drop(self) -> None:
+        self._said.clear()
+        self._count = 0
+        self._number += 1
+
+    async def _write(self) -> None:
+        try:
+            while self._said:
+                said, self._said, self._count = self._said, [], 0
+                self._number += 1
+                try:
+                    body = msgspec.json.encode(said)
+                    await self._broadcasts.add(self.session_id, self._run_id, self._leg, self._number, body)
+                except HandrailError:
+                    log.warning(
+                        "could not broadcast events of run %s; its watchers join again",
+                        self._run_id,
+                        exc_info=True,
+                    )
+                await asyncio.sleep(self._every)
+        finally:
+            self._writing = None
 
 
 class Narration:

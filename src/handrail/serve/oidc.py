@@ -23,10 +23,9 @@ from handrail.errors import DefinitionError
 from handrail.serve import missing_extra
 from handrail.serve.limits import Rate, network_of
 from handrail.serve.middleware import CALLBACK
-from handrail.serve.prefix import prefix_of
 from handrail.serve.principals import Principals, address_of
 from handrail.serve.refusals import RequestRefused
-from handrail.serve.requests import EmptyBody, read
+from handrail.serve.requests import EmptyBody, prefix_of, read
 
 _REQUIRED = ("authlib", "httpx")
 _MOST_PENDING = 10_000

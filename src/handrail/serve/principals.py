@@ -11,7 +11,7 @@ import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 from weakref import WeakValueDictionary
 
@@ -20,13 +20,9 @@ from starlette.requests import Request
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
 from handrail.serve.limits import Limits, Rate, network_of
-from handrail.serve.people import SESSION_SECONDS, People, Person
-from handrail.serve.prefix import prefix_of, route_path
+from handrail.serve.people import ROLES, SESSION_SECONDS, Action, People, Person, may
 from handrail.serve.refusals import RequestRefused, ThreadNameRefused
-from handrail.serve.roles import ROLES, Action, may
-
-if TYPE_CHECKING:
-    from handrail.serve.requests import LoginBody
+from handrail.serve.requests import ID, ID_RULE, LoginBody, prefix_of, route_path
 
 Authenticate = Callable[[Request], "str | Awaitable[str | None] | None"]
 """An app's own hook, sync or async. It returns the principal who sent a request, or None to refuse the request."""
@@ -35,9 +31,6 @@ log = logging.getLogger("handrail.serve")
 
 LOCAL = "local"
 """The only principal of a server without users and without a hook."""
-ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
-"""Matches valid thread ids, and valid run ids of AG-UI clients."""
-ID_RULE = "1 to 128 letters, digits and . _ : ~ -"
 MIN_TOKEN = 16
 MAX_PRINCIPAL = 256
 KEY_HEADER = "handrail-key"

@@ -1,32 +1,215 @@
-"""Parses the parts of a request: the JSON body, and the ids and options in the URL."""
+"""The parts of a request: the prefix and the path in its address, its JSON body, and the ids and options in its URL.
+
+`Bodies` reads every body that a server takes. A route declares what it takes by being a `BodyRoute`. All others take next to
+nothing, so a route that forgets it takes too little, never too much.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import msgspec
 import pydantic_core
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Message, Receive, Scope
 
+from handrail.concurrency.threads import run_in_thread
+from handrail.errors import DefinitionError
 from handrail.journal.records import Mark
-from handrail.serve.bodies import parse_body
-from handrail.serve.middleware import PRINCIPAL
-from handrail.serve.principals import ID, ID_RULE
+from handrail.schema.size import MOST_VALUES, count_values
+from handrail.serve.limits import Quota
 from handrail.serve.refusals import RequestRefused
 
-T = TypeVar("T")
+PRINCIPAL, PERSON, STARTED = "handrail.principal", "handrail.person", "handrail.started"
+"""The keys in a request's scope for the sender's name, the sender as a `Person`, and the time of arrival."""
+
+ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
+"""Matches valid thread ids, and valid run ids of AG-UI clients."""
+ID_RULE = "1 to 128 letters, digits and . _ : ~ -"
+_PREFIX = re.compile(r"(?:/[A-Za-z0-9._~-]+)*")
 _MAX_DEPTH = 64
 _MAX_PAGE = 200
 _MAX_SEARCH = 200
 _ERROR_PATH = re.compile(r" - at `\$(.*)`$")
+_ON_LOOP = 16 * 1024
+"""Bodies of up to this many bytes are parsed on the event loop, because a thread would take longer."""
+_HELD = 64 * 2**20
+"""Maximum bytes of bodies that the unanswered requests of one sender hold."""
+
+T = TypeVar("T")
 
 
-# --- bodies -------------------------------------------------------------------------------------------
+# --- the prefix ---------------------------------------------------------------------------------------
+
+
+def parse_prefix(text: str) -> str:
+    """Return a prefix without a slash at its end, "" for none. Raises `DefinitionError` if it is not a path."""
+    prefix = text.rstrip("/")
+    if not _PREFIX.fullmatch(prefix):
+        raise DefinitionError(
+            f"{text!r} is not a prefix. Give the path that comes before the app's own paths, such as /agents."
+        )
+    return prefix
+
+
+def placed(scope: Scope, prefix: str) -> Scope:
+    """Return a request's scope in which `root_path` is the app's prefix and `path` begins with it, as ASGI specifies.
+
+    `prefix` is the configured one. If it is "", the app has the prefix that its server names, such as where it is mounted. It
+    makes no difference whether a proxy has removed the prefix from the path or passes it on.
+    """
+    root = scope.get("root_path", "").rstrip("/")
+    outer = scope.get("app_root_path", "").rstrip(
+        "/"
+    )  # what a proxy in front of all mounted apps has removed
+    path = _below(scope["path"], root, root.removeprefix(outer), prefix)
+    root = prefix or root
+    return {**scope, "path": root + path, "root_path": root, "app_root_path": root}
+
+
+def _below(path: str, *prefixes: str) -> str:
+    """Return what follows the first of the prefixes that a path has. A path that has none is returned as it is."""
+    for prefix in prefixes:
+        if prefix and (path == prefix or path.startswith(f"{prefix}/")):
+            return path.removeprefix(prefix)
+    return path
+
+
+def route_path(request: HTTPConnection) -> str:
+    """Return a request's path below the app's prefix. It is "" for the prefix itself, without a slash at its end."""
+    return request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+
+
+def prefix_of(request: HTTPConnection) -> str:
+    """Return the app's prefix as it is written in an address, "" for none."""
+    return quote(request.scope.get("root_path", ""))
+
+
+# --- reading bodies -----------------------------------------------------------------------------------
+
+
+class BodyLimit(NamedTuple):
+    """The largest body that a route takes."""
+
+    size: int
+    """Maximum bytes."""
+    values: int = MOST_VALUES
+    """Maximum number of JSON values, including those inside lists and objects."""
+
+
+SMALL = BodyLimit(4096)
+"""The limit of every route that declares none, such as `/login`, which takes bodies without credentials."""
+
+
+class BodyRoute(Route):
+    """A route that takes larger bodies than `SMALL`."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], *, body: BodyLimit, **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        self.body = body
+
+
+class Bodies:
+    """Reads the bodies of requests to `routes`, each within `seconds` and the limit of its route."""
+
+    def __init__(self, routes: Sequence[BaseRoute], *, seconds: float) -> None:
+        self._larger = [each for each in routes if isinstance(each, BodyRoute)]
+        self._seconds = seconds
+        most = max([_HELD, *(2 * each.body.size for each in self._larger)])
+        self.held = Quota(
+            most,
+            "TooManyBytes",
+            f"your unanswered requests hold {{held}} bytes, and the limit is {most}. Wait for their responses.",
+        )
+        """The bytes that the unanswered requests of each sender hold."""
+
+    def limit_of(self, request: Request) -> BodyLimit:
+        """Return the limit of the route that a request leads to."""
+        for route in self._larger:
+            if route.matches(request.scope)[0] is Match.FULL:
+                return route.body
+        return SMALL
+
+    async def read(self, request: Request, receive: Receive, sender: str, answered: ExitStack) -> bytes:
+        """Return a request's body. Until `answered` is closed, its bytes count towards what its sender may hold.
+
+        Raises `RequestRefused` if the body is too large or too slow, has too many values, or does not arrive whole, or if the
+        sender's unanswered requests hold too much.
+        """
+        size, values = self.limit_of(request)
+        declared = request.headers.get("content-length", "")
+        too_large = RequestRefused(413, "BodyTooLarge", f"the body is larger than {size} bytes. Send less.")
+        if declared.isdecimal() and int(declared[:20]) > size:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise RequestRefused(
+                            400,
+                            "BodyMissing",
+                            "the connection closed before the whole body arrived. Send the request again.",
+                        )
+                    chunk = message.get("body", b"")
+                    if len(body) + len(chunk) > size:
+                        raise too_large
+                    if chunk:
+                        self.held.take(sender, len(chunk))
+                        answered.callback(self.held.give_back, sender, len(chunk))
+                        body += chunk
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            raise RequestRefused(
+                408,
+                "BodyTooSlow",
+                f"the body did not arrive within {self._seconds:g} seconds. Send it faster.",
+            ) from None
+        whole = bytes(body)
+        if await run_parse(whole, lambda data: count_values(data, values)) > values:
+            raise RequestRefused(
+                413, "BodyTooLarge", f"the body contains more than {values:,} values. Send fewer."
+            )
+        return whole
+
+
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that first returns a body that was already read, which it then forgets, and then passes on messages."""
+    left: list[bytes] = [body]
+
+    async def again() -> Message:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return again
+
+
+async def parse_body(request: Request, parse: Callable[[bytes], T]) -> T:
+    """Parse a request's body, which `Bodies` has read, as `run_parse` does.
+
+    The request does not keep the body, because its response may be a stream that lasts for hours.
+    """
+    return await run_parse(b"".join([chunk async for chunk in request.stream() if chunk]), parse)
+
+
+async def run_parse(body: bytes, parse: Callable[[bytes], T]) -> T:
+    """Return `parse(body)`. A large body is parsed in a thread, so `parse` must be thread-safe."""
+    return parse(body) if len(body) <= _ON_LOOP else await run_in_thread(lambda: parse(body))
+
+
+# --- parsing bodies -----------------------------------------------------------------------------------
 
 
 class FileBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,11 +293,10 @@ def parse_json(data: bytes) -> Any:
     64 levels of nesting are refused too.
     """
     try:
-        pydantic_core.from_json(data, allow_inf_nan=False)  # checks UTF-8, surrogates and extreme depth
+        pydantic_core.from_json(data, allow_inf_nan=False)  # checks UTF-8, surrogates, NaN and extreme depth
         value: Any = json.loads(
             data,
             object_pairs_hook=_parse_object,
-            parse_constant=_refuse_constant,
             parse_float=_parse_float,
             parse_int=_parse_int,
         )
@@ -133,10 +315,6 @@ def _parse_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         raise ValueError("an object contains the same name twice")
     return made
-
-
-def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not allowed: send null or a finite number")
 
 
 def _parse_float(text: str) -> float:

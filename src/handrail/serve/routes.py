@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -26,18 +25,16 @@ from handrail.serve.agui.inputs import parse_input, submit
 from handrail.serve.agui.interrupts import question_json
 from handrail.serve.agui.wire_events import format_time
 from handrail.serve.attachments import check_number, check_total, received, response_with
-from handrail.serve.bodies import BodyLimit, BodyRoute, parse_body
 from handrail.serve.feed import Event, EventStream, Streams, follow, send_all
-from handrail.serve.file_changes import file_changes
 from handrail.serve.inbox import Inbox
 from handrail.serve.limits import Limits, Quota
 from handrail.serve.metrics import RUNS_STARTED, PrometheusMetrics
-from handrail.serve.middleware import PERSON, PRINCIPAL
 from handrail.serve.pages import Pages
-from handrail.serve.people import Person
+from handrail.serve.people import ACTIONS, Action, Person
 from handrail.serve.principals import Principals, address_of, check_role, cookie_name, cookie_path
 from handrail.serve.refusals import RequestRefused
-from handrail.serve.roles import ACTIONS, Action
+from handrail.serve.requests import PERSON, PRINCIPAL, BodyLimit, BodyRoute, parse_body
+from handrail.serve.snapshots import file_changes
 from handrail.serve.thread import Thread
 from handrail.serve.threads import ThreadList, Threads
 
@@ -323,7 +320,7 @@ class Routes:
         try:
             return EventStream(self._streams, slot, await chunks())
         except BaseException:
-            slot.give_back()
+            slot.close()
             raise
 
     # Threads.
@@ -415,20 +412,15 @@ class Routes:
         self._check_message(text, options.get("attachments", ()))
         if self._threads.unfinished(thread.principal) >= self._limits.runs_per_principal:
             await self._threads.poll()  # some of the runs may have been answered or cancelled just now
-        with self._run_slot(thread.principal, await self._threads.count_unfinished(thread.principal)):
+        unfinished = await self._threads.count_unfinished(thread.principal)
+        self._starting.take(thread.principal, beside=unfinished, beside_total=self._run_counts()["runs"])
+        try:
             # Shielded, so that the run is fully recorded even if the client disconnects.
             run_id = await asyncio.shield(thread.say(text, **options))
+        finally:
+            self._starting.give_back(thread.principal)
         self._metrics.add(RUNS_STARTED)
         return run_id
-
-    @contextmanager
-    def _run_slot(self, principal: str, beside: int) -> Generator[None]:
-        active = sum(1 for each in self._threads.running() if each.live is not None and each.live.leg)
-        self._starting.take(principal, beside=beside, beside_total=active)
-        try:
-            yield
-        finally:
-            self._starting.give_back(principal)
 
     # The inbox.
 

@@ -23,8 +23,8 @@ from handrail.errors import DefinitionError
 from handrail.serve.limits import Limits, network_of
 from handrail.serve.metrics import Metrics, refuse
 from handrail.serve.middleware import HEADERS
-from handrail.serve.prefix import parse_prefix
 from handrail.serve.refusals import error_body
+from handrail.serve.requests import parse_prefix
 
 _BACKLOG = 2048
 _SPARE_FILES = 256

@@ -1,87 +1,86 @@
-"""`Source`: what a server serves, either a prompt with its adapter or a worker from a folder."""
+"""`Source`: what a server serves, either a prompt with its adapter or a worker from a folder.
+
+`PrincipalFiles` keeps a separate folder for each principal's files.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import importlib.util
+import re
 import sys
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from handrail.agent import Agent
 from handrail.errors import DefinitionError, HandrailError
 from handrail.neighbours import import_app, load_file, search
 from handrail.prompt import Prompt
 from handrail.run.adapter import Adapter
-from handrail.serve.principal_files import PrincipalFiles
 from handrail.session import Session
 from handrail.text.raised_errors import with_place
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from handrail.journal.protocol import Journal
     from handrail.journal.records import RunRecord
     from handrail.messages import Model
+    from handrail.resources.directory import DirectoryFilesystem
     from handrail.run.options import ResumeArguments, RunArguments
     from handrail.run.response import RunStream
     from handrail.workers import WorkerRegistry
 
 
-class Source(Protocol):
+class Source(ABC):
     """A prompt or a worker that a server's threads talk to."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def description(self) -> str: ...
-    @property
-    def model(self) -> str:
-        """The name of the model, or "" if the source names none."""
-        ...
-
-    @property
-    def app(self) -> str:
-        """The reference by which the source is found again: `module:name`, or a worker's file; "" if there is none."""
-        ...
-
-    @property
-    def prompt_name(self) -> str:
-        """The name of the prompt that the source's runs use."""
-        ...
-
-    @property
-    def files(self) -> Any:
-        """The files that the source's runs change, a filesystem or a `PrincipalFiles`; None if the runs have no files."""
-        ...
+    name: str
+    description: str
+    model: str
+    """The name of the model, or "" if the source names none."""
+    app: str
+    """The reference by which the source is found again: `module:name`, or a worker's file; "" if there is none."""
+    prompt_name: str
+    """The name of the prompt that the source's runs use."""
+    files: Any
+    """The files that the source's runs change, a filesystem or a `PrincipalFiles`; None if the runs have no files."""
+    shown: Sequence[type[Any]] = ()
+    """The types of the slices that clients see as the thread's state."""
+    _approvals: Any
 
     def files_of(self, principal: str) -> Any:
         """Return the filesystem that this principal's runs change, or None if the runs have no files."""
-        ...
+        return files_of(self.files, principal)
 
-    @property
-    def shown(self) -> Sequence[type[Any]]:
-        """The types of the slices that clients see as the thread's state."""
-        ...
-
-    def with_files(self, files: Any) -> Source:
+    def with_files(self, files: Any) -> Self:
         """Return a copy of this source whose runs change the given files."""
-        ...
+        changed = copy.copy(self)
+        changed.files = files
+        return changed
 
     def owns(self, record: RunRecord) -> bool:
         """Return whether a recorded run belongs to this source. A journal may also contain other apps' runs."""
-        ...
+        return record.prompt == self.prompt_name and record.app == self.app
 
+    @abstractmethod
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         """Return the stream of a new run with this message. The run starts when the stream is used."""
-        ...
 
+    @abstractmethod
     def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
         """Return the stream of a recorded run. The run is resumed when the stream is used."""
-        ...
+
+    def _with_own(self, options: RunArguments | ResumeArguments) -> Any:
+        """Return a run's arguments with the files of its session's principal, and with the source's approvals."""
+        session = options.get("session")
+        files = self.files_of(session.principal if isinstance(session, Session) else "")
+        return {**options, "filesystem": files, "approvals": self._approvals}
 
 
 def serves(source: Source, record: RunRecord) -> bool:
@@ -109,7 +108,7 @@ def app_name(record: RunRecord) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path.name)
 
 
-class PromptSource:
+class PromptSource(Source):
     """Serves a prompt with an adapter.
 
     Each message in a thread starts a run. Raises `DefinitionError` if the prompt takes params.
@@ -141,36 +140,16 @@ class PromptSource:
         self.files: Any = files or adapter.filesystem
         self.shown = tuple(shown)
 
-    def owns(self, record: RunRecord) -> bool:
-        return record.prompt == self.name and record.app == self.app
-
-    def files_of(self, principal: str) -> Any:
-        return _files_of(self.files, principal)
-
-    def with_files(self, files: Any) -> Self:
-        changed = copy.copy(self)
-        changed.files = files
-        return changed
-
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
-        given: RunArguments = {
-            **options, "filesystem": _files_for(self.files, options), "approvals": self._approvals, "app": self.app
-        }  # fmt: skip
+        given: Any = {**self._with_own(options), "app": self.app}
         return self._adapter.stream(self._prompt, message, **given)
 
     def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
-        given: ResumeArguments = {
-            **options,
-            "filesystem": _files_for(self.files, options),
-            "approvals": self._approvals,
-        }
-        return self._adapter.resume_stream(run_id, self._prompt, **given)
+        return self._adapter.resume_stream(run_id, self._prompt, **self._with_own(options))
 
 
-class WorkersSource:
+class WorkersSource(Source):
     """Serves a worker from a folder, together with the workers that it may call."""
-
-    shown: Sequence[type[Any]] = ()
 
     def __init__(
         self,
@@ -193,42 +172,13 @@ class WorkersSource:
         self.prompt_name: str = worker.prompt.name
         self.app = str(worker.path.resolve())
 
-    def owns(self, record: RunRecord) -> bool:
-        return record.prompt == self.prompt_name and record.app == self.app
-
-    def files_of(self, principal: str) -> Any:
-        return _files_of(self.files, principal)
-
-    def with_files(self, files: Any) -> Self:
-        changed = copy.copy(self)
-        changed.files = files
-        return changed
-
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
-        given: RunArguments = {
-            **options,
-            "filesystem": _files_for(self.files, options),
-            "approvals": self._approvals,
-        }
+        given = self._with_own(options)
         return self._registry.stream(self.name, message, models=self._models, **given)
 
     def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
-        given: ResumeArguments = {
-            **options,
-            "filesystem": _files_for(self.files, options),
-            "approvals": self._approvals,
-        }
+        given = self._with_own(options)
         return self._registry.resume_stream(self.name, run_id, models=self._models, **given)
-
-
-def _files_of(files: Any, principal: str) -> Any:
-    return files.of(principal) if isinstance(files, PrincipalFiles) else files
-
-
-def _files_for(files: Any, options: RunArguments | ResumeArguments) -> Any:
-    """Return the filesystem for the principal of a run's session."""
-    session = options.get("session")
-    return _files_of(files, session.principal if isinstance(session, Session) else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,3 +320,83 @@ def _worker_of(path: Path, model: Model | None, approvals: Any, files: Any) -> W
     if model is None and worker.model is None:
         raise worker.without_model()  # raised now rather than on the first message
     return WorkersSource(worker.registry, worker.name, model=model, files=files, approvals=approvals)
+
+
+# --- the files of each principal ----------------------------------------------------------------------
+
+
+PLACEHOLDER = "{principal}"
+_PLAIN = re.compile(r"[a-z0-9_@-]")
+_MOST = 200
+
+
+def folder_name(principal: str) -> str:
+    """Return the name of a principal's folder. It is unique, even on disks that ignore case.
+
+    Lowercase letters, digits and `_ @ -` are kept, and so are dots, except at the start. Other characters are written
+    as `%` and two hexadecimal digits for each of their UTF-8 bytes. A long name is shortened and ends with a digest.
+    """
+    written = "".join(
+        char
+        if _PLAIN.fullmatch(char) or (char == "." and place)
+        else "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
+        for place, char in enumerate(principal)
+    )
+    if len(written) <= _MOST:
+        return written
+    return f"{written[:100]}={hashlib.sha256(principal.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+class PrincipalFiles:
+    """A folder for each principal, named by a pattern such as `work/{principal}`. It is created when it is first used.
+
+    Raises `DefinitionError` if the pattern is invalid, or if the folder that contains the others does not exist.
+    """
+
+    def __init__(self, pattern: str, startup_files: Collection[str] = ()) -> None:
+        path = Path(pattern)
+        name = path.name
+        if name.count(PLACEHOLDER) != 1 or PLACEHOLDER in str(path.parent):
+            raise DefinitionError(
+                f"{pattern!r} must contain {PLACEHOLDER} exactly once, in its last folder's name."
+            )
+        if not path.parent.is_dir():
+            raise DefinitionError(
+                f"{str(path.parent)!r} is not a folder. Create it first, or give another path."
+            )
+        self.root = path.parent.resolve()
+        """The folder that contains the principals' folders."""
+        self._before, _, self._after = name.partition(PLACEHOLDER)
+        self._open: dict[Path, DirectoryFilesystem] = {}
+        self._startup_files = startup_files
+
+    def of(self, principal: str) -> DirectoryFilesystem:
+        """Return the filesystem of one principal. Creates the folder if it does not exist.
+
+        Raises `OSError` if the folder can't be created, and `DefinitionError` if it is a symbolic link or can't be opened.
+        """
+        path = self.root / f"{self._before}{folder_name(principal)}{self._after}"
+        path.mkdir(mode=0o700, exist_ok=True)
+        return self._at(path)
+
+    async def recover(self, journal: Journal, /) -> None:
+        """Finish the commits that an earlier process left unfinished, in every principal's folder."""
+        for path in sorted(self.root.iterdir()):
+            inside = path.name.startswith(self._before) and path.name.endswith(self._after)
+            if inside and not path.name.startswith(".") and path.is_dir() and not path.is_symlink():
+                await self._at(path).recover(journal)
+
+    def _at(self, path: Path) -> DirectoryFilesystem:
+        from handrail.resources.directory import DirectoryFilesystem
+
+        if path.is_symlink():
+            raise DefinitionError(f"{str(path)!r} is a symbolic link. Replace it with a folder.")
+        found = self._open.get(path)
+        if found is None:
+            found = self._open[path] = DirectoryFilesystem(path, startup_files=self._startup_files)
+        return found
+
+
+def files_of(files: Any, principal: str) -> Any:
+    """Return a principal's filesystem. Files that are not a `PrincipalFiles` are everybody's."""
+    return files.of(principal) if isinstance(files, PrincipalFiles) else files

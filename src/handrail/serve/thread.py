@@ -29,9 +29,8 @@ from handrail.serve.agui.interrupts import frontend_tools_of
 from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import custom, plain_json
-from handrail.serve.emissions import Emissions
 from handrail.serve.feed import Event, Feed
-from handrail.serve.live_run import LiveRun, Voters
+from handrail.serve.live_run import Emissions, LiveRun, Voters
 from handrail.serve.principals import session_id_of
 from handrail.serve.refusals import NotForWorkers, QuestionsOpen, ServerStopping, ThreadBusy, ThreadUnknown
 from handrail.serve.sources import Source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -18,9 +18,11 @@ from handrail.run.record.format import InnerCall, text_of
 from handrail.serve.agui.message_writer import answer_json, call_json, result_id, shorten
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.attachments import parts_of
-from handrail.serve.broadcast import Opening
 from handrail.session import Session
 from handrail.tools.result import clean_text, shown_text
+
+if TYPE_CHECKING:
+    from handrail.serve.watch import Opening
 
 
 class RunMessage(NamedTuple):

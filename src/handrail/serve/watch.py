@@ -13,7 +13,6 @@ from handrail.errors import HandrailError, JournalError
 from handrail.journal.protocol import Batch, Broadcasts, Journal, Watcher
 from handrail.journal.records import OVER
 from handrail.serve.agui.wire_events import Event
-from handrail.serve.broadcast import Opening, Said, decode
 from handrail.serve.feed import Feed
 
 log = logging.getLogger("handrail.serve")
@@ -28,6 +27,37 @@ _REPLY_SECONDS = 1.0
 _IDLE_SECONDS = 10.0
 """Seconds without a reader after which the watch ends."""
 _MOST_LEFT = 100
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of an active run, for a watcher that joins."""
+
+    run_id: str
+    leg: str
+    """The id of the open leg, or "" if no leg is open. Without an open leg, the journal has everything."""
+    messages: list[dict[str, Any]] = []
+    """The finished messages of the run and of the runs nested in it."""
+    state: Any = None
+    emitted: dict[str, list[Any]] = {}
+    """The events that calls have emitted, by the call's id."""
+    open: list[Event] = []
+    """The events that show a watcher what is in progress."""
+
+
+class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One part of a batch: events for all watchers, or an opening for one of them."""
+
+    events: list[Event] = []
+    opening: Opening | None = None
+    watcher: str = ""
+    """The id of the watcher that the opening is for."""
+    join: int = 0
+    """The number of the watcher's last join when the opening was made."""
+
+
+def decode(body: bytes) -> list[Said]:
+    """Decode a batch."""
+    return msgspec.json.decode(body, type=list[Said])
 
 
 class Joined(NamedTuple):

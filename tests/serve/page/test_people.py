@@ -14,8 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from handrail import Adapter, CapabilityPolicy, Prompt, ScriptedModel, ToolContext, tool
 from handrail.guard import ask
 from handrail.serve.people import People
-from handrail.serve.principal_files import PrincipalFiles
-from handrail.serve.sources import PromptSource
+from handrail.serve.sources import PrincipalFiles, PromptSource
 from support.browsers import PATIENCE, browser
 from support.passwords import cheap_hashes
 from support.served import Served, serving

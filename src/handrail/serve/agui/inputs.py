@@ -29,8 +29,8 @@ from handrail.serve.agui.interrupts import FrontendTool, Outcome, frontend_tool,
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.attachments import received
-from handrail.serve.principals import ID, ID_RULE
 from handrail.serve.refusals import QuestionsOpen, RequestRefused
+from handrail.serve.requests import ID, ID_RULE
 from handrail.serve.thread_messages import RunMessage, next_remark_id, said_by_people
 
 if TYPE_CHECKING:
