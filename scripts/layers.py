@@ -20,7 +20,7 @@ LAYERS = {
         5: "cli fleet serve mcp __main__",
         4: "agent environment handoff workers durable runs",
         3: """models sections
-            run.entry run.redemption run.adapter run.call_adapter run.apps run.settings run.response run.loop run.request
+            run.entry run.redemption run.adapter run.apps run.settings run.response run.loop run.request
             run.answer run.deltas run.advice run.conversation run.mask run.evaluation run.remarks
             run.record.begin run.record.resume run.record.lineage run.record.undone""",
         2: "run guard",

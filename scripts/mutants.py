@@ -485,7 +485,7 @@ MUTANTS = [
     ),
     Mutant(
         "a model in a person's place is under no policy",
-        "run/call_adapter.py",
+        "run/entry.py",
         "            policies=own_policies(attempt.run.policies),\n",
         "",
         "tests/environment/test_environments.py::test_a_model_in_a_persons_place_is_under_the_policies_of_the_run",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from handrail.context import PromptModel
     from handrail.resources.bindings import Binding
     from handrail.run.attempt import Attempt
-    from handrail.run.call_adapter import CallAdapter
+    from handrail.run.entry import CallAdapter
 
 OutputT = TypeVar("OutputT")
 
@@ -245,17 +245,18 @@ class Adapter:
             temperature=self._temperature,
             max_tokens=self._max_tokens,
             model_settings=self._model_settings,
+            opens_in_place=self.opens_in_place,
         )
 
     def bound_to(self, attempt: Attempt) -> CallAdapter:
         """Return this adapter bound to a call, even if a different adapter opened the call's run."""
-        from handrail.run.call_adapter import CallAdapter
+        from handrail.run.entry import CallAdapter
 
         return CallAdapter(self, self.settings(), attempt)
 
     def inside(self, attempt: Attempt) -> CallAdapter:
         """Return this adapter bound to a call, for a run inside it. The nested run is streamed if the call's run is."""
-        from handrail.run.call_adapter import CallAdapter
+        from handrail.run.entry import CallAdapter
 
         around = None if attempt.run.model.adapter is None else attempt.adapter
         streams = isinstance(around, CallAdapter) and around.streams
@@ -263,6 +264,6 @@ class Adapter:
 
     def prompt_model_for(self, attempt: Attempt) -> PromptModel:
         """Return a call's `prompt_model` verb, which uses this adapter's model by default."""
-        from handrail.run.call_adapter import prompt_model_of
+        from handrail.run.entry import prompt_model_of
 
         return prompt_model_of(self, self.settings(), attempt)

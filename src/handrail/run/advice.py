@@ -41,7 +41,9 @@ class Advisers:
         self._began = evaluation.run.monotonic()
         self._stop: list[Callable[[], None]] = [
             evaluation.run.session.dispatcher.subscribe(kind, self._note(kind))
-            for kind in {each.trigger.event for each in evaluation.feedback if each.trigger.event is not None}
+            for kind in {
+                each.trigger.event for each in evaluation.prompt.feedback if each.trigger.event is not None
+            }
         ]
 
     def close(self) -> None:
@@ -60,18 +62,18 @@ class Advisers:
         seen, self._seen = self._seen, set()
         run_log, place = self._evaluation.run.log, self._next_place()
         if (before := run_log.find("advice", place, Advice)) is not None:
-            self._recall(self._evaluation.feedback, before)
+            self._recall(self._evaluation.prompt.feedback, before)
             for said in before.said:
                 self._tell(said)
             return
         self._evaluation.leave_record()
         given: list[str] = []
-        for provider in self._evaluation.feedback:
+        for provider in self._evaluation.prompt.feedback:
             if self._is_due(provider, seen) and self._given.get(id(provider), 0) < provider.cap:
                 said = await self._said("feedback", provider, provider.advise, "", None)
                 if said.text:
                     given.append(f"[{provider.name}] {said.text}")
-        await run_log.note("advice", place, self._advice(self._evaluation.feedback, given))
+        await run_log.note("advice", place, self._advice(self._evaluation.prompt.feedback, given))
         for said in given:
             self._tell(said)
 
@@ -97,11 +99,11 @@ class Advisers:
         """
         run_log, place = self._evaluation.run.log, self._next_place()
         if (before := run_log.find("advice", place, Advice)) is not None:
-            self._recall(self._evaluation.completion, before)
+            self._recall(self._evaluation.prompt.completion, before)
             return before.said[0] if before.said else None
         self._evaluation.leave_record()
         held = await self._hold(text, output)
-        advice = self._advice(self._evaluation.completion, [] if held is None else [held])
+        advice = self._advice(self._evaluation.prompt.completion, [] if held is None else [held])
         await run_log.note("advice", place, advice)
         return held
 
@@ -109,7 +111,7 @@ class Advisers:
         missing: list[str] = []
         problems: list[str] = []
         spent = False
-        for checker in self._evaluation.completion:
+        for checker in self._evaluation.prompt.completion:
             at_cap = self._given.get(id(checker), 0) >= checker.cap
             said = await self._said("completion", checker, checker.missing, text, output, count=not at_cap)
             if at_cap:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
+from handrail.content import Attachment
 from handrail.errors import ConversationBusy, DefinitionError
 from handrail.events import MessageAdded, SectionOpened
 from handrail.messages import (
@@ -29,6 +30,15 @@ ROOT = "root"
 _INTERRUPTED = (
     "This call was interrupted, and its outcome is unknown. Find out what it did before you repeat it."
 )
+
+
+NO_MESSAGE = "Do what the instructions say."
+"""The user message of a run that was given neither a message nor attachments, because its prompt says everything."""
+
+
+def first_text(message: str | None, attachments: Sequence[Attachment]) -> str:
+    """Return the text of a run's first message. Without a message, it is "" if there are attachments, or else `NO_MESSAGE`."""
+    return message if message is not None else "" if attachments else NO_MESSAGE
 
 
 class Conversation:

@@ -1,4 +1,4 @@
-"""One evaluation, new or resumed, from its options to its response.
+"""Evaluations, from their options to their response: new ones, resumed ones, and those inside a call.
 
 `Adapter` imports this module on its first run, and with it the gate and everything else that a run needs.
 """
@@ -6,14 +6,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 import pydantic_core
 
 from handrail.concurrency.cancellation import finish
+from handrail.concurrency.isolation import Callback
+from handrail.concurrency.operation import Operation
+from handrail.content import AttachmentSource, attachments_of
+from handrail.context import PromptModel
 from handrail.errors import (
     DefinitionError,
     HandrailError,
@@ -22,23 +27,24 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.guard.approval import keep_decisions
+from handrail.guard.outer_policy import own_policies
 from handrail.journal.location import check_out_of_reach
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, RunRow
-from handrail.messages import AssistantMessage, Message, UserMessage
-from handrail.prompt import Prompt
-from handrail.protocols import EventBus
+from handrail.messages import AssistantMessage, Message, Model, UserMessage
+from handrail.prompt import Prompt, RenderedPrompt
+from handrail.protocols import EventBus, SessionView
 from handrail.resources.paths import folder_of
 from handrail.run.answer import spent_by
 from handrail.run.apps import prompt_of
-from handrail.run.call_adapter import bind_model
-from handrail.run.conversation import root_conversation
-from handrail.run.loop import NO_MESSAGE, run_in, with_sections
-from handrail.run.mask import SecretMask
-from handrail.run.options import Recoverable, RunFiles, RunOptions
+from handrail.run.conversation import NO_MESSAGE, Conversation, root_conversation
+from handrail.run.loop import run_in
+from handrail.run.nested import nested_run
+from handrail.run.options import NestedArguments, Recoverable, RunFiles, RunOptions, check_value
 from handrail.run.record.attachments import attached_to, load
 from handrail.run.record.begin import (
     RunOutcome,
+    attach_sections,
     begin_run,
     carry_out,
     check_resumed,
@@ -48,19 +54,33 @@ from handrail.run.record.begin import (
 )
 from handrail.run.record.lease import acquire_in_process, acquire_run, stopped
 from handrail.run.record.lineage import end_stopped
-from handrail.run.record.log import RunLog
+from handrail.run.record.log import NO_LOG, RunLog
 from handrail.run.record.parking import Parking
-from handrail.run.record.resume import ResumedRun, continue_session, load_resumed, load_session
-from handrail.run.response import PromptResponse, made_in, respond
+from handrail.run.record.resume import continue_session, load_resumed, load_session
+from handrail.run.response import Output, PromptResponse, made_in, respond
 from handrail.run.run import Run, open_run
-from handrail.run.settings import Settings, check_added, check_files, forward_events, settings_of
+from handrail.run.settings import (
+    Settings,
+    check_added,
+    check_files,
+    forward_events,
+    one_message,
+    settings_of,
+)
 from handrail.schema import Schema
 from handrail.session import Dispatcher, Session
+from handrail.tools import Tool
 
 if TYPE_CHECKING:
     from handrail.run.adapter import Adapter
+    from handrail.run.attempt import Attempt
 
 OutputT = TypeVar("OutputT")
+
+Begin = Callable[[Run, Prompt[Any], RenderedPrompt[Any], Conversation], Awaitable[str]]
+"""Begins or resumes a run whose prompt is rendered, and returns the system text that is sent."""
+
+_NO_SYSTEM = "You are part of a program. Answer exactly what is asked."
 
 MOST_DEATHS = 3
 """How many consecutive processes may die while they execute a run, without progress, before it is set aside."""
@@ -83,11 +103,12 @@ async def evaluate(
     if options.continues:
         await continue_session(journal, session)
     if journal is None:
-        return await _go(adapter, prompt, options, streaming, None)
+        return await _go(_open(adapter, prompt, options, streaming), prompt, begin_run)
     async with _stoppable(journal, run_id):
         with acquire_in_process(journal, run_id):
             async with _opened_files(options, journal, run_id) as options:
-                return await _go(adapter, prompt, options, streaming, RunLog(journal, run_id, options.clock))
+                run = _open(adapter, prompt, options, streaming, RunLog(journal, run_id, options.clock))
+                return await _go(run, prompt, begin_run)
 
 
 @contextlib.asynccontextmanager
@@ -152,9 +173,8 @@ async def resume(
             resumed = await load_resumed(journal, row, session, clock)
             continue_turn(resumed.session, journal)
             await keep_decisions(resumed.session, journal, is_restored=True)
-            return await _go(
-                adapter, prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
-            )
+            run = _open(adapter, prompt, resumed.options(options), heard is not None, resumed.log)
+            return await _go(run, prompt, resumed.resume, heard)
 
 
 async def _check_applied(journal: Journal, run_id: str) -> None:
@@ -228,77 +248,51 @@ async def _set_aside(journal: Journal, row: RunRow) -> PromptEvaluationError:
     return PromptEvaluationError(problem, phase="set aside", run_id=record.id)
 
 
-async def _go(
-    adapter: Adapter,
-    prompt: Prompt[Any],
-    options: RunOptions,
-    streaming: bool,
-    log: RunLog | None,
-    resumed: ResumedRun | None = None,
-    heard: EventBus | None = None,
-) -> PromptResponse[Any]:
-    """Carry out a run, new or resumed, and return its response."""
+def _open(
+    adapter: Adapter, prompt: Prompt[Any], options: RunOptions, streaming: bool, log: RunLog = NO_LOG
+) -> Run:
+    """Open a run at the root, new or resumed."""
     settings = adapter.settings().override(
         temperature=options.temperature,
         max_tokens=options.max_tokens,
         streaming=streaming,
         model_settings=settings_of(prompt, options),
     )
-    run = _run(adapter, prompt, options, settings, log)
+    options = options.replace(resources=(*options.resources, *prompt.resources))
+    run, environment = open_run(options, prompt=prompt, log=log), options.environment
+    bind_model(run, adapter, settings)
+    if environment is not None and environment.parks:
+        if not log.is_kept:
+            raise DefinitionError(
+                f"{type(environment).__name__} parks runs, which requires a journal. "
+                "Give the adapter one: journal=SqliteJournal('runs.db')."
+            )
+        run.parking = Parking(run, environment)
     check_files(prompt, run)
-    if log is not None:
+    if log.is_kept:
         check_out_of_reach(getattr(options.journal, "path", ""), folder_of(run.world.filesystem))
     check_added(prompt, options.tools)
+    return run
+
+
+async def _go(
+    run: Run, prompt: Prompt[Any], begin: Begin, heard: EventBus | None = None
+) -> PromptResponse[Any]:
+    """Carry out a run that `begin` begins or resumes, and return its response."""
     if run.parking is not None:
         run.parking.begin()
-    session, workers = run.session, options.workers
+    session, workers = run.session, run.options.workers
     conversation = root_conversation(session)
-    forward = forward_events(session, options.bus, heard)
-    run_id = run.run_context.run_id
+    forward = forward_events(session, run.options.bus, heard)
     try:
         async with AsyncExitStack() as during:
             during.enter_context(conversation)
             if workers is not None:
                 await during.enter_async_context(workers.enter(run))
-            await prompt.connect(session.principal)
-            rendered = prompt.render(
-                options.params, session=session, opened=options.opened, deadline=run.deadline
-            )
-            if resumed is None:
-                conversation.close_calls(run_id)
-            else:
-                resumed.catch_up((*rendered.tools, *options.tools))
-            history = options.history
-            # The conversation of a resumed run has the history already, unless it is empty.
-            if history and (resumed is None or not len(conversation.messages)):
-                # The tools declare which arguments in the history are secret.
-                run.show([*rendered.tools, *options.tools], ())
-                secretive = run.secretive or rendered.secretive
-                masked = SecretMask(run, conversation).message if secretive else None
-                conversation.begin_with(history, run_id, masked)
-                if masked is not None:
-                    options = options.replace(history=tuple(masked(each) for each in history))
-            if resumed is None:  # a resumed run has its attachments in its record
-                attached = with_sections(rendered, conversation, options.attachments)
-                options = options.replace(attachments=attached)
-            journal = None if log is None else options.journal
-            if journal is not None:
-                await load(journal, run_id, attached_to(conversation.messages), some=True)
-            if journal is not None and resumed is None:
-                await begin_run(journal, run, prompt, rendered, options, adapter.model)
-            work = run_in(
-                adapter,
-                run,
-                settings,
-                conversation,
-                prompt,
-                rendered,
-                options.message,
-                system=None if resumed is None else resumed.begin.system,
-                tools=options.tools,
-                attachments=options.attachments,
-            )
-            outcome = await (work if journal is None else carry_out(journal, run, conversation, work))
+            rendered = await _render(run, prompt, session)
+            system = await begin(run, prompt, rendered, conversation)
+            work = run_in(run, conversation, prompt, rendered, system=system)
+            outcome = await (carry_out(run, conversation, work) if run.log.is_kept else work)
     except BaseException as error:
         forward()
         await run.world.resources.close_logged(error)
@@ -307,21 +301,169 @@ async def _go(
     return respond(outcome, run, conversation, await run.world.resources.close_logged())
 
 
-def _run(
-    adapter: Adapter, prompt: Prompt[Any], options: RunOptions, settings: Settings, log: RunLog | None
-) -> Run:
-    environment = options.environment
-    run = open_run(
-        options.replace(resources=(*options.resources, *prompt.resources)),
-        prompt=prompt,
-        log=log,
-    )
-    bind_model(run, adapter, settings)
-    if environment is not None and environment.parks:
-        if log is None:
-            raise DefinitionError(
-                f"{type(environment).__name__} parks runs, which requires a journal. "
-                "Give the adapter one: journal=SqliteJournal('runs.db')."
+async def _render(run: Run, prompt: Prompt[Any], session: SessionView) -> RenderedPrompt[Any]:
+    await prompt.connect(session.principal)
+    options = run.options
+    return prompt.render(options.params, session=session, opened=options.opened, deadline=run.deadline)
+
+
+# --- inside a call ---------------------------------------------------------------------------------------
+
+
+class CallAdapter:
+    """The adapter as one call sees it. Evaluations with it are part of the call.
+
+    They inherit from the call as `RunOptions.nested` says: limits that are passed to them can only be tighter, and resources
+    replace the call's resources of the same protocols. Each evaluation has its own conversation.
+    """
+
+    __slots__ = ("_adapter", "_call", "_settings")
+
+    def __init__(self, adapter: Adapter, settings: Settings, attempt: Attempt) -> None:
+        self._adapter = adapter
+        self._settings = settings
+        self._call = attempt
+
+    @property
+    def streams(self) -> bool:
+        """Whether the model's text is published as events while it is being written."""
+        return self._settings.streaming
+
+    def model_or(self, model: Model | str | None) -> Model:
+        """Return `model`, which may be given by name. If it is None, return this adapter's model."""
+        return self._settings.override(model=model).model if model is not None else self._settings.model
+
+    def evaluate(
+        self,
+        prompt: Prompt[OutputT],
+        params: object = None,
+        /,
+        *,
+        message: str | None = None,
+        model: Model | str | None = None,
+        **arguments: Unpack[NestedArguments],
+    ) -> Operation[PromptResponse[OutputT]]:
+        """Run another prompt inside this call, and return its response."""
+        self._call.home.check()
+        if isinstance(params, str):
+            params, message = None, one_message(params, message)
+        check_value("message", message)
+        options = RunOptions(params=params, message=message)
+        return self.run(prompt, options.updated("evaluate", NestedArguments, arguments), model)
+
+    def run(
+        self,
+        prompt: Prompt[OutputT],
+        given: RunOptions,
+        model: Model | str | None = None,
+        levels: int | None = None,
+    ) -> Operation[PromptResponse[OutputT]]:
+        """Run a prompt inside this call. `RunOptions.nested` says how the options in `given` are combined with the call's.
+
+        `levels` limits how deep the run's calls may nest.
+        """
+        attempt = self._call
+        attempt.home.check()
+        settings = self._settings
+        chosen = settings_of(prompt, given)
+        own = (model, given.temperature, given.max_tokens, chosen)
+        if any(each is not None for each in own):
+            settings = settings.override(
+                model=model,
+                temperature=given.temperature,
+                max_tokens=given.max_tokens,
+                model_settings=chosen,
             )
-        run.parking = Parking(run, environment)
-    return run
+        verb = f"evaluate {prompt.name}"
+        number = attempt.next_verb(verb)
+        given = given.replace(resources=(*given.resources, *prompt.resources))
+        check_added(prompt, given.tools)
+        evaluate = partial(
+            _evaluate_inside, attempt, number, verb, prompt, given, self._adapter, settings, levels=levels
+        )
+        return Operation(evaluate, f"evaluate({prompt.name!r})", attempt.home)
+
+
+async def _evaluate_inside(
+    attempt: Attempt,
+    number: int,
+    verb: str,
+    prompt: Prompt[Any],
+    given: RunOptions,
+    adapter: Adapter,
+    settings: Settings,
+    *,
+    levels: int | None = None,
+    output: Output | None = None,
+    on_text: Callback[str] | None = None,
+) -> PromptResponse[Any]:
+    async with nested_run(attempt, number, verb, given, prompt, levels) as run:
+        bind_model(run, adapter, settings)
+        check_files(prompt, run)
+        async with nullcontext() if given.workers is None else given.workers.enter(run):
+            rendered = await _render(run, prompt, attempt.session)
+            conversation = Conversation(run.session, run.run_context.run_id)
+            attach_sections(run, rendered, conversation)
+            outcome = await run_in(run, conversation, prompt, rendered, output=output, on_text=on_text)
+        if on_text is not None:
+            await on_text.finish()
+    return respond(outcome, run, conversation)
+
+
+def bind_model(run: Run, adapter: Adapter, settings: Settings) -> None:
+    """Let the calls of a run, and the runs nested in them, use the run's adapter and model.
+
+    An environment's own `prompt_model` takes precedence over the run's model.
+    """
+    run.model.settings = settings
+    settings = settings.inherited()
+    run.model.adapter = lambda attempt: CallAdapter(adapter, settings, attempt)
+    environment = run.people.environment
+    if environment is None or environment.prompt_model is None:
+        run.model.prompt_model = lambda attempt: prompt_model_of(adapter, settings, attempt)
+    else:
+        run.model.prompt_model = environment.prompt_model
+
+
+def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> PromptModel:
+    """Return the `prompt_model` verb of one call."""
+
+    def verb(
+        prompt: str,
+        schema: Any,
+        *,
+        system: str | None = None,
+        model: Model | str | None = None,
+        temperature: float | None = None,
+        tools: Sequence[Tool[Any, Any]] = (),
+        attachments: Sequence[AttachmentSource] = (),
+        on_text: Callable[[str], object] | None = None,
+    ) -> Operation[Any]:
+        attempt.home.check()
+        wanted: Schema[Any] = Schema(schema)
+        attached = attachments_of(attachments)
+        asked = Prompt(
+            "prompt_model",
+            (system or _NO_SYSTEM).replace("$", "$$"),
+            tools=tools,
+            policies=own_policies(attempt.run.policies),
+        )
+        chosen = settings
+        if model is not None or temperature is not None or on_text is not None:
+            streams = True if on_text is not None else None
+            chosen = settings.override(model=model, temperature=temperature, streaming=streams)
+        number = attempt.next_verb("prompt_model")
+
+        async def ask() -> Any:
+            given = RunOptions(message=prompt, attachments=attached)
+            tell = None if on_text is None else Callback(on_text, "on_text")
+            response = await _evaluate_inside(
+                *(attempt, number, "prompt_model", asked, given, adapter, chosen),
+                output=Output(wanted),
+                on_text=tell,
+            )
+            return response.output
+
+        return Operation(ask, "prompt_model", attempt.home)
+
+    return verb

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
+from pydantic import Field
 
 from handrail.concurrency.isolation import isolated
 from handrail.concurrency.operation import Home
+from handrail.context import ToolContext
 from handrail.errors import (
     BudgetExceededError,
     DeadlineExceededError,
@@ -19,13 +22,13 @@ from handrail.errors import (
     LimitError,
     PromptEvaluationError,
     PromptValidationError,
+    VisibilityExpansionRequired,
 )
 from handrail.events import PromptExecuted, PromptRendered, ToolWithheld
 from handrail.guard.policy import check_verdicts, within_scope
 from handrail.messages import Message, Model, ModelRequest, Offered, Sent, Usage
-from handrail.models.choice import is_choice
 from handrail.models.prices import tariff_of
-from handrail.prompt import RenderedPrompt
+from handrail.prompt import OPENER, Opening, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem, Forkable, SessionView
 from handrail.resources.bindings import CallResources
 from handrail.run.attempt import Attempt
@@ -38,10 +41,9 @@ from handrail.run.place import Place
 from handrail.run.policies import check_policies, close_policy_context, close_resources, reason_to_ask
 from handrail.run.response import ANSWER_TOOL, Output
 from handrail.run.run import Run
-from handrail.run.settings import Settings
 from handrail.run.transaction import new_transaction
 from handrail.run.views import end_subscriptions
-from handrail.tools import ProviderTool, Tool
+from handrail.tools import ProviderTool, Tool, ToolResult
 from handrail.tools.effect import refusal
 from handrail.tools.named_tools import check_named_tools, without_late
 
@@ -111,42 +113,37 @@ class Evaluation:
 
     def __init__(
         self,
-        settings: Settings,
         run: Run,
         conversation: Conversation,
+        prompt: Prompt[Any],
         rendered: RenderedPrompt[Any],
         *,
-        prompt_name: str,
-        output: Output | None,
-        added: Sequence[Tool[Any, Any]] = (),
-        extra_tools: Sequence[Tool[Any, Any]] = (),
-        feedback: Sequence[Any] = (),
-        completion: Sequence[Any] = (),
+        output: Output | None = None,
         on_text: Callable[[str], None] | None = None,
+        system: str | None = None,
     ) -> None:
+        """`output` is the schema of the answer, unless the prompt has one. `system` replaces the rendered system text."""
+        settings = run.model.settings
+        assert settings is not None, "`bind_model` has been called"
+        if rendered.output_schema is not None:
+            output = Output(rendered.output_schema)
+        added = [tool for tool in run.options.tools if run.offers(tool)]
         self.settings = settings
         self.model = settings.model
-        self.chooses = is_choice(settings.model)
-        """Whether the run's model is a choice among several models."""
-        self.retry = settings.retry
-        self.throttle = settings.throttle
         self.tariff = settings.tariff
         self.answered_by = ""
         """The name of the model that gave the newest answer; "" if there is no answer yet."""
         self.has_shown = False
         """Whether part of the awaited answer has already been published by streaming."""
-        self.max_tokens = settings.max_tokens
         self.run = run
         self.gate = Gate(run)
         self._masking = SecretMask(run, conversation)
         self.conversation = conversation
+        self.prompt = prompt
         self.rendered = rendered
-        self.prompt_name = prompt_name
-        self.system = rendered.text
-        """The system text. It does not change when sections are opened."""
+        self.system = rendered.text if system is None else system
+        """The system text. It does not change when sections are opened, nor if the prompt has changed since the run began."""
         self.output = output
-        self.feedback = feedback
-        self.completion = completion
         self.on_text = on_text
         native = settings.model.traits.native_output
         self.answers_by_call = output is not None and (not native or output.schema.secret)
@@ -160,7 +157,7 @@ class Evaluation:
         """Why tools of the provider are withheld from the next request, by name."""
         self._extra_tools = [
             *(tool for tool in added if not isinstance(tool, ProviderTool)),
-            *extra_tools,
+            *([opener(lambda: self.rendered, settings.opens_in_place)] if rendered.closed else []),
             *([output.tool()] if output and self.answers_by_call else []),
         ]
         self.counted: tuple[int, int] = (0, 0)
@@ -207,12 +204,12 @@ class Evaluation:
         run, rendered = self.run, self._began_with
         if run.told.get(PromptRendered, True):
             names = tuple(tool.name for tool in rendered.tools)
-            run.publish(PromptRendered(self.prompt_name, rendered.text, names, run.run_context))
+            run.publish(PromptRendered(self.prompt.name, rendered.text, names, run.run_context))
 
     def end(self, ended: str) -> None:
         """Announce the end of the run. A nested run that ends during replay, and not by cancellation, only stores the event."""
         run, spending = self.run, self.run.costs.models
-        fact = PromptExecuted(self.prompt_name, ended, spending.usage, spending.cost, run.run_context)
+        fact = PromptExecuted(self.prompt.name, ended, spending.usage, spending.cost, run.run_context)
         if self.replays and run.outer is not None and ended != "cancelled":
             run.session.keep(fact)
         else:
@@ -324,7 +321,7 @@ class Evaluation:
             rendered = self.rendered.refreshed()
         except PromptValidationError as error:
             # The run goes on with the tools it has. A call to a tool that is gone fails, and its result says so.
-            log.warning("the changed tools of prompt %r can't be offered: %s", self.prompt_name, error)
+            log.warning("the changed tools of prompt %r can't be offered: %s", self.prompt.name, error)
             return
         if rendered is self.rendered:
             return
@@ -357,7 +354,7 @@ class Evaluation:
         """Create the error that ends the run and, if a limit shared with outer runs was reached, the outer runs as well."""
         shared = isinstance(error, LimitError) and self._is_shared(error)
         return PromptEvaluationError(
-            f"prompt {self.prompt_name!r}: {str(error).rstrip('.')}.{more}",
+            f"prompt {self.prompt.name!r}: {str(error).rstrip('.')}.{more}",
             phase=phase,
             run_id=None if shared else self.run.run_context.run_id,
         )
@@ -393,6 +390,47 @@ class Evaluation:
     def answer_tool(self, name: str) -> bool:
         """Return whether a call to this tool is the run's answer."""
         return self.answers_by_call and name == ANSWER_TOOL
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Arguments of the tool that opens sections."""
+
+    sections: Annotated[
+        list[str], Field(description="The paths of the sections, as their summaries give them.")
+    ]
+
+
+def shown_sections(opening: Opening[Any], paths: list[str]) -> ToolResult[list[str]]:
+    """Return the result of opening sections: their text and attachments, and the names of their tools."""
+    names = ", ".join(tool.name for tool in opening.tools)
+    more = f"\n\nThese tools can be called from now on: {names}." if names else ""
+    return ToolResult.ok(
+        paths, opening.text + more, exclude_value_from_context=True, attachments=opening.attachments
+    )
+
+
+def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[Sections, list[str]]:
+    """Create the tool with which a model opens sections that are shown as summaries.
+
+    The sections' text and attachments are in its result, so that everything sent before stays byte-identical. The
+    sections' tools can be called from the next turn on. If `in_place` is false, the tool raises
+    `VisibilityExpansionRequired`.
+    """
+
+    async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:
+        opening = rendered().open(params.sections)
+        if not in_place:
+            raise VisibilityExpansionRequired(params.sections, context.run_context.run_id)
+        return shown_sections(opening, params.sections)
+
+    return Tool(
+        OPENER,
+        "Open sections that are shown as summaries, to see their full text and use their tools.",
+        open_sections,
+        accepts_overrides=False,
+        effect="pure",
+    )
 
 
 class _Reader:

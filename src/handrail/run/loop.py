@@ -9,57 +9,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import msgspec
-from pydantic import Field
 
 from handrail.content import Attachment
-from handrail.context import ToolContext
-from handrail.errors import ToolValidationError, VisibilityExpansionRequired
+from handrail.errors import ToolValidationError
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
 from handrail.models import ModelRequestRefused
-from handrail.prompt import OPENER, Opening, Prompt, RenderedPrompt
+from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.run.advice import Advisers
 from handrail.run.answer import Answer
-from handrail.run.conversation import Conversation
+from handrail.run.conversation import Conversation, first_text
 from handrail.run.evaluation import Evaluation
-from handrail.run.record.attachments import attached_to
 from handrail.run.record.format import RecordedResult, is_masked
 from handrail.run.remarks import leave_remarks, untold
 from handrail.run.request import ask
 from handrail.run.response import ANSWER_TOOL, REPAIRS, Outcome, Output, made_in, what_to_correct
 from handrail.run.run import Run
-from handrail.run.settings import Settings
 from handrail.run.turn import OpenTurn
 from handrail.text.raised_errors import described
-from handrail.tools import Tool, ToolResult
+from handrail.tools import ToolResult
 from handrail.tools.result import shown_text
-
-if TYPE_CHECKING:
-    from handrail.run.adapter import Adapter
-
-NO_MESSAGE = "Do what the instructions say."
-"""The user message of a run that was given neither a message nor attachments, because its prompt says everything."""
 
 _MOST_PAUSES = 16
 """Maximum number of times in a row that a paused answer is continued. A provider pauses after about ten calls of its own tools."""
-
-
-def first_text(message: str | None, attachments: Sequence[Attachment]) -> str:
-    """Return the text of a run's first message. Without a message, it is "" if there are attachments, or else `NO_MESSAGE`."""
-    return message if message is not None else "" if attachments else NO_MESSAGE
-
-
-def with_sections(
-    rendered: RenderedPrompt[Any], conversation: Conversation, attachments: Sequence[Attachment]
-) -> tuple[Attachment, ...]:
-    """Return the attachments of a run's first message: those of the prompt's sections that were not sent before, then `attachments`."""
-    if not rendered.attachments:
-        return tuple(attachments)
-    seen = {*attached_to(conversation.messages), *attachments}
-    return (*(each for each in rendered.attachments if each not in seen), *attachments)
 
 
 def _check_attachments(evaluation: Evaluation, attachments: Sequence[Attachment]) -> None:
@@ -77,41 +51,20 @@ def _check_attachments(evaluation: Evaluation, attachments: Sequence[Attachment]
 
 
 async def run_in(
-    adapter: Adapter,
     run: Run,
-    settings: Settings,
     conversation: Conversation,
     prompt: Prompt[Any],
     rendered: RenderedPrompt[Any],
-    message: str | None,
     *,
     output: Output | None = None,
     on_text: Callable[[str], None] | None = None,
     system: str | None = None,
-    tools: Sequence[Tool[Any, Any]] = (),
-    attachments: tuple[Attachment, ...] = (),
 ) -> Outcome:
     """Run a rendered prompt, root or nested, to its end, and return its outcome."""
-    if rendered.output_schema is not None:
-        output = Output(rendered.output_schema)
-    evaluation: Evaluation
-    closed = rendered.closed
-    extra = [opener(lambda: evaluation.rendered, adapter.opens_in_place)] if closed else []
+    attachments = run.options.attachments
     evaluation = Evaluation(
-        settings,
-        run,
-        conversation,
-        rendered,
-        prompt_name=prompt.name,
-        output=output,
-        added=[tool for tool in tools if run.offers(tool)],
-        extra_tools=extra,
-        feedback=prompt.feedback,
-        completion=prompt.completion,
-        on_text=on_text,
+        run, conversation, prompt, rendered, output=output, on_text=on_text, system=system
     )
-    if system is not None:
-        evaluation.system = system  # as it was sent before, even if it would be rendered differently now
     for path in conversation.opened:
         with contextlib.suppress(ToolValidationError):  # it is open, or does not exist any more
             evaluation.open([path])
@@ -119,7 +72,7 @@ async def run_in(
     run.task = asyncio.current_task()
     evaluation.begin()
     began = len(conversation.messages)
-    evaluation.say(UserMessage(first_text(message, attachments), attachments=attachments))
+    evaluation.say(UserMessage(first_text(run.options.message, attachments), attachments=attachments))
     ended = "cancelled"
     try:
         outcome = await run_until_done(evaluation)
@@ -139,9 +92,9 @@ async def run_in(
 
 async def run_until_done(evaluation: Evaluation) -> Outcome:
     """Loop until the model is done. Raises `PromptEvaluationError` if the run can't continue."""
-    conversation, run = evaluation.conversation, evaluation.run
+    conversation, run, prompt = evaluation.conversation, evaluation.run, evaluation.prompt
     run_id = run.run_context.run_id
-    advisers = Advisers(evaluation) if evaluation.feedback or evaluation.completion else None
+    advisers = Advisers(evaluation) if prompt.feedback or prompt.completion else None
     repairs = turns = 0
     begun = evaluation.begun
     try:
@@ -295,48 +248,4 @@ def _outcome(evaluation: Evaluation, answer: Answer, text: str) -> Outcome:
 def _no_answer(evaluation: Evaluation, problem: str) -> Exception:
     return evaluation.failed(
         ToolValidationError(f"after {REPAIRS} corrections the answer is still invalid: {problem}"), "output"
-    )
-
-
-# --- progressive disclosure ---
-
-
-@dataclass(frozen=True)
-class Sections:
-    """Arguments of the tool that opens sections."""
-
-    sections: Annotated[
-        list[str], Field(description="The paths of the sections, as their summaries give them.")
-    ]
-
-
-def shown_sections(opening: Opening[Any], paths: list[str]) -> ToolResult[list[str]]:
-    """Return the result of opening sections: their text and attachments, and the names of their tools."""
-    names = ", ".join(tool.name for tool in opening.tools)
-    more = f"\n\nThese tools can be called from now on: {names}." if names else ""
-    return ToolResult.ok(
-        paths, opening.text + more, exclude_value_from_context=True, attachments=opening.attachments
-    )
-
-
-def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[Sections, list[str]]:
-    """Create the tool with which a model opens sections that are shown as summaries.
-
-    The sections' text and attachments are in its result, so that everything sent before stays byte-identical. The
-    sections' tools can be called from the next turn on. If `in_place` is false, the tool raises
-    `VisibilityExpansionRequired`.
-    """
-
-    async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:
-        opening = rendered().open(params.sections)
-        if not in_place:
-            raise VisibilityExpansionRequired(params.sections, context.run_context.run_id)
-        return shown_sections(opening, params.sections)
-
-    return Tool(
-        OPENER,
-        "Open sections that are shown as summaries, to see their full text and use their tools.",
-        open_sections,
-        accepts_overrides=False,
-        effect="pure",
     )

@@ -24,7 +24,7 @@ from handrail.messages import (
 )
 from handrail.models import ModelAnswerBroken, ModelKeyMissing
 from handrail.models.blocks import outside_lines
-from handrail.models.choice import Candidate, candidates_of, falls_over
+from handrail.models.choice import Candidate, candidates_of, falls_over, is_choice
 from handrail.models.media import token_bound_of
 from handrail.models.prices import most_of
 from handrail.models.provider_tools import check_provider_tools
@@ -75,7 +75,7 @@ async def ask_once(
     )
     masking = evaluation.masking
     answer = Answer(model.name, request, attempt, masking)
-    throttle = evaluation.throttle
+    throttle = evaluation.settings.throttle
     try:
         if throttle is not None:
             await throttle.enter()
@@ -210,7 +210,7 @@ def _reserve(evaluation: Evaluation, budget: BudgetTracker) -> tuple[ModelReques
         sent += len(evaluation.system.encode()) + evaluation.offered_size()
     # An estimate until the provider reports the actual count.
     evaluation.counted = (len(evaluation.conversation.messages), sent)
-    room = evaluation.max_tokens or OUTPUT_BOUND
+    room = evaluation.settings.max_tokens or OUTPUT_BOUND
     if "tokens" in left:
         room = max(min(room, int(left["tokens"]) - sent), _LEAST_OUTPUT)
     while (
@@ -221,7 +221,7 @@ def _reserve(evaluation: Evaluation, budget: BudgetTracker) -> tuple[ModelReques
         room //= 2
     reserved = budget.reserve(requests=1, tokens=sent + room, money=most_of(evaluation.tariff, sent, room))
     return evaluation.request(
-        max_tokens=room if {"tokens", "money"} & left.keys() else evaluation.max_tokens
+        max_tokens=room if {"tokens", "money"} & left.keys() else evaluation.settings.max_tokens
     ), reserved
 
 
@@ -337,15 +337,20 @@ class Attempts:
 
     def _begin(self) -> Coroutine[Any, Any, Answer]:
         evaluation = self._evaluation
-        return self._choose() if evaluation.chooses else self._ask(evaluation.retry, None, False)
+        return (
+            self._choose()
+            if is_choice(evaluation.settings.model)
+            else self._ask(evaluation.settings.retry, None, False)
+        )
 
     async def _choose(self) -> Answer:
         evaluation, candidates = self._evaluation, self._candidates()
+        retry = evaluation.settings.retry
         quick = replace(
-            evaluation.retry,
-            attempts=min(evaluation.retry.attempts, _QUICK_ATTEMPTS),
-            first_wait=min(evaluation.retry.first_wait, _LONGEST_QUICK_WAIT),
-            longest_wait=min(evaluation.retry.longest_wait, _LONGEST_QUICK_WAIT),
+            retry,
+            attempts=min(retry.attempts, _QUICK_ATTEMPTS),
+            first_wait=min(retry.first_wait, _LONGEST_QUICK_WAIT),
+            longest_wait=min(retry.longest_wait, _LONGEST_QUICK_WAIT),
         )
         for this, after in itertools.pairwise(candidates):
             evaluation.use(this.model)
@@ -354,7 +359,7 @@ class Attempts:
             except _FellOver:
                 continue
         evaluation.use(candidates[-1].model)
-        return await self._ask(evaluation.retry, None, False)
+        return await self._ask(retry, None, False)
 
     def _candidates(self) -> tuple[Candidate, ...]:
         """Return the candidates, rotated so that the model that gave the run's last answer is tried first.
@@ -378,6 +383,7 @@ class Attempts:
         Raises `_FellOver` if `after`, the next model, is to be asked instead, and `PromptEvaluationError` if the run fails.
         """
         evaluation, tries = self._evaluation, 0
+        settings = evaluation.settings
         while True:
             tries += 1
             self._number += 1
@@ -389,7 +395,7 @@ class Attempts:
             except ModelError as error:
                 if after is not None and (evaluation.has_shown or not falls_over(error)):
                     # Stay with this model: part of its answer was shown, or the next one would fail too.
-                    after, retry = None, evaluation.retry
+                    after, retry = None, settings.retry
                 wait = self._wait_after(retry, tries, error, after)
                 self._tell(str(error), wait, after)
                 if wait is None:
@@ -398,8 +404,8 @@ class Attempts:
                     raise self._gave_up(error, tries) from (
                         None if isinstance(error, ModelKeyMissing) else error
                     )
-                if error.retry_after is not None and evaluation.throttle is not None:
-                    evaluation.throttle.hold(wait)  # other requests to this provider would be refused as well
+                if error.retry_after is not None and settings.throttle is not None:
+                    settings.throttle.hold(wait)  # other requests to this provider would be refused as well
                 await asyncio.sleep(wait)
                 continue
             assert answer.stop is not None

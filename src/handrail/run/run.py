@@ -48,6 +48,7 @@ from handrail.tools.named_tools import check_named_tools
 if TYPE_CHECKING:
     from handrail.run.attempt import Attempt
     from handrail.run.record.parking import Parking
+    from handrail.run.settings import Settings
 
 
 class ProviderSide(Protocol):
@@ -105,6 +106,8 @@ class ModelSide(msgspec.Struct, eq=False):
     rendered: RenderedPromptView | None = None
     provider: ProviderSide = NO_PROVIDER
     """The request and the response that led to the current calls."""
+    settings: Settings | None = None
+    """How the run asks its model; None if no model makes its calls."""
     adapter: Callable[[Any], BoundAdapter] | None = None
     prompt_model: Callable[[Any], PromptModel] | None = None
     unanswered: Any = None
@@ -228,7 +231,7 @@ class Run:
         options: RunOptions,
         *,
         prompt: PromptView | None = None,
-        log: RunLog | None = None,
+        log: RunLog = NO_LOG,
         adapter: Callable[[Any], BoundAdapter] | None = None,
         prompt_model: Callable[[Any], PromptModel] | None = None,
     ) -> None:
@@ -241,7 +244,7 @@ class Run:
             session.check_each(check_serialisable)  # harmless if the session has been checked before
         self.world = _world_of(options)
         self.people = _people_of(options)
-        self.log = log or NO_LOG
+        self.log = log
         self.workers = self.worker = self.parking = None
         self.cancellation = Cancellation(self._at_work, None)
         run_id = options.run_id or new_id()
@@ -428,7 +431,7 @@ def open_run(
     policies: Iterable[ToolPolicy] = (),
     *,
     prompt: PromptView | None = None,
-    log: RunLog | None = None,
+    log: RunLog = NO_LOG,
     adapter: Callable[[Any], BoundAdapter] | None = None,
     prompt_model: Callable[[Any], PromptModel] | None = None,
 ) -> Run:

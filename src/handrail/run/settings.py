@@ -134,6 +134,7 @@ class Settings:
     max_tokens: int | None = None
     streaming: bool = False
     model_settings: ModelSettings = DEFAULT_SETTINGS
+    opens_in_place: bool = True
     tariff: Tariff = field(init=False)
 
     def __post_init__(self) -> None:

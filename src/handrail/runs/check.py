@@ -32,9 +32,9 @@ from handrail.run.answer import RecordedAnswer, offer_of
 from handrail.run.attempt import Attempt
 from handrail.run.call import new_call
 from handrail.run.conversation import root_conversation
+from handrail.run.evaluation import shown_sections
 from handrail.run.failures import Refused
 from handrail.run.gate import Gate
-from handrail.run.loop import shown_sections
 from handrail.run.options import DEPTH_LIMIT, RunOptions
 from handrail.run.place import RUN, Place
 from handrail.run.policies import check_policies, close_policy_context

@@ -22,8 +22,8 @@ from handrail.errors import NotSupported
 from handrail.events import MessageAdded
 from handrail.messages import Model
 from handrail.run.attempt import Attempt, attempt_of
-from handrail.run.call_adapter import CallAdapter
 from handrail.run.conversation import ROOT
+from handrail.run.entry import CallAdapter
 from handrail.run.options import RunOptions
 from handrail.run.record.attachments import attached_to, load, store
 from handrail.run.run import Run

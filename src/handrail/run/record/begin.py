@@ -25,7 +25,7 @@ from handrail.events import MessageAdded
 from handrail.guard.approval import keep_decisions
 from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunRecord, RunRow, RunStatus, SessionTurn, workspace_name
-from handrail.messages import Message, Model, ModelSettings, Usage
+from handrail.messages import Message, ModelSettings, Usage
 from handrail.models.names import reference_to
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.resources.paths import folder_of
@@ -33,8 +33,8 @@ from handrail.resources.startup_files import allowed_in
 from handrail.run.answer import Unanswered, offer_of
 from handrail.run.apps import code_of
 from handrail.run.conversation import Conversation, sendable
-from handrail.run.options import RunOptions
-from handrail.run.record.attachments import attached_to, store
+from handrail.run.mask import SecretMask
+from handrail.run.record.attachments import attached_to, load, store
 from handrail.run.record.lease import STOPPED, leased, note_deadline, stopped
 from handrail.run.record.log import RunLog
 from handrail.run.record.parking import next_end
@@ -195,14 +195,45 @@ def decode_outcome(row: RunRow) -> RunOutcome:
 
 
 async def begin_run(
-    journal: Journal,
-    run: Run,
-    prompt: Prompt[Any],
-    rendered: RenderedPrompt[Any],
-    options: RunOptions,
-    model: Model,
-) -> None:
-    """Record a new run before it does anything. Raises `DefinitionError` if importing its `app` raises `ImportError`."""
+    run: Run, prompt: Prompt[Any], rendered: RenderedPrompt[Any], conversation: Conversation
+) -> str:
+    """Begin a new run, and record it before it does anything. Returns its system text.
+
+    Raises `DefinitionError` if the session's conversation has begun although the run has a history, or if importing the run's `app` raises `ImportError`.
+    """
+    conversation.close_calls(run.run_context.run_id)
+    add_history(run, rendered, conversation)
+    attach_sections(run, rendered, conversation)
+    if run.log.is_kept:
+        await load(run.log.journal, run.log.run_id, attached_to(conversation.messages), some=True)
+        await _record(run, prompt, rendered)
+    return rendered.text
+
+
+def add_history(run: Run, rendered: RenderedPrompt[Any], conversation: Conversation) -> None:
+    """Begin the run's conversation with its history, if it has any."""
+    options = run.options
+    if options.history:
+        run.show(
+            [*rendered.tools, *options.tools], ()
+        )  # they declare which arguments in the history are secret
+        masked = SecretMask(run, conversation).message if run.secretive or rendered.secretive else None
+        conversation.begin_with(options.history, run.run_context.run_id, masked)
+        if masked is not None:
+            run.options = options.replace(history=tuple(masked(each) for each in options.history))
+
+
+def attach_sections(run: Run, rendered: RenderedPrompt[Any], conversation: Conversation) -> None:
+    """Attach to the run's message what the prompt's sections come with and was not sent before."""
+    attachments = run.options.attachments
+    seen = {*attached_to(conversation.messages), *attachments} if rendered.attachments else ()
+    if new := [each for each in rendered.attachments if each not in seen]:
+        run.options = run.options.replace(attachments=(*new, *attachments))
+
+
+async def _record(run: Run, prompt: Prompt[Any], rendered: RenderedPrompt[Any]) -> None:
+    journal, options, settings = run.log.journal, run.options, run.model.settings
+    assert settings is not None, "a model makes the run's calls"
     app = options.app
     try:
         code = code_of(app)
@@ -249,7 +280,7 @@ async def begin_run(
         session_id=session.id,
         principal=session.principal,
         prompt=prompt.name,
-        model=reference_to(model),
+        model=reference_to(settings.model),
         began_at=run.began_at.timestamp(),
         begin=msgspec.msgpack.encode(begin),
         app=app,
@@ -330,15 +361,13 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
 # --- run -----------------------------------------------------------------------------------------------
 
 
-async def carry_out(
-    journal: Journal, run: Run, conversation: Conversation, work: Coroutine[Any, Any, Outcome]
-) -> Outcome:
+async def carry_out(run: Run, conversation: Conversation, work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """Run `work` under the run's lease, and record how it ends. Errors of `work` are raised.
 
     Raises `RunParked` if the run was parked, `RunBusy` if another process has taken it over, and
     `PromptEvaluationError` if it was cancelled through the journal.
     """
-    run_id = run.run_context.run_id
+    journal, run_id = run.log.journal, run.run_context.run_id
     began, shown = len(conversation.messages), len(conversation.opened)
     scope = open_scope(run.cancellation)
     status: RunStatus = "cancelled"

@@ -17,9 +17,8 @@ from handrail.messages import CallAnswered, CallAsked, Message, ToolMessage, Use
 from handrail.prompt import OPENER
 from handrail.run.advice import Advice
 from handrail.run.answer import RecordedAnswer, spent_by
-from handrail.run.conversation import Conversation, root_conversation
+from handrail.run.conversation import Conversation, first_text, root_conversation
 from handrail.run.failures import what_stands
-from handrail.run.loop import first_text
 from handrail.run.place import RUN, Place
 from handrail.run.record.begin import (
     RunOutcome,

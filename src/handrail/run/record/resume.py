@@ -18,15 +18,25 @@ from handrail.guard.approval import bring_in, decisions_in, keep_decisions
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, CommitUnit, Entry, RunRecord, RunRow, SessionTurn
 from handrail.messages import Message
-from handrail.run.conversation import ROOT
+from handrail.prompt import Prompt, RenderedPrompt
+from handrail.run.conversation import ROOT, Conversation
 from handrail.run.limits import Budget
 from handrail.run.options import RunOptions
-from handrail.run.record.attachments import load
-from handrail.run.record.begin import RunBegin, base_of, begun_runs, decode_begin, decode_outcome, follow
+from handrail.run.record.attachments import attached_to, load
+from handrail.run.record.begin import (
+    RunBegin,
+    add_history,
+    base_of,
+    begun_runs,
+    decode_begin,
+    decode_outcome,
+    follow,
+)
 from handrail.run.record.lease import deadline_after
 from handrail.run.record.log import RunLog
 from handrail.run.record.logs import RecordedLogs
 from handrail.run.record.undone import UndoneCalls, undone_in
+from handrail.run.run import Run
 from handrail.session import Session
 from handrail.session.serialization import decode_item, load_imported
 from handrail.tools import Tool
@@ -55,6 +65,16 @@ class ResumedRun(msgspec.Struct, frozen=True):
         self.logs.restore(self.session, {tool.name: tool for tool in tools}, is_over=False)
         for each in self.others:
             _relog(self.session, each)
+
+    async def resume(
+        self, run: Run, prompt: Prompt[Any], rendered: RenderedPrompt[Any], conversation: Conversation
+    ) -> str:
+        """Resume the run. Returns its system text, as it was sent before."""
+        self.catch_up((*rendered.tools, *run.options.tools))
+        if not len(conversation.messages):  # otherwise, it has the history already
+            add_history(run, rendered, conversation)
+        await load(self.log.journal, self.log.run_id, attached_to(conversation.messages), some=True)
+        return self.begin.system
 
     def options(self, options: RunOptions) -> RunOptions:
         """Return the options that were passed now, with the recorded session, params, message, limits and settings of the run."""
