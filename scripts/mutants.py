@@ -259,7 +259,7 @@ MUTANTS = [
     ),
     Mutant(
         "disabled section shown",
-        "prompt/plan.py",
+        "prompt/rendering.py",
         "        if not self.enabled.evaluate(prompt, self.path, given):\n            return None\n",
         "",
         "tests/prompt/test_rendering.py",
@@ -273,7 +273,7 @@ MUTANTS = [
     ),
     Mutant(
         "placeholders in values are filled in",
-        "prompt/template.py",
+        "prompt/section.py",
         '        return "".join(filled)',
         '        return template_of("".join(filled).replace("$$", "$")).parts[0]',
         "tests/prompt/test_rendering.py",

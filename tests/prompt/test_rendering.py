@@ -25,7 +25,7 @@ from handrail import (
 )
 from handrail.errors import PromptDefinitionError, PromptRenderError, PromptValidationError
 from handrail.prompt import RenderedPrompt, ScopedPolicy
-from handrail.prompt.template import template_of
+from handrail.prompt.section import template_of
 from handrail.protocols import PromptView, RenderedPromptView
 from support.prompt_trees import Drawn, enabled, in_full, made, tool_names, trees, walk
 

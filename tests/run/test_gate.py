@@ -661,12 +661,11 @@ def test_only_the_gate_starts_handlers() -> None:
     look = {
         "run/run.py",
         "run/handlers.py",
-        "handoff/agent_run.py",
-        "prompt/plan.py",
+        "handoff/halves.py",
         "prompt/rendering.py",
         "workers/functions.py",
     }
-    assert callers == {"run/gate.py", "tools/checks.py", *look}
+    assert callers == {"run/gate.py", "tools/definition.py", *look}
 
 
 def test_read_only_effects_may_not_write() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.errors import DefinitionError, ToolValidationError
-from handrail.schema.foreign import MAX_DEPTH, MAX_PARTS, check_foreign
 from handrail.schema.misfits import MAX_STEPS, Comparison, misfits
 from handrail.schema.problems import asks_for_secrets, forms_of, inside, schemas_at
+from handrail.schema.raw import MAX_DEPTH, MAX_PARTS, check_foreign
 from handrail.schema.secrets import MASK, masked
 from handrail.serve.agui.interrupts import frontend_tool
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import Adapter, Prompt, ScriptedModel, Session, Tool, ToolCall, ToolContext, tool
-from handrail.schema.read_only import ReadOnlyDict, ReadOnlyList, read_only
+from handrail.schema.immutability import ReadOnlyDict, ReadOnlyList, read_only
 from handrail.serve.agui.interrupts import frontend_tool
 
 plain = st.recursive(

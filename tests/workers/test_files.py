@@ -19,10 +19,9 @@ from jinja2.tests import TESTS as DEFAULT_TESTS
 from handrail import MemoryFilesystem, ScriptedModel, ToolCall
 from handrail.errors import WorkerError
 from handrail.workers import WORKER_SCHEMA, WorkerRegistry
-from handrail.workers.front_matter import FrontMatter, parse_file, schema_text
+from handrail.workers.front_matter import Finder, FrontMatter, parse_file, schema_text
 from handrail.workers.instructions import ALLOWED, FILTERS, MOST_OUTPUT, TESTS, Instructions
 from handrail.workers.output_schema import output_type
-from handrail.workers.problems import Finder
 from support.examples import at_most
 from support.worker_folders import PLAIN, folder, sound
 

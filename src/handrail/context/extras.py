@@ -11,9 +11,8 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 from handrail.errors import ExtraKeyError, ToolValidationError
 from handrail.schema import schema_of, to_json
-from handrail.schema.immutability import is_immutable
+from handrail.schema.immutability import is_immutable, read_only
 from handrail.schema.problems import describe_kind
-from handrail.schema.read_only import read_only
 
 T = TypeVar("T")
 

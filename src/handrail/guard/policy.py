@@ -22,7 +22,7 @@ from handrail.resources.paths import HasLinks, parse_path
 from handrail.session import kept
 from handrail.text.spelling import checked_arguments
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
-from handrail.tools.checks import CAPABILITY
+from handrail.tools.definition import CAPABILITY
 
 Verdict = Literal["allow", "ask", "deny"] | Quorum
 """The verdict on a capability or an effect. A `Quorum`, which `ask(role=..., approvals=...)` returns, asks other people."""

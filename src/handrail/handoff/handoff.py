@@ -28,8 +28,7 @@ from handrail.protocols import ToolPolicy
 from handrail.run.options import GateArguments
 from handrail.schema.problems import describe
 from handrail.tools import Tool, ToolResult
-from handrail.tools.checks import check_words
-from handrail.tools.definition import ToolOptions
+from handrail.tools.definition import ToolOptions, check_words
 from handrail.tools.signature import MISSING, caller_namespace
 
 P = ParamSpec("P")

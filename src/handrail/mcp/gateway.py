@@ -31,8 +31,16 @@ from handrail.run.record.parking import Parking
 from handrail.serve.inbox import GATEWAY
 from handrail.text.rendering import escape_line
 from handrail.tools import EFFECTS, Effect, Tool
-from handrail.workers.front_matter import CapabilityRules, FrontMatter, PolicyEntry, parse_file, read_text
-from handrail.workers.problems import Finder, WorkerProblem, refuse
+from handrail.workers.front_matter import (
+    CapabilityRules,
+    Finder,
+    FrontMatter,
+    PolicyEntry,
+    WorkerProblem,
+    parse_file,
+    read_text,
+    refuse,
+)
 
 Voters = Callable[[str | None, str], Mapping[str, float]]
 """A function that takes a role, or None for any, and a principal to exclude, and returns the names of those who may vote."""

@@ -18,8 +18,15 @@ from handrail.errors import FileError, HandrailError
 from handrail.mcp.forms import can_ask
 from handrail.mcp.results import block_of
 from handrail.prompt import Prompt, Section
-from handrail.prompt.section import LiveSection, MarkdownSection, PlainSection, condition_of, walk
-from handrail.prompt.template import fields_of, template_of
+from handrail.prompt.section import (
+    LiveSection,
+    MarkdownSection,
+    PlainSection,
+    condition_of,
+    fields_of,
+    template_of,
+    walk,
+)
 from handrail.schema.problems import location_of
 from mcp import MCPError
 

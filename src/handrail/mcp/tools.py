@@ -17,8 +17,7 @@ from mcp_types import Tool as Described
 
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError
-from handrail.schema.foreign import check_foreign
-from handrail.schema.raw import RawSchema
+from handrail.schema.raw import RawSchema, check_foreign
 from handrail.tools import Effect, Tool, ToolResult
 
 MAX_NAME = 64

@@ -1,8 +1,7 @@
 """Prompts: trees of instructions, tools and policies, and their rendering for a model."""
 
-from handrail.prompt.plan import OPENER
 from handrail.prompt.prompt import Prompt
-from handrail.prompt.rendering import ClosedSection, Opening, RenderedPrompt, ScopedPolicy
+from handrail.prompt.rendering import OPENER, ClosedSection, Opening, RenderedPrompt, ScopedPolicy
 from handrail.prompt.section import MarkdownSection, Section, Visibility
 
 __all__ = [

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import pydantic_core
 
 from handrail.errors import FileInTheWay, PromptDefinitionError, ToolDefinitionError
-from handrail.prompt.plan import AnyTool, Words, example_words
-from handrail.prompt.section import Section, check_placeholders, read_template, walk
-from handrail.prompt.template import fields_of
+from handrail.prompt.rendering import AnyTool, Words, example_words
+from handrail.prompt.section import Section, check_placeholders, fields_of, read_template, walk
 from handrail.tools import ToolExample
 
 if TYPE_CHECKING:

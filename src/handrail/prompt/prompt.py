@@ -16,10 +16,23 @@ from typing_extensions import TypeVar
 from handrail.concurrency.timers import Deadline
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError
 from handrail.messages import DEFAULT_SETTINGS, ModelSettings
-from handrail.prompt.plan import OPENER, AnyTool, Planned, Words, all_of, examples_of, plan, resolved
-from handrail.prompt.rendering import RenderedPrompt, Tree, check_policy_names, check_tool_names
+from handrail.prompt.rendering import (
+    OPENER,
+    AnyTool,
+    Planned,
+    RenderedPrompt,
+    Tree,
+    Words,
+    all_of,
+    check_policy_names,
+    check_tool_names,
+    examples_of,
+    plan,
+    resolved,
+)
 from handrail.prompt.section import (
     LiveSection,
+    ParamsReader,
     Section,
     as_sections,
     check_placeholders,
@@ -27,10 +40,10 @@ from handrail.prompt.section import (
     check_sections,
     check_tools,
     connect,
+    fields_of,
     shown,
     walk,
 )
-from handrail.prompt.template import ParamsReader, fields_of
 from handrail.protocols import SessionView, ToolPolicy
 from handrail.schema import Schema
 from handrail.schema.problems import describe

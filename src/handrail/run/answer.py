@@ -39,7 +39,7 @@ from handrail.messages import (
 )
 from handrail.models.grammar import is_object
 from handrail.run.record.charges import Charge, Charged
-from handrail.schema.read_only import read_only
+from handrail.schema.immutability import read_only
 from handrail.tools import ProviderTool, Tool
 from handrail.tools.result import clean_text
 

@@ -22,6 +22,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchema
 from pydantic_core import core_schema
 
 from handrail.errors import DefinitionError, ToolValidationError
+from handrail.schema.immutability import read_only
 from handrail.schema.problems import (
     MAX_PROBLEMS,
     NOT_FINITE,
@@ -32,7 +33,6 @@ from handrail.schema.problems import (
     shown_location,
     write_path,
 )
-from handrail.schema.read_only import read_only
 from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked, masks_in
 from handrail.text.raised_errors import in_short, words_of
 

@@ -17,7 +17,6 @@ import pydantic_core
 from pydantic_core import core_schema
 
 from handrail.errors import DefinitionError
-from handrail.schema.foreign import check_foreign
 from handrail.schema.misfits import (
     WORDS,
     Comparison,
@@ -31,6 +30,7 @@ from handrail.schema.misfits import (
     unknown,
 )
 from handrail.schema.problems import as_count
+from handrail.schema.raw import check_foreign
 from handrail.schema.references import target_of, walk, without_anchors
 
 _INSTEAD = {

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 import decimal
 import enum
 import types
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    SupportsIndex,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from pydantic import BaseModel
@@ -65,3 +78,55 @@ def _is_frozen(kind: type) -> bool:
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_config__.frozen
     return issubclass(kind, BaseModel) and bool(kind.model_config.get("frozen"))
+
+
+_HINT = "It is read-only, because it is shared. Change a copy of it: copy.deepcopy(...)."
+
+
+def _refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
+    raise TypeError(_HINT)
+
+
+class ReadOnlyDict(dict[str, Any]):
+    """A dict that can't be changed."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = cast("Callable[..., NoReturn]", _refuse)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return {key: copy.deepcopy(value, memo) for key, value in self.items()}
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        return ReadOnlyDict, (dict(self),)
+
+
+class ReadOnlyList(list[Any]):
+    """A list that can't be changed."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = clear = extend = insert = pop = remove = reverse = sort = cast(
+        "Callable[..., NoReturn]", _refuse
+    )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
+        return [copy.deepcopy(value, memo) for value in self]
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        return ReadOnlyList, (list(self),)
+
+
+def read_only(value: Any) -> Any:
+    """Copy plain data so that nothing in it can be changed, at any depth. Objects of other classes are kept as they are."""
+    if isinstance(value, ReadOnlyDict | ReadOnlyList):
+        return value
+    if isinstance(value, Mapping):
+        return ReadOnlyDict({key: read_only(each) for key, each in cast("Mapping[Any, Any]", value).items()})
+    if isinstance(value, list):
+        return ReadOnlyList(map(read_only, cast("list[Any]", value)))
+    if type(value) is tuple:
+        return tuple(map(read_only, cast("tuple[Any, ...]", value)))
+    if isinstance(value, set):
+        return frozenset(cast("set[Any]", value))
+    return bytes(value) if isinstance(value, bytearray) else value

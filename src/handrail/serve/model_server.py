@@ -48,7 +48,7 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.schema.foreign import check_foreign
+from handrail.schema.raw import check_foreign
 from handrail.schema.size import MOST_VALUES
 from handrail.serve.model_parameters import CHAT, RESPONSES, BadRequest, check_function, check_parameters
 from handrail.serve.refusals import RequestRefused

@@ -14,7 +14,7 @@ from handrail.errors import DefinitionError, ReducerError, SessionError
 from handrail.events import ApprovalRemembered, ApprovalRevoked, Fact
 from handrail.ids import NewId, check_id, random_id
 from handrail.protocols import DecisionBook, RunMode, Slice
-from handrail.schema.read_only import read_only
+from handrail.schema.immutability import read_only
 from handrail.session.bus import (
     SLOW,
     Dispatcher,

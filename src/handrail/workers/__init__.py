@@ -2,7 +2,7 @@
 
 from handrail.context import WorkerContext, WorkerMessage, WorkerUserContext
 from handrail.workers.front_matter import SCHEMA_FILE as WORKER_SCHEMA
-from handrail.workers.problems import WorkerProblem
+from handrail.workers.front_matter import WorkerProblem
 from handrail.workers.registry import WorkerRegistry
 from handrail.workers.worker import Worker
 

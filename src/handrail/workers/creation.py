@@ -18,7 +18,7 @@ from handrail.context import ToolContext, WorkerContext
 from handrail.errors import ToolValidationError
 from handrail.session import kept
 from handrail.tools import Effect, Tool, ToolResult, tool
-from handrail.tools.checks import is_name, name_hint
+from handrail.tools.definition import is_name, name_hint
 from handrail.workers.front_matter import FrontMatter, Limits, ShellEntry
 from handrail.workers.worker import BUILT_IN, CALL, CREATE, Worker, WorkerFolder
 

@@ -20,8 +20,8 @@ import msgspec
 from handrail.errors import DefinitionError
 from handrail.neighbours import load_file
 from handrail.tools import Tool, tool
-from handrail.tools.checks import is_name
-from handrail.workers.problems import Finder
+from handrail.tools.definition import is_name
+from handrail.workers.front_matter import Finder
 
 _loaded = itertools.count(1)
 

@@ -15,8 +15,7 @@ from itertools import islice
 from typing import Any, cast
 
 from handrail.errors import WorkerError
-from handrail.workers.front_matter import needed
-from handrail.workers.problems import Finder, WorkerProblem, refuse
+from handrail.workers.front_matter import Finder, WorkerProblem, needed, refuse
 
 NAMES = ("input", "attachments", "worker")
 """The variables that a template may use."""

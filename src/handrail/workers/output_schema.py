@@ -16,7 +16,7 @@ from handrail.errors import DefinitionError
 from handrail.run.response import PlainAnswer
 from handrail.schema import Schema
 from handrail.schema.problems import as_count
-from handrail.workers.problems import Refuse
+from handrail.workers.front_matter import Refuse
 
 _BOUNDS = {
     "minimum": "ge",

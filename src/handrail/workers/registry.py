@@ -28,9 +28,16 @@ from handrail.text.spelling import checked_arguments
 from handrail.tools import Effect, Tool
 from handrail.workers.attachments import NO_ATTACHMENTS, accept, message_with, visible_to
 from handrail.workers.creation import WorkerCreated, check_rights, creation_tools
-from handrail.workers.front_matter import CreationDefaults, has_front_matter, read_text
+from handrail.workers.front_matter import (
+    CreationDefaults,
+    Finder,
+    WorkerProblem,
+    has_front_matter,
+    read_text,
+    refuse,
+    suggest,
+)
 from handrail.workers.functions import Functions, ParsedFunctions
-from handrail.workers.problems import Finder, WorkerProblem, refuse, suggest
 from handrail.workers.worker import Draft, Rendered, Worker, rule_of
 from handrail.workers.worker_run import Reach, WorkerRun, WorkerSettings, tool_for
 

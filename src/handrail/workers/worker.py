@@ -28,23 +28,26 @@ from handrail.schema import JsonSchema
 from handrail.sections import FileTools, ShellTools
 from handrail.session.slices import declare
 from handrail.tools import EFFECTS, Effect, Tool
-from handrail.tools.checks import is_name, name_hint
+from handrail.tools.definition import is_name, name_hint
 from handrail.workers.attachments import NO_ATTACHMENTS, READ_ATTACHMENT
 from handrail.workers.front_matter import (
     AttachmentRule,
     CreationDefaults,
+    Finder,
     FrontMatter,
     Limits,
     PolicyEntry,
+    Refuse,
     SettingsRule,
     ShellEntry,
     Text,
+    WorkerProblem,
     parse_file,
+    suggest,
 )
 from handrail.workers.functions import Functions
 from handrail.workers.instructions import Instructions, rendered
 from handrail.workers.output_schema import output_type
-from handrail.workers.problems import Finder, Refuse, WorkerProblem, suggest
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -26,10 +26,10 @@ from handrail.journal.records import QuestionRecord
 from handrail.question import Question
 from handrail.run.place import Place
 from handrail.schema import to_json
-from handrail.schema.foreign import check_foreign
+from handrail.schema.immutability import read_only
 from handrail.schema.misfits import misfits
 from handrail.schema.problems import asks_for_secrets
-from handrail.schema.read_only import read_only
+from handrail.schema.raw import check_foreign
 from handrail.schema.size import check_size
 from handrail.serve.agui.wire_events import Event, dump, plain_json
 from handrail.tools import Tool, ToolResult
