@@ -213,17 +213,13 @@ def test_a_mock_call_is_a_call():
 
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in AT_ONCE])
-def test_verbs_that_wait_return_an_operation(verb: str):
+async def test_verbs_that_wait_return_an_operation(verb: str):
     """Verbs that wait return an operation that has the call's `home` and can be awaited."""
-
-    async def main() -> None:
-        context = everything()
-        operation = VERBS[verb](context)
-        assert isinstance(operation, Operation)
-        assert operation.home is context._source.home
-        await operation
-
-    run(main)
+    context = everything()
+    operation = VERBS[verb](context)
+    assert isinstance(operation, Operation)
+    assert operation.home is context._source.home
+    await operation
 
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name in AT_ONCE - {"ticket"}])
@@ -233,20 +229,16 @@ def test_verbs_that_act_at_once_return_done(verb: str):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_refuses_after_the_end(verb: str):
+async def test_every_verb_refuses_after_the_end(verb: str):
     """After the call has ended, every verb raises `ContextExpired` with the call's id and a hint."""
-
-    async def main() -> None:
-        context = everything()
-        expire(context)
-        with pytest.raises(
-            ContextExpired, match=r"the call 'call-1' has ended.*before the handler returns"
-        ) as caught:
-            VERBS[verb](context)
-        assert caught.value.call == "call-1"
-        assert isinstance(caught.value, ContextError)
-
-    run(main)
+    context = everything()
+    expire(context)
+    with pytest.raises(
+        ContextExpired, match=r"the call 'call-1' has ended.*before the handler returns"
+    ) as caught:
+        VERBS[verb](context)
+    assert caught.value.call == "call-1"
+    assert isinstance(caught.value, ContextError)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -279,17 +271,13 @@ def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
 
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in AT_ONCE])
-def test_an_operation_made_before_the_end_is_refused_after(verb: str):
+async def test_an_operation_made_before_the_end_is_refused_after(verb: str):
     """Awaiting an operation after its call has ended raises `ContextExpired`, even if a verb returned it before the end."""
-
-    async def main() -> None:
-        context = everything()
-        operation = VERBS[verb](context)
-        expire(context)
-        with pytest.raises(ContextExpired):
-            await operation
-
-    run(main)
+    context = everything()
+    operation = VERBS[verb](context)
+    expire(context)
+    with pytest.raises(ContextExpired):
+        await operation
 
 
 def test_facts_can_be_read_after_the_end():
@@ -336,15 +324,11 @@ def test_expire_works_after_the_loop_has_gone():
         context.beat()
 
 
-def test_call_passes_any_argument_name_on():
+async def test_call_passes_any_argument_name_on():
     """`call` passes on arguments named `name`, `self` or `arguments`, which do not clash with its own parameters."""
-
-    async def main() -> None:
-        context = headless_context(results={"greet": lambda arguments: dict(arguments)})
-        result = await context.call("greet", name="Ada", self=1, arguments=2)
-        assert result == ToolResult.ok({"name": "Ada", "self": 1, "arguments": 2})
-
-    run(main)
+    context = headless_context(results={"greet": lambda arguments: dict(arguments)})
+    result = await context.call("greet", name="Ada", self=1, arguments=2)
+    assert result == ToolResult.ok({"name": "Ada", "self": 1, "arguments": 2})
 
 
 # --- capabilities --------------------------------------------------------------------------------

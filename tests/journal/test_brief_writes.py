@@ -70,37 +70,32 @@ def ids_in(journal: SqliteJournal) -> list[str]:
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
-def test_a_call_is_recorded_in_the_callers_thread_unless_the_disk_must_confirm_it(
+async def test_a_call_is_recorded_in_the_callers_thread_unless_the_disk_must_confirm_it(
     tmp_path: Path, durability: Durability
 ) -> None:
-    async def main() -> set[bool]:
+
+    with opened(tmp_path, durability) as journal:
         gate = open_gate([add], journal=journal)
         found = writers(journal)
         for number in range(5):
             assert (await gate.invoke("add", {"a": number, "b": 1})).value == number + 1
         assert len(found) == 5
-        return {each is threading.current_thread() for each in found}
-
-    with opened(tmp_path, durability) as journal:
-        assert asyncio.run(main()) == {durability == "process"}
+        assert ({each is threading.current_thread() for each in found}) == {durability == "process"}
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
-def test_a_recorded_call_needs_no_task(tmp_path: Path, durability: Durability) -> None:
+async def test_a_recorded_call_needs_no_task(tmp_path: Path, durability: Durability) -> None:
     made: list[Any] = []
 
     def make(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         made.append(work)
         return asyncio.Task(work, loop=loop, **options)
 
-    async def main() -> None:
+    with opened(tmp_path, durability) as journal:
         gate = open_gate([add], journal=journal)
         asyncio.get_running_loop().set_task_factory(make)
         await gate.invoke("add", {"a": 1, "b": 1})
         assert made == []
-
-    with opened(tmp_path, durability) as journal:
-        asyncio.run(main())
 
 
 def test_a_write_does_not_wait_for_another_process_in_the_callers_thread(tmp_path: Path) -> None:

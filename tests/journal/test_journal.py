@@ -17,6 +17,8 @@ from handrail.session import Session
 from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
 from handrail.tools import Effect
 
+pytestmark = pytest.mark.virtual_time
+
 
 @dataclass(frozen=True)
 class Done:
@@ -41,26 +43,22 @@ def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[],
 # --- steps ---------------------------------------------------------------------------------------
 
 
-def test_a_step_that_succeeded_is_not_run_again():
+async def test_a_step_that_succeeded_is_not_run_again():
     """For a step that has succeeded, the recorded value is returned, even with a different function. A step with a different key runs."""
-
-    async def main() -> list[int]:
-        journal = MemoryJournal()
-        _, function = counting()
-        other, unused = counting()
-        found = [
-            await journal.steps.run("a", function),
-            await journal.steps.run("a", unused),
-            await journal.steps.run("b", function),
-        ]
-        assert other == []
-        return found
-
-    assert run_virtual(main) == [1, 1, 2]
+    journal = MemoryJournal()
+    _, function = counting()
+    other, unused = counting()
+    found = [
+        await journal.steps.run("a", function),
+        await journal.steps.run("a", unused),
+        await journal.steps.run("b", function),
+    ]
+    assert other == []
+    assert found == [1, 1, 2]
 
 
 @pytest.mark.parametrize("value", [None, False, 0, ""])
-def test_a_value_that_is_nothing_is_a_value(value: Any):
+async def test_a_value_that_is_nothing_is_a_value(value: Any):
     """A step that returned None or another falsy value has succeeded and is not run again."""
     runs: list[int] = []
 
@@ -68,24 +66,18 @@ def test_a_value_that_is_nothing_is_a_value(value: Any):
         runs.append(1)
         return value
 
-    async def main() -> Any:
-        journal = MemoryJournal()
-        await journal.steps.run("a", function)
-        return await journal.steps.run("a", function)
-
-    assert run_virtual(main) == value
+    journal = MemoryJournal()
+    await journal.steps.run("a", function)
+    assert await journal.steps.run("a", function) == value
     assert runs == [1]
 
 
-def test_two_at_once_are_one():
+async def test_two_at_once_are_one():
     """If a step is started several times at once, it runs once, and every caller gets its value."""
     runs, function = counting(seconds=5)
 
-    async def main() -> list[int]:
-        journal = MemoryJournal()
-        return await asyncio.gather(*(journal.steps.run("a", function) for _ in range(5)))
-
-    assert run_virtual(main) == [1] * 5
+    journal = MemoryJournal()
+    assert await asyncio.gather(*(journal.steps.run("a", function) for _ in range(5))) == [1] * 5
     assert runs == [1]
 
 
@@ -106,60 +98,50 @@ def test_a_failure_lets_the_next_try():
     assert runs == [1, 2, 3]
 
 
-def test_a_cancelled_step_lets_the_next_try():
+async def test_a_cancelled_step_lets_the_next_try():
     """If the caller that runs a step is cancelled, a waiting caller runs the step."""
     runs, function = counting(seconds=5)
 
-    async def main() -> list[int]:
-        journal = MemoryJournal()
-        first = asyncio.ensure_future(journal.steps.run("a", function))
-        second = asyncio.ensure_future(journal.steps.run("a", function))
-        await asyncio.sleep(1)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        return [await second, await journal.steps.run("a", function)]
-
-    assert run_virtual(main) == [2, 2]
+    journal = MemoryJournal()
+    first = asyncio.ensure_future(journal.steps.run("a", function))
+    second = asyncio.ensure_future(journal.steps.run("a", function))
+    await asyncio.sleep(1)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert [await second, await journal.steps.run("a", function)] == [2, 2]
     assert runs == [1, 2]
 
 
-def test_one_that_waits_can_be_cancelled_alone():
+async def test_one_that_waits_can_be_cancelled_alone():
     """A waiting caller can be cancelled alone, and the step continues for the caller that runs it."""
     runs, function = counting(seconds=5)
 
-    async def main() -> int:
-        journal = MemoryJournal()
-        first = asyncio.ensure_future(journal.steps.run("a", function))
-        second = asyncio.ensure_future(journal.steps.run("a", function))
-        await asyncio.sleep(1)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        return await first
-
-    assert run_virtual(main) == 1
+    journal = MemoryJournal()
+    first = asyncio.ensure_future(journal.steps.run("a", function))
+    second = asyncio.ensure_future(journal.steps.run("a", function))
+    await asyncio.sleep(1)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert await first == 1
     assert runs == [1]
 
 
-def test_a_step_inside_itself_is_refused_and_not_waited_for_forever():
+async def test_a_step_inside_itself_is_refused_and_not_waited_for_forever():
     """Starting a step inside itself is refused instead of hanging. A step with a different key may be started inside it."""
+    journal = MemoryJournal()
+    runs, function = counting()
 
-    async def main() -> None:
-        journal = MemoryJournal()
-        runs, function = counting()
+    async def inside() -> int:
+        return await journal.steps.run("a", function)
 
-        async def inside() -> int:
-            return await journal.steps.run("a", function)
-
-        async with asyncio.timeout(60):
-            with pytest.raises(DefinitionError, match=r"step 'a' was started inside itself.*another key"):
-                await journal.steps.run("a", inside)
-            assert await journal.steps.run("b", inside) == 1
-            assert await journal.steps.run("a", function) == 1
-        assert runs == [1]
-
-    run_virtual(main)
+    async with asyncio.timeout(60):
+        with pytest.raises(DefinitionError, match=r"step 'a' was started inside itself.*another key"):
+            await journal.steps.run("a", inside)
+        assert await journal.steps.run("b", inside) == 1
+        assert await journal.steps.run("a", function) == 1
+    assert runs == [1]
 
 
 # --- commit and load -------------------------------------------------------------------------------
@@ -169,23 +151,19 @@ def unit(run: str, call: str) -> CommitUnit:
     return CommitUnit(run_id=run, call_id=call, events=[b"{}"], result=b"{}")
 
 
-def test_what_was_committed_is_loaded_in_order_by_run():
+async def test_what_was_committed_is_loaded_in_order_by_run():
     """A run's units are loaded in commit order, and a loaded list does not change afterwards."""
-
-    async def main() -> None:
-        journal = MemoryJournal()
-        for run, call in [("r", "1"), ("s", "1"), ("r", "2")]:
-            await journal.calls.commit(unit(run, call))
-        loaded = await journal.calls.load("r")
-        await journal.calls.commit(unit("r", "3"))
-        assert [each.call_id for each in loaded] == ["1", "2"]
-        assert [each.call_id for each in await journal.calls.load("r")] == ["1", "2", "3"]
-        assert list(await journal.calls.load("nobody's")) == []
-
-    run_virtual(main)
+    journal = MemoryJournal()
+    for run, call in [("r", "1"), ("s", "1"), ("r", "2")]:
+        await journal.calls.commit(unit(run, call))
+    loaded = await journal.calls.load("r")
+    await journal.calls.commit(unit("r", "3"))
+    assert [each.call_id for each in loaded] == ["1", "2"]
+    assert [each.call_id for each in await journal.calls.load("r")] == ["1", "2", "3"]
+    assert list(await journal.calls.load("nobody's")) == []
 
 
-def test_a_call_is_recorded_when_it_commits_and_only_then():
+async def test_a_call_is_recorded_when_it_commits_and_only_then():
     """A committed call is recorded as one unit with its inner calls' events, and a failed call is not recorded."""
 
     @tool(effect="staged")
@@ -205,18 +183,15 @@ def test_a_call_is_recorded_when_it_commits_and_only_then():
             raise ValueError("no")
         return "done"
 
-    async def main() -> None:
-        journal = MemoryJournal(VirtualClock())
-        gate = open_gate([inner, outer], journal=journal)
-        for name in ("inner", "outer"):
-            for fail in (True, False):
-                await gate.invoke(name, {"fail": fail}, call_id=f"{name} {fail}")
-        units = await journal.calls.load(gate.run.run_context.run_id)
-        assert [each.call_id for each in units] == ["inner False", "outer False"]
-        assert [len(each.events) for each in units] == [1, 2]
-        assert b'"success":true' in units[0].result
-
-    run_virtual(main)
+    journal = MemoryJournal(VirtualClock())
+    gate = open_gate([inner, outer], journal=journal)
+    for name in ("inner", "outer"):
+        for fail in (True, False):
+            await gate.invoke(name, {"fail": fail}, call_id=f"{name} {fail}")
+    units = await journal.calls.load(gate.run.run_context.run_id)
+    assert [each.call_id for each in units] == ["inner False", "outer False"]
+    assert [len(each.events) for each in units] == [1, 2]
+    assert b'"success":true' in units[0].result
 
 
 # --- once ----------------------------------------------------------------------------------------
@@ -302,7 +277,7 @@ def test_once_in_a_sync_handler():
     assert bank.paid == ["ada"]
 
 
-def test_once_is_keyed_by_the_call_and_the_key():
+async def test_once_is_keyed_by_the_call_and_the_key():
     """`once` is keyed by call and key, so a different call with equal arguments runs the step again."""
     bank = Bank()
 
@@ -313,11 +288,8 @@ def test_once_is_keyed_by_the_call_and_the_key():
             await context.once("a", bank.pay),
         ]
 
-    async def main() -> list[Any]:
-        gate = open_gate([paying(body)])
-        return [(await gate.invoke("pay")).value for _ in range(2)]
-
-    assert run_virtual(main) == [[1, 2, 1], [3, 4, 3]]
+    gate = open_gate([paying(body)])
+    assert [(await gate.invoke("pay")).value for _ in range(2)] == [[1, 2, 1], [3, 4, 3]]
 
 
 def test_once_of_one_call_at_the_same_time_is_one():
@@ -431,18 +403,15 @@ def test_what_once_did_in_an_inner_call_is_listed_by_the_outer():
     assert "Could not be undone: pay: once('bank')." in result.message
 
 
-def test_once_of_two_runs_that_share_a_journal_are_two():
+async def test_once_of_two_runs_that_share_a_journal_are_two():
     """A step recorded in one run runs again in another, even if the model repeats its call ids."""
     bank = Bank()
 
     async def body(context: ToolContext) -> int:
         return await context.once("pay", bank.pay)
 
-    async def main() -> list[Any]:
-        journal = MemoryJournal()
-        tools = [paying(body)]
-        return [
-            (await open_gate(tools, journal=journal).invoke("pay", call_id="call_0")).value for _ in range(2)
-        ]
-
-    assert run_virtual(main) == [1, 2]
+    journal = MemoryJournal()
+    tools = [paying(body)]
+    assert [
+        (await open_gate(tools, journal=journal).invoke("pay", call_id="call_0")).value for _ in range(2)
+    ] == [1, 2]

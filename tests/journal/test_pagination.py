@@ -119,40 +119,36 @@ async def all_sessions(journal: Journal, principal: str, limit: int) -> list[Ses
 
 @settings(max_examples=at_most(60), deadline=None)
 @given(runs=RUNS, limit=st.integers(1, 5))
-def test_pages_have_everything_once_and_both_journals_say_the_same(
+async def test_pages_have_everything_once_and_both_journals_say_the_same(
     runs: list[tuple[int, str, str, int, int]], limit: int
 ):
     """Pages list each of a principal's runs once, newest first, and each session once, last changed first. Both journals give the same pages."""
-
-    async def look() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            clock = Hands()
-            on_disk = SqliteJournal(Path(folder) / "runs.db", watch=None, inline=True, clock=clock)
-            said: list[Any] = []
-            for journal in (MemoryJournal(clock), on_disk):
-                asking = await fill(journal, clock, runs)
-                every = [await all_pages(journal, who, limit) for who in (None, "ada", "bob", "", "eve")]
-                whole = sorted((row.record.mark for row in every[0]), reverse=True)
-                assert [row.record.mark for row in every[0]] == whole
-                assert len(set(whole)) == len(runs)
-                for who, rows in zip(("ada", "bob", "", "eve"), every[1:], strict=True):
-                    assert rows == [row for row in every[0] if row.record.principal == who]
-                    lines = await list_runs(journal, principal=who, limit=1000)
-                    assert [line.row for line in lines] == rows
-                sessions = [await all_sessions(journal, who, limit) for who in ("ada", "bob", "", "eve")]
-                for who, rows, found in zip(("ada", "bob", "", "eve"), every[1:], sessions, strict=True):
-                    check_sessions(rows, found)
-                    waiting = await journal.questions.open(principal=who)
-                    assert len(waiting) == sum(each.questions for each in found)
-                    assert {each.principal for each in waiting} <= {who}
-                said.append((every, sessions, await journal.questions.open()))
-                for each in asking:
-                    each.cancel()
-                await asyncio.gather(*asking, return_exceptions=True)
-            assert said[0] == said[1]
-            on_disk.close()
-
-    asyncio.run(look())
+    with tempfile.TemporaryDirectory() as folder:
+        clock = Hands()
+        on_disk = SqliteJournal(Path(folder) / "runs.db", watch=None, inline=True, clock=clock)
+        said: list[Any] = []
+        for journal in (MemoryJournal(clock), on_disk):
+            asking = await fill(journal, clock, runs)
+            every = [await all_pages(journal, who, limit) for who in (None, "ada", "bob", "", "eve")]
+            whole = sorted((row.record.mark for row in every[0]), reverse=True)
+            assert [row.record.mark for row in every[0]] == whole
+            assert len(set(whole)) == len(runs)
+            for who, rows in zip(("ada", "bob", "", "eve"), every[1:], strict=True):
+                assert rows == [row for row in every[0] if row.record.principal == who]
+                lines = await list_runs(journal, principal=who, limit=1000)
+                assert [line.row for line in lines] == rows
+            sessions = [await all_sessions(journal, who, limit) for who in ("ada", "bob", "", "eve")]
+            for who, rows, found in zip(("ada", "bob", "", "eve"), every[1:], sessions, strict=True):
+                check_sessions(rows, found)
+                waiting = await journal.questions.open(principal=who)
+                assert len(waiting) == sum(each.questions for each in found)
+                assert {each.principal for each in waiting} <= {who}
+            said.append((every, sessions, await journal.questions.open()))
+            for each in asking:
+                each.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        assert said[0] == said[1]
+        on_disk.close()
 
 
 def check_sessions(rows: list[RunRow], found: list[SessionRow]) -> None:

@@ -327,38 +327,34 @@ STEPS = st.one_of(
 
 
 @given(steps=st.lists(STEPS, max_size=12))
-def test_whatever_handrail_does_verifies(steps: list[tuple[str, str | set[str], str]], exported: Path):
+async def test_whatever_handrail_does_verifies(steps: list[tuple[str, str | set[str], str]], exported: Path):
     """Runs that begin in any order, forks, imports, forgotten runs and failed transactions leave a valid journal.
 
     Deleting a run directly from the database then makes it invalid.
     """
-
-    async def act() -> None:
-        journal = MemoryJournal()
-        for kind, one, two in steps:
-            try:
-                if kind == "begin":
-                    await begin(journal, str(one), two)
-                elif kind == "fork":
-                    await fork(journal, str(one), 0, two)
-                elif kind == "import":
-                    await import_(journal, exported, run_id=str(one), session_id=two)
-                elif kind == "forget":
-                    await journal.runs.forget(sorted(one))
-                else:
-                    await fail(journal, str(one), two)
-            except (JournalError, RuntimeError, LookupError, ValueError):
-                pass
-            assert not (await journal.runs.verify()).altered
-        for row in await journal.runs.list():
-            assert not (await journal.runs.verify(row.record.id)).altered
-        for row in (await journal.runs.list())[:1]:
-            gone = row.record.id
-            journal._database.transact_now(lambda c, gone=gone: remove_run(cast(Any, c), gone))  # pyright: ignore[reportPrivateUsage]
-            assert (await journal.runs.verify()).altered
-        journal.close()
-
-    asyncio.run(act())
+    journal = MemoryJournal()
+    for kind, one, two in steps:
+        try:
+            if kind == "begin":
+                await begin(journal, str(one), two)
+            elif kind == "fork":
+                await fork(journal, str(one), 0, two)
+            elif kind == "import":
+                await import_(journal, exported, run_id=str(one), session_id=two)
+            elif kind == "forget":
+                await journal.runs.forget(sorted(one))
+            else:
+                await fail(journal, str(one), two)
+        except (JournalError, RuntimeError, LookupError, ValueError):
+            pass
+        assert not (await journal.runs.verify()).altered
+    for row in await journal.runs.list():
+        assert not (await journal.runs.verify(row.record.id)).altered
+    for row in (await journal.runs.list())[:1]:
+        gone = row.record.id
+        journal._database.transact_now(lambda c, gone=gone: remove_run(cast(Any, c), gone))  # pyright: ignore[reportPrivateUsage]
+        assert (await journal.runs.verify()).altered
+    journal.close()
 
 
 async def fail(journal: MemoryJournal, run_id: str, session_id: str) -> None:

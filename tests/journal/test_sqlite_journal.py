@@ -313,17 +313,13 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
         SqliteJournal(tmp_path / "new.db", durability="forever")  # pyright: ignore[reportArgumentType]
 
 
-def test_a_closed_journal_says_so(tmp_path: Path):
+async def test_a_closed_journal_says_so(tmp_path: Path):
     """A journal may be closed twice. Reading from it afterwards raises an error that says that it is closed."""
-
-    async def main() -> None:
-        journal = SqliteJournal(tmp_path / "journal.db")
-        journal.close()
-        journal.close()
-        with pytest.raises(JournalError, match="it is closed"):
-            await journal.calls.load("run")
-
-    asyncio.run(main())
+    journal = SqliteJournal(tmp_path / "journal.db")
+    journal.close()
+    journal.close()
+    with pytest.raises(JournalError, match="it is closed"):
+        await journal.calls.load("run")
 
 
 def test_what_was_recorded_outlives_a_kill(tmp_path: Path):

@@ -1,6 +1,5 @@
 """Resources that fail to close after a run, and connections that only one thread may use."""
 
-import asyncio
 import contextlib
 import sqlite3
 from pathlib import Path
@@ -102,34 +101,26 @@ def threaded() -> Any:
 
 
 @pytest.mark.parametrize("first", ["query", "in_thread"])
-def test_a_connection_fails_at_its_first_use_on_another_thread(first: str, tmp_path: Path):
+async def test_a_connection_fails_at_its_first_use_on_another_thread(first: str, tmp_path: Path):
     """An SQLite connection that belongs to one thread fails on another one, and the message says how to share it."""
-
-    async def main() -> None:
-        tools = [tool(effect="idempotent")(query), threaded()]
-        gate = open_gate(tools, resources=[connecting(tmp_path / "a.db")])
-        assert (await gate.invoke(first)).value == 1
-        (second,) = {"query", "in_thread"} - {first}
-        result = await gate.invoke(second)
-        assert "sqlite3.connect(..., check_same_thread=False)" in result.message
-        assert (await gate.invoke(second)).success is False
-        with contextlib.suppress(ExceptionGroup):
-            await gate.close()
-
-    asyncio.run(main())
-
-
-def test_a_shared_connection_works_on_every_thread(tmp_path: Path):
-    """With `check_same_thread=False`, one connection serves the run's handlers on all threads and can be closed."""
-
-    async def main() -> None:
-        tools = [tool(effect="idempotent")(query), threaded()]
-        gate = open_gate(tools, resources=[connecting(tmp_path / "a.db", check_same_thread=False)])
-        for name in ("in_thread", "query", "in_thread"):
-            assert (await gate.invoke(name)).value == 1
+    tools = [tool(effect="idempotent")(query), threaded()]
+    gate = open_gate(tools, resources=[connecting(tmp_path / "a.db")])
+    assert (await gate.invoke(first)).value == 1
+    (second,) = {"query", "in_thread"} - {first}
+    result = await gate.invoke(second)
+    assert "sqlite3.connect(..., check_same_thread=False)" in result.message
+    assert (await gate.invoke(second)).success is False
+    with contextlib.suppress(ExceptionGroup):
         await gate.close()
 
-    asyncio.run(main())
+
+async def test_a_shared_connection_works_on_every_thread(tmp_path: Path):
+    """With `check_same_thread=False`, one connection serves the run's handlers on all threads and can be closed."""
+    tools = [tool(effect="idempotent")(query), threaded()]
+    gate = open_gate(tools, resources=[connecting(tmp_path / "a.db", check_same_thread=False)])
+    for name in ("in_thread", "query", "in_thread"):
+        assert (await gate.invoke(name)).value == 1
+    await gate.close()
 
 
 def test_a_connection_that_does_not_close_says_why(tmp_path: Path):

@@ -21,7 +21,7 @@ from handrail.run.attempt import Attempt
 from handrail.run.gate import Gate
 from handrail.run.limits import Budget, BudgetTracker
 from handrail.session import Session
-from handrail.testing import RecordingSubscriber, run_virtual
+from handrail.testing import RecordingSubscriber
 
 
 class Thing:
@@ -108,24 +108,23 @@ def numbered(log: list[str], prefix: str = "") -> Callable[[Any], Thing]:
         ("fresh", [["1", "2"], ["3", "4"]], ["+1", "+2", "-2", "-1", "end", "+3", "+4", "-4", "-3", "end"]),
     ],
 )
-def test_three_scopes(scope: Any, got: Any, log: list[str]):
+@pytest.mark.virtual_time
+async def test_three_scopes(scope: Any, got: Any, log: list[str]):
     """A resource is created once per run, once per call or at each request, and closed when the run or the call ends."""
     found: list[str] = []
 
-    async def main() -> list[Any]:
-        scene = Scene(Binding(A, numbered(found), scope))
-        results: list[Any] = []
-        for _ in range(2):
-            results.append((await scene.call(getting(A, A))).value)
-            found.append("end")
-        await scene.gate.close()
-        return results
-
-    assert run_virtual(main) == got
+    scene = Scene(Binding(A, numbered(found), scope))
+    results: list[Any] = []
+    for _ in range(2):
+        results.append((await scene.call(getting(A, A))).value)
+        found.append("end")
+    await scene.gate.close()
+    assert results == got
     assert found == log
 
 
-def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
+@pytest.mark.virtual_time
+async def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
     """Concurrent calls share a resource with the scope `run`, and each has its own resource with the scope `call`."""
     log: list[str] = []
 
@@ -135,43 +134,40 @@ def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
         two = context.resources.get(B)
         return one.name, two.name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
-    async def main() -> list[Any]:
-        scene = Scene(Binding(A, numbered(log, "run")), Binding(B, numbered(log, "call"), "call"))
-        scene.body = body
-        results = await asyncio.gather(*(scene.gate.invoke("do") for _ in range(3)))
-        return sorted(result.value for result in results)
+    scene = Scene(Binding(A, numbered(log, "run")), Binding(B, numbered(log, "call"), "call"))
+    scene.body = body
+    results = await asyncio.gather(*(scene.gate.invoke("do") for _ in range(3)))
+    assert sorted(result.value for result in results) == [
+        ("run1", "call1"),
+        ("run1", "call2"),
+        ("run1", "call3"),
+    ]
 
-    assert run_virtual(main) == [("run1", "call1"), ("run1", "call2"), ("run1", "call3")]
 
-
-def test_a_given_thing_is_never_closed():
+@pytest.mark.virtual_time
+async def test_a_given_thing_is_never_closed():
     """An object passed to `given` is never closed, because it belongs to the caller."""
     log: list[str] = []
 
-    async def main() -> None:
-        scene = Scene(given(A, Thing("mine", log)), Binding(B, lambda resources: resources.get(A), "call"))
-        assert (await scene.call(getting(A, B))).value == ["mine", "mine"]
-        await scene.gate.close()
-
-    run_virtual(main)
+    scene = Scene(given(A, Thing("mine", log)), Binding(B, lambda resources: resources.get(A), "call"))
+    assert (await scene.call(getting(A, B))).value == ["mine", "mine"]
+    await scene.gate.close()
     assert log == ["+mine"]
 
 
-def test_another_name_for_a_thing_does_not_close_it():
+@pytest.mark.virtual_time
+async def test_another_name_for_a_thing_does_not_close_it():
     """A resource that a second binding also returns is closed once, with the scope in which it was created."""
     log: list[str] = []
 
-    async def main() -> None:
-        scene = Scene(Binding(A, numbered(log)), Binding(B, lambda resources: resources.get(A), "call"))
-        for _ in range(2):
-            assert (await scene.call(getting(B))).value == ["1"]
-        await scene.gate.close()
-
-    run_virtual(main)
+    scene = Scene(Binding(A, numbered(log)), Binding(B, lambda resources: resources.get(A), "call"))
+    for _ in range(2):
+        assert (await scene.call(getting(B))).value == ["1"]
+    await scene.gate.close()
     assert log == ["+1", "-1"]
 
 
-def test_threads_make_one_of_the_runs_scope():
+async def test_threads_make_one_of_the_runs_scope():
     """Sync handlers in several threads that request a run's resource at the same time get the same one."""
     log: list[str] = []
     together = threading.Barrier(4)
@@ -182,11 +178,10 @@ def test_threads_make_one_of_the_runs_scope():
         together.wait()
         return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
-    async def main() -> set[str]:
-        gate = open_gate([grab], resources=[Binding(A, numbered(log))])
-        return {result.value for result in await asyncio.gather(*(gate.invoke("grab") for _ in range(4)))}
-
-    assert asyncio.run(main()) == {"1"}
+    gate = open_gate([grab], resources=[Binding(A, numbered(log))])
+    assert ({result.value for result in await asyncio.gather(*(gate.invoke("grab") for _ in range(4)))}) == {
+        "1"
+    }
     assert log == ["+1"]
 
 
@@ -214,7 +209,8 @@ CHAIN = ["+c", "+b", "+a", "-a async", "-b generator", "-c"]
 
 
 @pytest.mark.parametrize("how", ["ok", "raises", "says no", "times out", "cancels itself", "retried"])
-def test_what_a_call_made_is_closed_in_reverse_however_it_ends(how: str):
+@pytest.mark.virtual_time
+async def test_what_a_call_made_is_closed_in_reverse_however_it_ends(how: str):
     """However a call ends, its resources are closed in reverse order of creation, and a retry creates new ones."""
     log: list[str] = []
 
@@ -232,16 +228,14 @@ def test_what_a_call_made_is_closed_in_reverse_however_it_ends(how: str):
             raise TransientError("again", retry_after=1)
         return "ok"
 
-    async def main() -> None:
-        scene = Scene(*chain(log), timeout=10)
-        result = await scene.call(body)
-        assert result.success is (how in ("ok", "retried"))
-
-    run_virtual(main)
+    scene = Scene(*chain(log), timeout=10)
+    result = await scene.call(body)
+    assert result.success is (how in ("ok", "retried"))
     assert log == (CHAIN * 2 if how == "retried" else CHAIN)
 
 
-def test_what_a_call_made_is_closed_when_the_run_is_cancelled():
+@pytest.mark.virtual_time
+async def test_what_a_call_made_is_closed_when_the_run_is_cancelled():
     """When a run is cancelled, its calls' resources are closed, and the cancellation does not interrupt an async `aclose`."""
     log: list[str] = []
 
@@ -249,30 +243,25 @@ def test_what_a_call_made_is_closed_when_the_run_is_cancelled():
         context.resources.get(A)
         await asyncio.sleep(100)
 
-    async def main() -> None:
-        scene = Scene(*chain(log))
-        scene.body = body
-        calling = asyncio.ensure_future(scene.gate.invoke("do"))
-        await asyncio.sleep(1)
-        scene.gate.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
-        scene.seen.assert_paired()
-
-    run_virtual(main)
+    scene = Scene(*chain(log))
+    scene.body = body
+    calling = asyncio.ensure_future(scene.gate.invoke("do"))
+    await asyncio.sleep(1)
+    scene.gate.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    scene.seen.assert_paired()
     assert log == CHAIN
 
 
-def test_closed_before_the_call_is_said_to_be_over():
+@pytest.mark.virtual_time
+async def test_closed_before_the_call_is_said_to_be_over():
     """A call's resources are closed before its `ToolInvoked` event is published."""
     log: list[str] = []
 
-    async def main() -> None:
-        scene = Scene(*chain(log))
-        scene.session.dispatcher.subscribe(object, lambda event: log.append(type(event).__name__))
-        await scene.call(getting(A))
-
-    run_virtual(main)
+    scene = Scene(*chain(log))
+    scene.session.dispatcher.subscribe(object, lambda event: log.append(type(event).__name__))
+    await scene.call(getting(A))
     assert log[-1] == "ToolInvoked"
     assert log[-2] == "-c"
 
@@ -305,7 +294,8 @@ def raising_generator(log: list[str]) -> Callable[[Any], Iterator[Thing]]:
 
 
 @pytest.mark.parametrize("kind", ["sync", "cancelled", "endless", "generator"])
-def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.LogCaptureFixture):
+@pytest.mark.virtual_time
+async def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.LogCaptureFixture):
     """If a resource fails to close, the others are closed, the call's result stands, and the error is logged."""
     log: list[str] = []
     wrong: dict[str, Any] = {
@@ -315,7 +305,7 @@ def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.L
         "generator": raising_generator(log),
     }
 
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR):
         scene = Scene(
             Binding(A, lambda _: Thing("a", log), "call"),
             Binding(B, wrong[kind], "call"),
@@ -323,34 +313,30 @@ def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.L
         )
         async with asyncio.timeout(100):
             assert (await scene.call(getting(A, B, C))).value == ["a", "b", "c"]
-
-    with caplog.at_level(logging.ERROR):
-        run_virtual(main)
     assert log == ["+a", "+b", "+c", "-c", "-b", "-a"]
     assert "closing a resource of do raised" in caplog.text
 
 
-def test_failures_to_close_the_runs_are_raised_together():
+@pytest.mark.virtual_time
+async def test_failures_to_close_the_runs_are_raised_together():
     """All of a run's resources are closed even if some fail. The errors are raised together, each with its resource's name."""
     log: list[str] = []
 
-    async def main() -> None:
-        bindings: list[Binding[Any]] = [
-            Binding(kind, lambda _, name=kind.__name__: Stubborn(name, log)) for kind in (A, B)
-        ]
-        scene = Scene(*bindings, Binding(C, lambda _: Thing("C", log)))
-        await scene.call(getting(C, A, B))
-        with pytest.raises(ExceptionGroup) as failed:
-            await scene.gate.close()
-        assert [str(error) for error in failed.value.exceptions] == ["B does not close", "A does not close"]
-        assert failed.value.exceptions[0].__notes__ == ["while closing the resource B"]
+    bindings: list[Binding[Any]] = [
+        Binding(kind, lambda _, name=kind.__name__: Stubborn(name, log)) for kind in (A, B)
+    ]
+    scene = Scene(*bindings, Binding(C, lambda _: Thing("C", log)))
+    await scene.call(getting(C, A, B))
+    with pytest.raises(ExceptionGroup) as failed:
         await scene.gate.close()
-
-    run_virtual(main)
+    assert [str(error) for error in failed.value.exceptions] == ["B does not close", "A does not close"]
+    assert failed.value.exceptions[0].__notes__ == ["while closing the resource B"]
+    await scene.gate.close()
     assert log[3:] == ["-B", "-A", "-C"]
 
 
-def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.virtual_time
+async def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
     """A resource that takes too long to close is abandoned with an error that names it. A `TimeoutError` that closing raises itself is kept."""
 
     class Slow:
@@ -361,20 +347,17 @@ def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
         async def aclose(self) -> None:
             raise TimeoutError("its own")
 
-    async def main() -> list[str]:
-        scoped = scopes_module.Scoped()
-        scoped.closes(scopes_module.Closer("Slow", Slow().aclose))
-        scoped.closes(scopes_module.Closer("TimesOut", TimesOut().aclose))
-        return [str(error) for error in await scoped.close()]
-
     monkeypatch.setattr(scopes_module, "_CLOSE_SECONDS", 50)
-    assert run_virtual(main) == [
+    scoped = scopes_module.Scoped()
+    scoped.closes(scopes_module.Closer("Slow", Slow().aclose))
+    scoped.closes(scopes_module.Closer("TimesOut", TimesOut().aclose))
+    assert [str(error) for error in await scoped.close()] == [
         "its own",
         "resource Slow: closing it took longer than 50 seconds. Make closing faster.",
     ]
 
 
-def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
+async def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
     """If a thread creates a resource after its call has ended, the resource is closed, and the thread gets `ContextExpired`."""
     log: list[str] = []
     begun, goes_on = threading.Event(), threading.Event()
@@ -397,34 +380,29 @@ def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
         finally:
             over.set()
 
-    async def main() -> None:
-        gate = open_gate([grab], resources=[Binding(A, slow, "call")])
-        call = asyncio.ensure_future(gate.invoke("grab"))
-        assert await asyncio.to_thread(begun.wait, 300)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        goes_on.set()
-        assert await asyncio.to_thread(over.wait, 300)
-        async with asyncio.timeout(300):
-            while len(log) < 2:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(main())
+    gate = open_gate([grab], resources=[Binding(A, slow, "call")])
+    call = asyncio.ensure_future(gate.invoke("grab"))
+    assert await asyncio.to_thread(begun.wait, 300)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    goes_on.set()
+    assert await asyncio.to_thread(over.wait, 300)
+    async with asyncio.timeout(300):
+        while len(log) < 2:
+            await asyncio.sleep(0.01)
     assert log == ["+late", "-late"]
     assert [type(error) for error in refused] == [ContextExpired]
 
 
-def test_nothing_is_made_once_the_run_has_ended():
+@pytest.mark.virtual_time
+async def test_nothing_is_made_once_the_run_has_ended():
     """No resource is created after the run has ended, because it would never be closed."""
     log: list[str] = []
 
-    async def main() -> str:
-        scene = Scene(Binding(A, numbered(log)))
-        await scene.gate.close()
-        return (await scene.call(getting(A))).message
-
-    assert "the run has ended" in run_virtual(main)
+    scene = Scene(Binding(A, numbered(log)))
+    await scene.gate.close()
+    assert "the run has ended" in (await scene.call(getting(A))).message
     assert log == []
 
 
@@ -436,81 +414,68 @@ def needs(protocol: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("scope", ["run", "call", "fresh"])
-def test_circles_are_named_with_their_path(scope: Any):
+@pytest.mark.virtual_time
+async def test_circles_are_named_with_their_path(scope: Any):
     """The error for a cycle names only the members of the cycle, and a second request gives the same error."""
-
-    async def main() -> list[str]:
-        scene = Scene(Binding(A, needs(B), scope), Binding(B, needs(C), scope), Binding(C, needs(B), scope))
-        return [(await scene.call(getting(A))).message for _ in range(2)]
-
-    for message in run_virtual(main):
+    scene = Scene(Binding(A, needs(B), scope), Binding(B, needs(C), scope), Binding(C, needs(B), scope))
+    for message in [(await scene.call(getting(A))).message for _ in range(2)]:
         assert "resource B: it needs itself: B -> C -> B. Break the cycle" in message
 
 
-def test_a_thing_that_needs_itself():
+@pytest.mark.virtual_time
+async def test_a_thing_that_needs_itself():
     """A resource that needs itself is refused as a cycle."""
-
-    async def main() -> str:
-        return (await Scene(Binding(A, needs(A))).call(getting(A))).message
-
-    assert "it needs itself: A -> A" in run_virtual(main)
+    assert "it needs itself: A -> A" in (await Scene(Binding(A, needs(A))).call(getting(A))).message
 
 
 @pytest.mark.parametrize("by_way_of", [False, True])
-def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
+@pytest.mark.virtual_time
+async def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
     """A run's resource can't hold a call's resource, not even through a fresh resource in between."""
-
-    async def main() -> str:
-        bindings = [
-            Binding(A, needs(C if by_way_of else B)),
-            Binding(B, numbered([]), "call"),
-            Binding(C, needs(B), "fresh"),
-        ]
-        return (await Scene(*bindings).call(getting(A))).message
-
-    message = run_virtual(main)
+    bindings = [
+        Binding(A, needs(C if by_way_of else B)),
+        Binding(B, numbered([]), "call"),
+        Binding(C, needs(B), "fresh"),
+    ]
+    message = (await Scene(*bindings).call(getting(A))).message
     assert "resource B: it lives for one call, but a resource with the scope 'run' requests it" in message
     assert "Give it the scope 'run', or give the resource that requests it the scope 'call'." in message
 
 
-def test_a_fork_can_not_be_held_by_the_run():
+@pytest.mark.virtual_time
+async def test_a_fork_can_not_be_held_by_the_run():
     """A run's resource can't hold a call's fork, because the fork would have expired by the next call."""
+    files = MemoryFilesystem({"a": "1"})
+    held = Binding(A, lambda resources: Thing("x", [], resources.get(Filesystem)))
+    scene = Scene(
+        held,
+        Binding(B, lambda resources: Thing("y", [], resources.get(Filesystem)), "call"),
+        filesystem=files,
+    )
 
-    async def main() -> list[str]:
-        files = MemoryFilesystem({"a": "1"})
-        held = Binding(A, lambda resources: Thing("x", [], resources.get(Filesystem)))
-        scene = Scene(
-            held,
-            Binding(B, lambda resources: Thing("y", [], resources.get(Filesystem)), "call"),
-            filesystem=files,
-        )
+    async def read(context: ToolContext) -> str:
+        return context.resources.get(B).needs.read("a")  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
-        async def read(context: ToolContext) -> str:
-            return context.resources.get(B).needs.read("a")  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
-
-        assert [(await scene.call(read)).value for _ in range(2)] == ["1", "1"]
-        return [(await scene.call(getting(A))).message for _ in range(2)]
-
-    for message in run_virtual(main):
+    assert [(await scene.call(read)).value for _ in range(2)] == ["1", "1"]
+    for message in [(await scene.call(getting(A))).message for _ in range(2)]:
         assert "each call works on its own fork of it" in message
         assert "Give the resource that requests it the scope 'call'." in message
 
 
-def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
+@pytest.mark.virtual_time
+async def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
     """A fresh resource that a run's resource requested is closed with the run."""
     log: list[str] = []
 
-    async def main() -> None:
-        scene = Scene(Binding(A, needs(B)), Binding(B, numbered(log), "fresh"))
-        await scene.call(getting(A))
-        assert log == ["+1"]
-        await scene.gate.close()
-
-    run_virtual(main)
+    scene = Scene(Binding(A, needs(B)), Binding(B, numbered(log), "fresh"))
+    await scene.call(getting(A))
+    assert log == ["+1"]
+    await scene.gate.close()
     assert log == ["+1", "-1"]
 
 
-def test_a_provider_that_raises_leaves_nothing_behind_and_is_tried_again():
+@pytest.mark.virtual_time
+async def test_a_provider_that_raises_leaves_nothing_behind_and_is_tried_again():
     """A provider that raises is called again at the next request. The resource that it had requested is closed with the run."""
     log: list[str] = []
     tries: list[int] = []
@@ -522,13 +487,10 @@ def test_a_provider_that_raises_leaves_nothing_behind_and_is_tried_again():
             raise OSError("not yet")
         return Thing("a", log, need)
 
-    async def main() -> None:
-        scene = Scene(Binding(A, flaky), Binding(B, numbered(log)))
-        assert "OSError: not yet" in (await scene.call(getting(A))).message
-        assert (await scene.call(getting(A))).value == ["a"]
-        await scene.gate.close()
-
-    run_virtual(main)
+    scene = Scene(Binding(A, flaky), Binding(B, numbered(log)))
+    assert "OSError: not yet" in (await scene.call(getting(A))).message
+    assert (await scene.call(getting(A))).value == ["a"]
+    await scene.gate.close()
     assert log == ["+1", "+a", "-a", "-1"]
 
 
@@ -562,23 +524,22 @@ def opening(*protocols: Any) -> Body:
 
 
 @pytest.mark.parametrize("kind", ["function", "generator", "lambda", "lambda of a generator"])
-def test_an_async_binding_is_opened_and_not_gotten(kind: str):
+@pytest.mark.virtual_time
+async def test_an_async_binding_is_opened_and_not_gotten(kind: str):
     """`get` refuses an async binding and says what to write instead. After `open`, `get` returns the resource."""
     log: list[str] = []
 
-    async def main() -> None:
-        scene = Scene(Binding(A, async_kinds(log)[kind]))
-        message = (await scene.call(getting(A))).message
-        assert "resource A: its provider is async. Write `await context.resources.open(A)`" in message
-        assert (await scene.call(opening(A, A))).value == ["a", "a"]
-        assert (await scene.call(getting(A))).value == ["a"]
-        await scene.gate.close()
-
-    run_virtual(main)
+    scene = Scene(Binding(A, async_kinds(log)[kind]))
+    message = (await scene.call(getting(A))).message
+    assert "resource A: its provider is async. Write `await context.resources.open(A)`" in message
+    assert (await scene.call(opening(A, A))).value == ["a", "a"]
+    assert (await scene.call(getting(A))).value == ["a"]
+    await scene.gate.close()
     assert log == ["+a", "-a"]
 
 
-def test_open_is_for_every_binding():
+@pytest.mark.virtual_time
+async def test_open_is_for_every_binding():
     """`open` works for async, plain and given bindings, and a sync handler can wait for it."""
     log: list[str] = []
 
@@ -587,17 +548,15 @@ def test_open_is_for_every_binding():
         """Return the name of resource A."""
         return context.resources.open(A).wait().name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
-    async def main() -> None:
-        scene = Scene(Binding(A, numbered(log)), given(B, Thing("b", log)))
-        assert (await scene.call(opening(A, B, A))).value == ["1", "b", "1"]
-        gate = open_gate([grab], resources=[Binding(A, async_kinds(log)["function"])])
-        assert (await gate.invoke("grab")).value == "a"
-
-    run_virtual(main)
+    scene = Scene(Binding(A, numbered(log)), given(B, Thing("b", log)))
+    assert (await scene.call(opening(A, B, A))).value == ["1", "b", "1"]
+    gate = open_gate([grab], resources=[Binding(A, async_kinds(log)["function"])])
+    assert (await gate.invoke("grab")).value == "a"
 
 
 @pytest.mark.parametrize("scope", ["run", "call"])
-def test_opened_by_several_at_once_it_is_made_once(scope: Any):
+@pytest.mark.virtual_time
+async def test_opened_by_several_at_once_it_is_made_once(scope: Any):
     """Concurrent requests in the resource's scope wait for the first one and share its result."""
     log: list[str] = []
 
@@ -605,18 +564,16 @@ def test_opened_by_several_at_once_it_is_made_once(scope: Any):
         one, two = await gather(context.resources.open(A), context.resources.open(A))
         return one is two
 
-    async def main() -> None:
-        scene = Scene(Binding(A, async_kinds(log)["function"], scope))
-        scene.body = body
-        results = await asyncio.gather(*(scene.gate.invoke("do") for _ in range(3)))
-        assert [result.value for result in results] == [True] * 3
-        await scene.gate.close()
-
-    run_virtual(main)
+    scene = Scene(Binding(A, async_kinds(log)["function"], scope))
+    scene.body = body
+    results = await asyncio.gather(*(scene.gate.invoke("do") for _ in range(3)))
+    assert [result.value for result in results] == [True] * 3
+    await scene.gate.close()
     assert sorted(log) == (["+a", "-a"] if scope == "run" else ["+a"] * 3 + ["-a"] * 3)
 
 
-def test_two_different_ones_opened_at_once_are_no_circle():
+@pytest.mark.virtual_time
+async def test_two_different_ones_opened_at_once_are_no_circle():
     """Opening different resources concurrently is not mistaken for a cycle."""
     log: list[str] = []
 
@@ -631,13 +588,15 @@ def test_two_different_ones_opened_at_once_are_no_circle():
 
         return provide
 
-    async def main() -> Any:
-        return (await Scene(Binding(A, slow(3)), Binding(B, slow(1)), Binding(C, slow(2))).call(body)).value
+    assert (await Scene(Binding(A, slow(3)), Binding(B, slow(1)), Binding(C, slow(2))).call(body)).value == [
+        "3",
+        "1",
+        "2",
+    ]
 
-    assert run_virtual(main) == ["3", "1", "2"]
 
-
-def test_the_next_tries_when_the_first_could_not_open_it():
+@pytest.mark.virtual_time
+async def test_the_next_tries_when_the_first_could_not_open_it():
     """If opening a resource fails or is cancelled, the next request that waits for it opens it."""
     log: list[str] = []
     tries: list[int] = []
@@ -650,20 +609,18 @@ def test_the_next_tries_when_the_first_could_not_open_it():
         await asyncio.sleep(10 if len(tries) == 2 else 0)
         return Thing(str(len(tries)), log)
 
-    async def main() -> None:
-        scene = Scene(Binding(A, flaky))
-        scene.body = opening(A)
-        first, second, third = (asyncio.ensure_future(scene.gate.invoke("do")) for _ in range(3))
-        assert "OSError" in (await first).message
-        await asyncio.sleep(2)
-        second.cancel()
-        assert (await third).value == ["3"]
-
-    run_virtual(main)
+    scene = Scene(Binding(A, flaky))
+    scene.body = opening(A)
+    first, second, third = (asyncio.ensure_future(scene.gate.invoke("do")) for _ in range(3))
+    assert "OSError" in (await first).message
+    await asyncio.sleep(2)
+    second.cancel()
+    assert (await third).value == ["3"]
     assert len(tries) == 3
 
 
-def test_async_providers_may_need_async_ones():
+@pytest.mark.virtual_time
+async def test_async_providers_may_need_async_ones():
     """Async providers may open other async resources, and cycles and scope errors are reported there too."""
     log: list[str] = []
 
@@ -673,22 +630,20 @@ def test_async_providers_may_need_async_ones():
 
         return provide
 
-    async def main() -> None:
-        scene = Scene(
-            Binding(A, opens(B, "a")), Binding(B, opens(C, "b")), Binding(C, async_kinds(log)["function"])
-        )
-        assert (await scene.call(opening(A))).value == ["a"]
-        await scene.gate.close()
-        assert log == ["+a", "+b", "+a", "-a", "-b", "-a"]
-        circle = Scene(Binding(A, opens(B, "a")), Binding(B, opens(A, "b")))
-        assert "it needs itself: A -> B -> A" in (await circle.call(opening(A))).message
-        captive = Scene(Binding(A, opens(B, "a")), Binding(B, numbered(log), "call"))
-        assert "it lives for one call" in (await captive.call(opening(A))).message
-
-    run_virtual(main)
+    scene = Scene(
+        Binding(A, opens(B, "a")), Binding(B, opens(C, "b")), Binding(C, async_kinds(log)["function"])
+    )
+    assert (await scene.call(opening(A))).value == ["a"]
+    await scene.gate.close()
+    assert log == ["+a", "+b", "+a", "-a", "-b", "-a"]
+    circle = Scene(Binding(A, opens(B, "a")), Binding(B, opens(A, "b")))
+    assert "it needs itself: A -> B -> A" in (await circle.call(opening(A))).message
+    captive = Scene(Binding(A, opens(B, "a")), Binding(B, numbered(log), "call"))
+    assert "it lives for one call" in (await captive.call(opening(A))).message
 
 
-def test_a_circle_through_two_calls_is_found_and_not_waited_for():
+@pytest.mark.virtual_time
+async def test_a_circle_through_two_calls_is_found_and_not_waited_for():
     """A cycle across two calls, each opening what the other needs, is reported instead of causing a deadlock."""
 
     def opens(protocol: Any) -> Any:
@@ -698,20 +653,15 @@ def test_a_circle_through_two_calls_is_found_and_not_waited_for():
 
         return provide
 
-    async def main() -> list[str]:
-        scene = Scene(Binding(A, opens(B)), Binding(B, opens(A)))
+    scene = Scene(Binding(A, opens(B)), Binding(B, opens(A)))
 
-        async def body(context: ToolContext) -> Any:
-            return (await context.resources.open(A if context.call_id == "one" else B)).name  # pyright: ignore[reportAttributeAccessIssue]  # never reached
+    async def body(context: ToolContext) -> Any:
+        return (await context.resources.open(A if context.call_id == "one" else B)).name  # pyright: ignore[reportAttributeAccessIssue]  # never reached
 
-        scene.body = body
-        async with asyncio.timeout(100):
-            results = await asyncio.gather(
-                *(scene.gate.invoke("do", call_id=name) for name in ("one", "two"))
-            )
-        return [result.message for result in results]
-
-    for message in run_virtual(main):
+    scene.body = body
+    async with asyncio.timeout(100):
+        results = await asyncio.gather(*(scene.gate.invoke("do", call_id=name) for name in ("one", "two")))
+    for message in [result.message for result in results]:
         assert "it needs itself" in message
 
 
@@ -738,14 +688,11 @@ async def two_async(resources: Any) -> AsyncIterator[Any]:
     ("provide", "how_often"),
     [(none, "nothing"), (none_async, "nothing"), (two, "twice"), (two_async, "twice")],
 )
-def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.LogCaptureFixture):
+@pytest.mark.virtual_time
+async def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.LogCaptureFixture):
     """A generator that yields nothing causes an error on request, and one that yields twice causes an error on close."""
-
-    async def main() -> str:
-        return (await Scene(Binding(A, provide, "call")).call(opening(A))).message
-
     with caplog.at_level(logging.ERROR):
-        message = run_virtual(main)
+        message = (await Scene(Binding(A, provide, "call")).call(opening(A))).message
     words = f"resource A: its provider is a generator and yielded {how_often}. Yield the resource once"
     assert words in (message if how_often == "nothing" else caplog.text)
 
@@ -753,7 +700,8 @@ def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.Lo
 # --- forks, budget, policies ---------------------------------------------------------------------
 
 
-def test_a_forkable_of_the_run_is_the_calls_fork():
+@pytest.mark.virtual_time
+async def test_a_forkable_of_the_run_is_the_calls_fork():
     """A call gets its own fork of a run's forkable resource. The fork is committed or dropped with the call."""
     files = MemoryFilesystem()
 
@@ -767,18 +715,16 @@ def test_a_forkable_of_the_run_is_the_calls_fork():
         context.filesystem.write("b", "new")
         raise ValueError("no")
 
-    async def main() -> None:
-        scene = Scene(filesystem=files)
-        assert (await scene.call(body)).value is True
-        assert files.read("a") == "new"
-        await scene.call(fails)
-        assert not files.exists("b")
-
-    run_virtual(main)
+    scene = Scene(filesystem=files)
+    assert (await scene.call(body)).value is True
+    assert files.read("a") == "new"
+    await scene.call(fails)
+    assert not files.exists("b")
 
 
 @pytest.mark.parametrize("scope", ["call", "fresh"])
-def test_a_forkable_of_the_call_is_its_own(scope: Any):
+@pytest.mark.virtual_time
+async def test_a_forkable_of_the_call_is_its_own(scope: Any):
     """A forkable resource with the scope `call` or `fresh` is used directly, without a fork."""
 
     async def body(context: ToolContext) -> list[str]:
@@ -786,14 +732,15 @@ def test_a_forkable_of_the_call_is_its_own(scope: Any):
         first.write("a", "x")
         return [type(first).__name__, type(context.resources.get(Filesystem)).__name__]
 
-    async def main() -> Any:
-        return (await Scene(Binding(Filesystem, lambda _: MemoryFilesystem(), scope)).call(body)).value
-
-    assert run_virtual(main) == ["MemoryFilesystem", "MemoryFilesystem"]
+    assert (await Scene(Binding(Filesystem, lambda _: MemoryFilesystem(), scope)).call(body)).value == [
+        "MemoryFilesystem",
+        "MemoryFilesystem",
+    ]
 
 
 @pytest.mark.parametrize("budget", [None, Budget(tool_calls=5)])
-def test_the_budget_is_one_object(budget: Any):
+@pytest.mark.virtual_time
+async def test_the_budget_is_one_object(budget: Any):
     """The budget is the same object on the context, in a provider, and when requested by class or by protocol."""
 
     async def body(context: ToolContext) -> bool:
@@ -806,10 +753,7 @@ def test_the_budget_is_one_object(budget: Any):
             is context.budget_tracker
         )
 
-    async def main() -> Any:
-        return (await Scene(Binding(A, needs(BudgetTracker)), budget=budget).call(body)).value
-
-    assert run_virtual(main) is True
+    assert (await Scene(Binding(A, needs(BudgetTracker)), budget=budget).call(body)).value is True
 
 
 class Looks:
@@ -825,18 +769,16 @@ class Looks:
         return None
 
 
-def test_what_a_policy_made_for_the_call_is_closed_with_it():
+@pytest.mark.virtual_time
+async def test_what_a_policy_made_for_the_call_is_closed_with_it():
     """A resource that a policy requested for a call is closed with the call."""
     log: list[str] = []
 
-    async def main() -> None:
-        await Scene(Binding(A, numbered(log), "call"), policies=[Looks()]).call(getting())
-
-    run_virtual(main)
+    await Scene(Binding(A, numbered(log), "call"), policies=[Looks()]).call(getting())
     assert log == ["+1", "-1"]
 
 
-def test_a_dead_context_gives_no_resources():
+async def test_a_dead_context_gives_no_resources():
     """An expired context refuses `get` and `open`, and so do the `resources` that the provider of a call's resource kept."""
     kept: list[Any] = []
 
@@ -848,30 +790,25 @@ def test_a_dead_context_gives_no_resources():
         context.resources.get(A)
         kept.append(context.resources)
 
-    async def main() -> None:
-        scene = Scene(Binding(A, keeps, "call"), Binding(B, keeps), deadline=Deadline.after(3600))
-        await scene.call(body)
-        for resources in kept:
-            for verb in (resources.get, resources.open):
-                with pytest.raises(ContextExpired):
-                    verb(B)
-
-    asyncio.run(main())
+    scene = Scene(Binding(A, keeps, "call"), Binding(B, keeps), deadline=Deadline.after(3600))
+    await scene.call(body)
+    for resources in kept:
+        for verb in (resources.get, resources.open):
+            with pytest.raises(ContextExpired):
+                verb(B)
 
 
-def test_resources_of_the_run_may_ask_later():
+@pytest.mark.virtual_time
+async def test_resources_of_the_run_may_ask_later():
     """A run's provider may keep its `resources` and request more of the run's resources later."""
     log: list[str] = []
 
     async def later(context: ToolContext) -> str:
         return context.resources.get(A).needs.get(B).name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
-    async def main() -> None:
-        scene = Scene(Binding(A, lambda resources: Thing("a", log, resources)), Binding(B, numbered(log)))
-        await scene.call(getting(A))
-        assert (await scene.call(later)).value == "1"
-
-    run_virtual(main)
+    scene = Scene(Binding(A, lambda resources: Thing("a", log, resources)), Binding(B, numbered(log)))
+    await scene.call(getting(A))
+    assert (await scene.call(later)).value == "1"
 
 
 def test_resource_errors_are_ours_and_carry_the_resource():

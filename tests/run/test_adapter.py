@@ -109,7 +109,8 @@ def test_hello_world() -> None:
     assert result.results[0].text == "It rains in Oslo."
 
 
-def test_parallel_calls_run_at_once() -> None:
+@pytest.mark.virtual_time
+async def test_parallel_calls_run_at_once() -> None:
     """The calls in one model answer run concurrently, and their results are in the order of the calls."""
 
     @tool
@@ -118,16 +119,13 @@ def test_parallel_calls_run_at_once() -> None:
         await asyncio.sleep(seconds)
         return f"waited {seconds}"
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        model = scripted([ToolCall("wait", {"seconds": 9}), ToolCall("wait", {"seconds": 5})], "Done.")
-        await Adapter(model).evaluate(Prompt("p", "Wait.", tools=[wait]), "go")
-        assert loop.time() == pytest.approx(9, abs=0.1)
-        results = model.requests[1].messages[-1]
-        assert isinstance(results, ToolMessage)
-        assert [each.text for each in results.results] == ["waited 9", "waited 5"]
-
-    run_virtual(scenario)
+    loop = asyncio.get_running_loop()
+    model = scripted([ToolCall("wait", {"seconds": 9}), ToolCall("wait", {"seconds": 5})], "Done.")
+    await Adapter(model).evaluate(Prompt("p", "Wait.", tools=[wait]), "go")
+    assert loop.time() == pytest.approx(9, abs=0.1)
+    results = model.requests[1].messages[-1]
+    assert isinstance(results, ToolMessage)
+    assert [each.text for each in results.results] == ["waited 9", "waited 5"]
 
 
 def test_a_run_is_told_in_events() -> None:
@@ -211,20 +209,17 @@ def test_a_conversation_outlives_its_session_object() -> None:
     ]
 
 
-def test_one_evaluation_at_a_time() -> None:
+@pytest.mark.virtual_time
+async def test_one_evaluation_at_a_time() -> None:
     """A second evaluation in a busy conversation is refused. It is allowed once the first has ended."""
-
-    async def scenario() -> None:
-        session = Session()
-        adapter = Adapter(scripted(Reply("slow", delay=5), "later"))
-        first = asyncio.ensure_future(adapter.evaluate(GUIDE, "one", session=session))
-        await asyncio.sleep(1)
-        with pytest.raises(ConversationBusy, match="Wait until it has ended"):
-            await adapter.evaluate(GUIDE, "two", session=session)
-        assert (await first).text == "slow"
-        assert (await adapter.evaluate(GUIDE, "two", session=session)).text == "later"
-
-    run_virtual(scenario)
+    session = Session()
+    adapter = Adapter(scripted(Reply("slow", delay=5), "later"))
+    first = asyncio.ensure_future(adapter.evaluate(GUIDE, "one", session=session))
+    await asyncio.sleep(1)
+    with pytest.raises(ConversationBusy, match="Wait until it has ended"):
+        await adapter.evaluate(GUIDE, "two", session=session)
+    assert (await first).text == "slow"
+    assert (await adapter.evaluate(GUIDE, "two", session=session)).text == "later"
 
 
 def test_a_session_is_let_go() -> None:
@@ -516,7 +511,8 @@ def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str
     assert reserved[1] >= len(encoder(second.tools[-1]))
 
 
-def test_eight_children_can_not_pass_a_limit_of_four() -> None:
+@pytest.mark.virtual_time
+async def test_eight_children_can_not_pass_a_limit_of_four() -> None:
     """Parallel nested runs share one budget and together never make more requests than it allows."""
 
     @tool
@@ -529,16 +525,13 @@ def test_eight_children_can_not_pass_a_limit_of_four() -> None:
             return Reply("in", delay=1)
         return "out" if len(request.messages) > 1 else [ToolCall("ask") for _ in range(8)]
 
-    async def scenario() -> None:
-        session = Session()
-        model = ScriptedModel(answer)
-        with pytest.raises(PromptEvaluationError, match="requests"):
-            await Adapter(model).evaluate(
-                Prompt("p", "Go.", tools=[ask]), "hi", session=session, budget=Budget(requests=5)
-            )
-        assert sum(request.system == "Inner." for request in model.requests) == 4
-
-    run_virtual(scenario)
+    session = Session()
+    model = ScriptedModel(answer)
+    with pytest.raises(PromptEvaluationError, match="requests"):
+        await Adapter(model).evaluate(
+            Prompt("p", "Go.", tools=[ask]), "hi", session=session, budget=Budget(requests=5)
+        )
+    assert sum(request.system == "Inner." for request in model.requests) == 4
 
 
 def test_a_share_for_a_child() -> None:
@@ -566,24 +559,21 @@ def test_a_share_for_a_child() -> None:
     assert "requests" in failed.result.message
 
 
-def test_deadline_before_and_during_a_request() -> None:
+@pytest.mark.virtual_time
+async def test_deadline_before_and_during_a_request() -> None:
     """A deadline is checked before a request, and ends a request that takes too long."""
-
-    async def scenario() -> None:
-        clock = VirtualClock()
-        adapter = Adapter(scripted(Reply("late", delay=100)), clock=clock)
-        with pytest.raises(PromptEvaluationError, match="deadline") as raised:
-            await adapter.evaluate(GUIDE, "hi", deadline=Deadline.after(10, clock=clock))
-        assert asyncio.get_running_loop().time() == pytest.approx(10, abs=0.1)
-        assert isinstance(raised.value.__cause__, DeadlineExceededError)
-        over = Deadline.after(0.001, clock=clock)
-        await asyncio.sleep(1)
-        model = scripted("never")
-        with pytest.raises(PromptEvaluationError, match="deadline"):
-            await Adapter(model, clock=clock).evaluate(GUIDE, "hi", deadline=over)
-        assert not model.requests
-
-    run_virtual(scenario)
+    clock = VirtualClock()
+    adapter = Adapter(scripted(Reply("late", delay=100)), clock=clock)
+    with pytest.raises(PromptEvaluationError, match="deadline") as raised:
+        await adapter.evaluate(GUIDE, "hi", deadline=Deadline.after(10, clock=clock))
+    assert asyncio.get_running_loop().time() == pytest.approx(10, abs=0.1)
+    assert isinstance(raised.value.__cause__, DeadlineExceededError)
+    over = Deadline.after(0.001, clock=clock)
+    await asyncio.sleep(1)
+    model = scripted("never")
+    with pytest.raises(PromptEvaluationError, match="deadline"):
+        await Adapter(model, clock=clock).evaluate(GUIDE, "hi", deadline=over)
+    assert not model.requests
 
 
 def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
@@ -634,57 +624,51 @@ def test_waits_grow_and_are_cut_by_chance() -> None:
     assert least.wait_after(1, ModelRateLimited("m", "busy", retry_after=6)) is None
 
 
-def test_a_throttle_holds_requests_back() -> None:
+@pytest.mark.virtual_time
+async def test_a_throttle_holds_requests_back() -> None:
     """A throttle limits concurrent requests and requests per minute, and can hold all requests for a while."""
+    clock, loop = VirtualClock(), asyncio.get_running_loop()
+    times: list[float] = []
 
-    async def scenario() -> None:
-        clock, loop = VirtualClock(), asyncio.get_running_loop()
-        times: list[float] = []
+    def answer(request: Any) -> Reply:
+        times.append(loop.time())
+        return Reply("Hi.", delay=10)
 
-        def answer(request: Any) -> Reply:
-            times.append(loop.time())
-            return Reply("Hi.", delay=10)
+    def runs(throttle: Throttle) -> Any:
+        adapter = Adapter(ScriptedModel(answer), clock=clock, throttle=throttle)
+        return asyncio.gather(*(adapter.evaluate(GUIDE, "hi") for _ in range(3)))
 
-        def runs(throttle: Throttle) -> Any:
-            adapter = Adapter(ScriptedModel(answer), clock=clock, throttle=throttle)
-            return asyncio.gather(*(adapter.evaluate(GUIDE, "hi") for _ in range(3)))
-
-        await runs(Throttle(at_once=1, clock=clock))
-        assert [round(time) for time in times] == [0, 10, 20]
-        times.clear()
-        begin = loop.time()
-        await runs(Throttle(per_minute=30, clock=clock))
-        assert [round(time - begin) for time in times] == [0, 2, 4]
-        times.clear()
-        begin = loop.time()
-        held = Throttle(clock=clock)
-        held.hold(7)
-        await runs(held)
-        assert [round(time - begin) for time in times] == [7, 7, 7]
-
-    run_virtual(scenario)
+    await runs(Throttle(at_once=1, clock=clock))
+    assert [round(time) for time in times] == [0, 10, 20]
+    times.clear()
+    begin = loop.time()
+    await runs(Throttle(per_minute=30, clock=clock))
+    assert [round(time - begin) for time in times] == [0, 2, 4]
+    times.clear()
+    begin = loop.time()
+    held = Throttle(clock=clock)
+    held.hold(7)
+    await runs(held)
+    assert [round(time - begin) for time in times] == [7, 7, 7]
 
 
-def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
+@pytest.mark.virtual_time
+async def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
     """After one run has been rate limited, every run that shares its throttle waits."""
-
-    async def scenario() -> None:
-        clock, loop = VirtualClock(), asyncio.get_running_loop()
-        throttle = Throttle(clock=clock)
-        limited = Adapter(
-            scripted(ModelRateLimited("m", "busy", retry_after=8), "fine"),
-            clock=clock,
-            throttle=throttle,
-            retry=Retry(chance=lambda: 0.0),
-        )
-        other = Adapter(scripted("fine"), clock=clock, throttle=throttle)
-        first = asyncio.ensure_future(limited.evaluate(GUIDE, "hi"))
-        await asyncio.sleep(1)
-        assert (await other.evaluate(GUIDE, "hi")).text == "fine"
-        assert loop.time() == pytest.approx(8, abs=0.1)
-        assert (await first).text == "fine"
-
-    run_virtual(scenario)
+    clock, loop = VirtualClock(), asyncio.get_running_loop()
+    throttle = Throttle(clock=clock)
+    limited = Adapter(
+        scripted(ModelRateLimited("m", "busy", retry_after=8), "fine"),
+        clock=clock,
+        throttle=throttle,
+        retry=Retry(chance=lambda: 0.0),
+    )
+    other = Adapter(scripted("fine"), clock=clock, throttle=throttle)
+    first = asyncio.ensure_future(limited.evaluate(GUIDE, "hi"))
+    await asyncio.sleep(1)
+    assert (await other.evaluate(GUIDE, "hi")).text == "fine"
+    assert loop.time() == pytest.approx(8, abs=0.1)
+    assert (await first).text == "fine"
 
 
 def test_a_tool_sees_the_request_that_led_to_it() -> None:
@@ -850,7 +834,8 @@ def test_depth_is_limited_through_nested_runs() -> None:
     assert [len(each.path) for each in failed] == [6]
 
 
-def test_cancelling_stops_the_whole_tree() -> None:
+@pytest.mark.virtual_time
+async def test_cancelling_stops_the_whole_tree() -> None:
     """Cancelling a run ends a model request at the fifth level, and the runs at all five levels."""
 
     @tool
@@ -872,20 +857,17 @@ def test_cancelling_stops_the_whole_tree() -> None:
 
     model = ScriptedModel(answer)
 
-    async def scenario() -> None:
-        session = Session()
-        with RecordingSubscriber(session) as seen:
-            task = asyncio.ensure_future(Adapter(model).evaluate(prompt, "hi", session=session))
-            await asyncio.sleep(5)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            seen.assert_paired()
-        assert closed == [True]
-        assert {each.stop_reason for each in session[PromptExecuted].all()} == {"cancelled"}
-        assert len(session[PromptExecuted].all()) == 5
-
-    run_virtual(scenario)
+    session = Session()
+    with RecordingSubscriber(session) as seen:
+        task = asyncio.ensure_future(Adapter(model).evaluate(prompt, "hi", session=session))
+        await asyncio.sleep(5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        seen.assert_paired()
+    assert closed == [True]
+    assert {each.stop_reason for each in session[PromptExecuted].all()} == {"cancelled"}
+    assert len(session[PromptExecuted].all()) == 5
 
 
 def test_an_expired_adapter_refuses() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -186,7 +185,7 @@ def answers(draw: st.DrawFn) -> list[ModelPart]:
 @example([[CallPart(n, "functions.add:0", "", "{}") for n in range(4)] + [StopPart("calls")]] * 2, True)
 @example([[CallPart(n, f"c{n}", "look", "{}") for n in range(200)] + [StopPart("calls")]], False)
 @example([[CallPart(0, "a", "look", '{"where": "a", "where": "b"}'), StopPart("calls")]], False)
-def test_any_answer_leaves_a_conversation_that_every_wire_accepts(
+async def test_any_answer_leaves_a_conversation_that_every_wire_accepts(
     said: list[list[ModelPart]], stream: bool
 ) -> None:
     """Whatever a model answers, every wire accepts the next request, which repeats all earlier messages unchanged.
@@ -195,15 +194,12 @@ def test_any_answer_leaves_a_conversation_that_every_wire_accepts(
     """
     model, session = Drawn(said), Session()
 
-    async def run() -> None:
-        adapter = Adapter(model)
-        for message in ("go", "go on"):
-            if stream:
-                await adapter.stream(PROMPT, message, session=session).response
-            else:
-                await adapter.evaluate(PROMPT, message, session=session)
-
-    asyncio.run(run())
+    adapter = Adapter(model)
+    for message in ("go", "go on"):
+        if stream:
+            await adapter.stream(PROMPT, message, session=session).response
+        else:
+            await adapter.evaluate(PROMPT, message, session=session)
     event(f"{model.requests} requests")
     assert model.requests >= 2
     check_well_formed(root_conversation(session).messages)

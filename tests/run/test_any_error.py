@@ -223,21 +223,19 @@ class _Formats(logging.Handler):
 
 
 @pytest.mark.parametrize("make", [KeyboardInterrupt, lambda: SystemExit(3)], ids=["keyboard", "exit"])
-def test_an_exit_in_a_compensation_counts_as_its_failure(make: Callable[[], BaseException]) -> None:
+@pytest.mark.virtual_time
+async def test_an_exit_in_a_compensation_counts_as_its_failure(make: Callable[[], BaseException]) -> None:
     """If a compensation raises `KeyboardInterrupt` or `SystemExit`, the other compensations still run, and the call fails as usual."""
-
-    async def main() -> None:
-        undone: list[str] = []
-        rig = Rig(booking([ValueError("no hotel"), None, make(), None], undone))
-        result = await rig.call("trip")
-        assert undone == ["2", "1", "0"]
-        assert f"book (compensating it failed: {type(make()).__name__}" in result.message
-        rig.assert_paired()
-
-    run_virtual(main)
+    undone: list[str] = []
+    rig = Rig(booking([ValueError("no hotel"), None, make(), None], undone))
+    result = await rig.call("trip")
+    assert undone == ["2", "1", "0"]
+    assert f"book (compensating it failed: {type(make()).__name__}" in result.message
+    rig.assert_paired()
 
 
-def test_a_group_is_told_by_its_leaves() -> None:
+@pytest.mark.virtual_time
+async def test_a_group_is_told_by_its_leaves() -> None:
     """The message for an exception group lists the errors in it."""
 
     async def fails(text: str, context: ToolContext) -> Any:
@@ -251,30 +249,26 @@ def test_a_group_is_told_by_its_leaves() -> None:
     async def gone() -> None:
         raise ValueError("the file is gone")
 
-    async def main() -> None:
-        rig = Rig([staged(fails)])
-        message = (await rig.call("work", text="a")).message
-        assert message == "work failed: OSError: the disk is full; ValueError: the file is gone"
-
-    run_virtual(main)
+    rig = Rig([staged(fails)])
+    message = (await rig.call("work", text="a")).message
+    assert message == "work failed: OSError: the disk is full; ValueError: the file is gone"
 
 
-def test_a_wide_group_is_counted() -> None:
+@pytest.mark.virtual_time
+async def test_a_wide_group_is_counted() -> None:
     """The model is told the first errors of a large group, and how many more there are."""
 
     async def fails(text: str, context: ToolContext) -> Any:
         raise ExceptionGroup("many", [ValueError(str(n)) for n in range(1000)])
 
-    async def main() -> None:
-        message = (await Rig([staged(fails)]).call("work", text="a")).message
-        assert message.startswith("work failed: ValueError: 0; ValueError: 1;")
-        assert message.endswith("; and 995 more")
-
-    run_virtual(main)
+    message = (await Rig([staged(fails)]).call("work", text="a")).message
+    assert message.startswith("work failed: ValueError: 0; ValueError: 1;")
+    assert message.endswith("; and 995 more")
 
 
 @pytest.mark.parametrize("depth", [1, 2, 100])
-def test_a_transient_error_inside_a_group_is_retried(depth: int) -> None:
+@pytest.mark.virtual_time
+async def test_a_transient_error_inside_a_group_is_retried(depth: int) -> None:
     """A call that raises a `TransientError` in exception groups is retried like one that raises it directly."""
     tries: list[str] = []
 
@@ -284,100 +278,89 @@ def test_a_transient_error_inside_a_group_is_retried(depth: int) -> None:
             raise nested(TransientError("busy", retry_after=1), depth)
         return "done"
 
-    async def main() -> None:
-        rig = Rig([staged(fails)])
-        assert (await rig.call("work", text="a")).value == "done"
-        (ended,) = rig.of(ToolInvoked)
-        assert ended.attempts == 3
-        assert rig.notes == ["a"]
-
-    run_virtual(main)
+    rig = Rig([staged(fails)])
+    assert (await rig.call("work", text="a")).value == "done"
+    (ended,) = rig.of(ToolInvoked)
+    assert ended.attempts == 3
+    assert rig.notes == ["a"]
 
 
-def test_closing_a_call_records_what_is_owed() -> None:
+@pytest.mark.virtual_time
+async def test_closing_a_call_records_what_is_owed() -> None:
     """A call whose coroutine is closed can't await its compensations. It ends once, and its result says what could not be undone."""
+    undone: list[str] = []
+    book, _ = booking([ValueError()], undone)
 
-    async def main() -> None:
-        undone: list[str] = []
-        book, _ = booking([ValueError()], undone)
+    @tool(effect="irreversible")
+    async def trip(context: ToolContext) -> None:
+        """Book, then wait."""
+        await context.call("book", what="0")
+        await asyncio.sleep(60)
 
-        @tool(effect="irreversible")
-        async def trip(context: ToolContext) -> None:
-            """Book, then wait."""
-            await context.call("book", what="0")
-            await asyncio.sleep(60)
-
-        rig = Rig([book, trip])
-        call = rig.gate.invoke("trip").__await__()
-        next(call)
-        call.close()
-        (ended,) = [event for event in rig.of(ToolInvoked) if event.tool == "trip"]
-        assert ended.status == "cancelled"
-        assert "Could not be undone: book." in ended.result.message
-        assert rig.rolled_back("trip")[0].not_undone == ("book",)
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig([book, trip])
+    call = rig.gate.invoke("trip").__await__()
+    next(call)
+    call.close()
+    (ended,) = [event for event in rig.of(ToolInvoked) if event.tool == "trip"]
+    assert ended.status == "cancelled"
+    assert "Could not be undone: book." in ended.result.message
+    assert rig.rolled_back("trip")[0].not_undone == ("book",)
+    rig.assert_paired()
 
 
-def test_closing_a_call_that_is_being_undone_ends_it_once() -> None:
+@pytest.mark.virtual_time
+async def test_closing_a_call_that_is_being_undone_ends_it_once() -> None:
     """A call that is closed while a compensation waits ends once, and its result says what could not be undone."""
 
-    async def main() -> None:
-        async def wait(params: Any, value: Any, *, context: ToolContext) -> None:
-            await asyncio.sleep(60)
+    async def wait(params: Any, value: Any, *, context: ToolContext) -> None:
+        await asyncio.sleep(60)
 
-        @tool(effect="compensable", compensate=wait)
-        async def book() -> None:
-            """Book."""
+    @tool(effect="compensable", compensate=wait)
+    async def book() -> None:
+        """Book."""
 
-        @tool(effect="irreversible")
-        async def trip(context: ToolContext) -> None:
-            """Book, then fail."""
-            await context.call("book")
-            raise ValueError("no hotel")
+    @tool(effect="irreversible")
+    async def trip(context: ToolContext) -> None:
+        """Book, then fail."""
+        await context.call("book")
+        raise ValueError("no hotel")
 
-        rig = Rig([book, trip])
-        call = rig.gate.invoke("trip").__await__()
-        next(call)
-        call.close()
-        (ended,) = [event for event in rig.of(ToolInvoked) if event.tool == "trip"]
-        assert "Could not be undone: book." in ended.result.message
-
-    run_virtual(main)
+    rig = Rig([book, trip])
+    call = rig.gate.invoke("trip").__await__()
+    next(call)
+    call.close()
+    (ended,) = [event for event in rig.of(ToolInvoked) if event.tool == "trip"]
+    assert "Could not be undone: book." in ended.result.message
 
 
 @pytest.mark.parametrize("kind", ["at once", "later", "in a thread"])
-def test_a_handler_that_raises_generator_exit_fails_like_any_other(kind: str) -> None:
+@pytest.mark.virtual_time
+async def test_a_handler_that_raises_generator_exit_fails_like_any_other(kind: str) -> None:
     """A handler's own `GeneratorExit` fails its call like any other error, and an inner call is compensated."""
+    undone: list[str] = []
+    book, _ = booking([None, None], undone)
 
-    async def main() -> None:
-        undone: list[str] = []
-        book, _ = booking([None, None], undone)
+    @tool(effect="pure")
+    def in_thread() -> None:
+        """Fail."""
+        raise GeneratorExit
 
-        @tool(effect="pure")
-        def in_thread() -> None:
-            """Fail."""
-            raise GeneratorExit
+    @tool(effect="irreversible")
+    async def trip(context: ToolContext) -> None:
+        """Book, then fail."""
+        await context.call("book", what="0")
+        if kind == "later":
+            await asyncio.sleep(1)
+        raise GeneratorExit
 
-        @tool(effect="irreversible")
-        async def trip(context: ToolContext) -> None:
-            """Book, then fail."""
-            await context.call("book", what="0")
-            if kind == "later":
-                await asyncio.sleep(1)
-            raise GeneratorExit
-
-        rig = Rig([book, trip, in_thread])
-        if kind == "in a thread":
-            result = await rig.call("in_thread")
-        else:
-            result = await rig.call("trip")
-            assert undone == ["0"]
-        assert "GeneratorExit" in result.message
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig([book, trip, in_thread])
+    if kind == "in a thread":
+        result = await rig.call("in_thread")
+    else:
+        result = await rig.call("trip")
+        assert undone == ["0"]
+    assert "GeneratorExit" in result.message
+    rig.assert_paired()
 
 
 async def test_shielded_work_that_raises_generator_exit_does_not_look_closed() -> None:
@@ -390,23 +373,21 @@ async def test_shielded_work_that_raises_generator_exit_does_not_look_closed() -
         await shielded(work())
 
 
-def test_the_traceback_is_there_while_the_event_is_published() -> None:
+@pytest.mark.virtual_time
+async def test_the_traceback_is_there_while_the_event_is_published() -> None:
     """Listeners see the handler's frames in the error's traceback. It is cleared afterwards, since it would keep variables alive."""
     seen: list[str] = []
 
     async def fails(text: str, context: ToolContext) -> Any:
         raise ValueError("no")
 
-    async def main() -> None:
-        rig = Rig([staged(fails)])
-        rig.session.dispatcher.subscribe(
-            ToolInvoked, lambda event: seen.append("".join(traceback.format_exception(event.error)))
-        )
-        await rig.call("work", text="a")
-        (ended,) = rig.of(ToolInvoked)
-        assert "in fails" in seen[0]
-        assert ended.error is not None
-        assert ended.error.__traceback__ is None
-        assert rig.of(ToolRolledBack)
-
-    run_virtual(main)
+    rig = Rig([staged(fails)])
+    rig.session.dispatcher.subscribe(
+        ToolInvoked, lambda event: seen.append("".join(traceback.format_exception(event.error)))
+    )
+    await rig.call("work", text="a")
+    (ended,) = rig.of(ToolInvoked)
+    assert "in fails" in seen[0]
+    assert ended.error is not None
+    assert ended.error.__traceback__ is None
+    assert rig.of(ToolRolledBack)

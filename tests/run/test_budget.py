@@ -28,7 +28,7 @@ from handrail.run.limits import UNKNOWN, Budget, BudgetTracker, Reservation
 UNITS = ("tokens", "money", "requests", "tool_calls")
 
 
-def test_eight_children_under_four_requests_get_four():
+async def test_eight_children_under_four_requests_get_four():
     """Eight concurrent children that share a limit of four requests make exactly four."""
     root = BudgetTracker(Budget(requests=4))
     got: list[int] = []
@@ -41,10 +41,7 @@ def test_eight_children_under_four_requests_get_four():
             with_one.settle()
             got.append(number)
 
-    async def main() -> list[Any]:
-        return await asyncio.gather(*[child(number) for number in range(8)], return_exceptions=True)
-
-    ended = asyncio.run(main())
+    ended = await asyncio.gather(*[child(number) for number in range(8)], return_exceptions=True)
     assert len(got) == 4
     assert all(isinstance(end, BudgetExceededError) for end in ended)
     assert root.spent() == {"requests": 4}

@@ -20,7 +20,6 @@ from handrail.concurrency.isolation import isolated
 from handrail.events import ToolInvoked, ToolStarted
 from handrail.protocols import PolicyDecision
 from handrail.run.turn import ToolCall, run_turn
-from handrail.testing import run_virtual
 from support import PATIENCE
 from support.rig import Rig
 
@@ -122,50 +121,44 @@ policy_var: ContextVar[str] = ContextVar("policy_var", default="nobody")
     turns=st.lists(st.lists(st.sampled_from(sorted(TOOLS)), min_size=1, max_size=3), min_size=1, max_size=3),
     policy=st.none() | st.booleans(),
 )
-def test_what_a_call_sets_stays_in_it(turns: list[list[str]], policy: bool | None) -> None:
+@pytest.mark.virtual_time
+async def test_what_a_call_sets_stays_in_it(turns: list[list[str]], policy: bool | None) -> None:
     """No call sees variables that an earlier or a concurrent call set, whether the calls wait or not, succeed or fail."""
-
-    async def main() -> None:
-        rig = Rig(TOOLS.values(), policies=[] if policy is None else [SetsVariables(policy)])
-        for names in turns:
-            calls = [ToolCall(name, {"name": f"set by {name}"}) for name in names]
-            turn = await run_turn(rig.gate, calls)
-            assert turn.ending is None
-            for name, result in zip(names, turn.results, strict=True):
-                assert result.success is (name != "fails"), result.message
-                assert name == "fails" or result.value == "nobody"
-            assert (who.get(), policy_var.get()) == ("nobody", "nobody")
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig(TOOLS.values(), policies=[] if policy is None else [SetsVariables(policy)])
+    for names in turns:
+        calls = [ToolCall(name, {"name": f"set by {name}"}) for name in names]
+        turn = await run_turn(rig.gate, calls)
+        assert turn.ending is None
+        for name, result in zip(names, turn.results, strict=True):
+            assert result.success is (name != "fails"), result.message
+            assert name == "fails" or result.value == "nobody"
+        assert (who.get(), policy_var.get()) == ("nobody", "nobody")
+    rig.assert_paired()
 
 
-def test_a_handler_sees_what_its_caller_and_a_listener_set() -> None:
+@pytest.mark.virtual_time
+async def test_a_handler_sees_what_its_caller_and_a_listener_set() -> None:
     """A handler sees variables that its caller or a listener set, and the listener can reset its own when the call ends."""
+    rig = Rig([at_once, after_waits])
+    tokens: dict[str, Token[str]] = {}
 
-    async def main() -> None:
-        rig = Rig([at_once, after_waits])
-        tokens: dict[str, Token[str]] = {}
+    def start(event: ToolStarted) -> None:
+        tokens[event.call_id] = who.set(f"span of {event.call_id}")
 
-        def start(event: ToolStarted) -> None:
-            tokens[event.call_id] = who.set(f"span of {event.call_id}")
-
-        with contextlib.ExitStack() as stack:
-            stack.callback(rig.session.dispatcher.subscribe(ToolStarted, start))
-            for name in ("at_once", "after_waits"):
-                result = await rig.call(name, name="other")
-                assert result.value.startswith("span of ")
-        assert who.get() == "nobody"
-        who.set("the caller")
-        assert (await rig.call("at_once", name="other")).value == "the caller"
-        assert who.get() == "the caller"
-        rig.session.dispatcher.subscribe(ToolStarted, start)
-        rig.session.dispatcher.subscribe(ToolInvoked, lambda event: seen.append(_reset(tokens, event)))
-        seen: list[str] = []
-        await rig.call("at_once", name="other")
-        assert seen == ["the caller"]
-
-    run_virtual(main)
+    with contextlib.ExitStack() as stack:
+        stack.callback(rig.session.dispatcher.subscribe(ToolStarted, start))
+        for name in ("at_once", "after_waits"):
+            result = await rig.call(name, name="other")
+            assert result.value.startswith("span of ")
+    assert who.get() == "nobody"
+    who.set("the caller")
+    assert (await rig.call("at_once", name="other")).value == "the caller"
+    assert who.get() == "the caller"
+    rig.session.dispatcher.subscribe(ToolStarted, start)
+    rig.session.dispatcher.subscribe(ToolInvoked, lambda event: seen.append(_reset(tokens, event)))
+    seen: list[str] = []
+    await rig.call("at_once", name="other")
+    assert seen == ["the caller"]
 
 
 def _reset(tokens: dict[str, Token[str]], event: ToolInvoked) -> str:
@@ -244,7 +237,8 @@ async def _own_cancellation() -> None:
     "body", [_asyncio_timeout, _anyio_timeout, _failing_task_group, _async_generator, _own_cancellation]
 )
 @pytest.mark.parametrize("depth", [0, 2])
-def test_timeouts_groups_and_cancellations_work_in_a_call(body: Any, depth: int) -> None:
+@pytest.mark.virtual_time
+async def test_timeouts_groups_and_cancellations_work_in_a_call(body: Any, depth: int) -> None:
     """The handler runs in its caller's task, so timeouts, task groups and cancellation work as they do outside a call."""
     tasks: set[Any] = set()
 
@@ -262,20 +256,18 @@ def test_timeouts_groups_and_cancellations_work_in_a_call(body: Any, depth: int)
         await asyncio.sleep(0)
         return "fine"
 
-    async def main() -> None:
-        rig = Rig([work])
-        result = await rig.call("work", depth=depth)
-        assert result.success, result.message
-        current = asyncio.current_task()
-        assert current is not None
-        assert tasks == {current}
-        assert current.cancelling() == 0
-        assert who.get() == "nobody"
-
-    run_virtual(main)
+    rig = Rig([work])
+    result = await rig.call("work", depth=depth)
+    assert result.success, result.message
+    current = asyncio.current_task()
+    assert current is not None
+    assert tasks == {current}
+    assert current.cancelling() == 0
+    assert who.get() == "nobody"
 
 
-def test_cleanup_of_a_stopped_call_runs_in_its_context() -> None:
+@pytest.mark.virtual_time
+async def test_cleanup_of_a_stopped_call_runs_in_its_context() -> None:
     """A cancelled, timed-out or abandoned handler cleans up with the variables that it set."""
     seen: list[str] = []
 
@@ -291,22 +283,19 @@ def test_cleanup_of_a_stopped_call_runs_in_its_context() -> None:
 
     timed, waits = tool(name="timed", effect="pure", timeout=1)(work), tool(name="waits", effect="pure")(work)
 
-    async def main() -> None:
-        rig = Rig([timed, waits])
-        assert (await rig.call("timed")).success is False
-        task = asyncio.ensure_future(rig.call("waits"))
-        await asyncio.sleep(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        abandoned = rig.call("waits")
-        abandoned.send(None)
-        abandoned.close()
-        assert seen == ["inside"] * 3
-        assert [event.status for event in rig.of(ToolInvoked)] == ["timed out", "cancelled", "cancelled"]
-        assert who.get() == "nobody"
-
-    run_virtual(main)
+    rig = Rig([timed, waits])
+    assert (await rig.call("timed")).success is False
+    task = asyncio.ensure_future(rig.call("waits"))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    abandoned = rig.call("waits")
+    abandoned.send(None)
+    abandoned.close()
+    assert seen == ["inside"] * 3
+    assert [event.status for event in rig.of(ToolInvoked)] == ["timed out", "cancelled", "cancelled"]
+    assert who.get() == "nobody"
 
 
 async def test_an_http_client_works_in_a_call() -> None:

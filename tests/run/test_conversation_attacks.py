@@ -47,7 +47,7 @@ from handrail.models.scripted import Reply
 from handrail.question import Answer, Question
 from handrail.run.settings import Retry
 from handrail.session import load, save
-from handrail.testing import Agent, Person, VirtualClock, run_virtual
+from handrail.testing import Agent, Person, VirtualClock
 from support.raw_server import raw_server, said
 
 PLAIN = Prompt("p", "Go.")
@@ -142,7 +142,8 @@ class Thinking(Person):
 
 
 @pytest.mark.parametrize("tighter", [False, True])
-def test_a_person_asked_in_a_nested_run_stops_every_clock(tighter: bool) -> None:
+@pytest.mark.virtual_time
+async def test_a_person_asked_in_a_nested_run_stops_every_clock(tighter: bool) -> None:
     """When a nested run asks a person, the deadlines of all runs around it pause too, if they pause for people."""
 
     @tool
@@ -150,31 +151,28 @@ def test_a_person_asked_in_a_nested_run_stops_every_clock(tighter: bool) -> None
         """Ask a person."""
         return (await context.wait_for("pick", {}, Choice)).selected
 
-    async def scenario() -> None:
-        clock = VirtualClock()
+    clock = VirtualClock()
 
-        @tool
-        async def delegate(context: ToolContext) -> str:
-            """Let another agent ask a person."""
-            deadline = Deadline.after(5, clock=clock, pauses_for_people=True) if tighter else None
-            prompt = Prompt("inner", "Inner.", tools=[ask])
-            return (await context.adapter.evaluate(prompt, "go", deadline=deadline)).text
+    @tool
+    async def delegate(context: ToolContext) -> str:
+        """Let another agent ask a person."""
+        deadline = Deadline.after(5, clock=clock, pauses_for_people=True) if tighter else None
+        prompt = Prompt("inner", "Inner.", tools=[ask])
+        return (await context.adapter.evaluate(prompt, "go", deadline=deadline)).text
 
-        def script(request: ModelRequest) -> Any:
-            last = request.messages[-1]
-            if isinstance(last, ToolMessage):
-                return last.results[0].text
-            return ToolCall("ask" if request.system == "Inner." else "delegate")
+    def script(request: ModelRequest) -> Any:
+        last = request.messages[-1]
+        if isinstance(last, ToolMessage):
+            return last.results[0].text
+        return ToolCall("ask" if request.system == "Inner." else "delegate")
 
-        person = Thinking(answers={"pick": {"selected": "the blue one"}})
-        response = await Adapter(ScriptedModel(script), environment=person, clock=clock).evaluate(
-            Prompt("outer", "Outer.", tools=[delegate]),
-            "go",
-            deadline=Deadline.after(10, clock=clock, pauses_for_people=True),
-        )
-        assert response.text == "the blue one"
-
-    run_virtual(scenario)
+    person = Thinking(answers={"pick": {"selected": "the blue one"}})
+    response = await Adapter(ScriptedModel(script), environment=person, clock=clock).evaluate(
+        Prompt("outer", "Outer.", tools=[delegate]),
+        "go",
+        deadline=Deadline.after(10, clock=clock, pauses_for_people=True),
+    )
+    assert response.text == "the blue one"
 
 
 # --- structured output -------------------------------------------------------------------------

@@ -103,25 +103,24 @@ ROWS: list[tuple[str, Body, dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(
     ("body", "options", "status", "words"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
-def test_failed_result_and_rollback(body: Body, options: dict[str, Any], status: str, words: str) -> None:
+@pytest.mark.virtual_time
+async def test_failed_result_and_rollback(
+    body: Body, options: dict[str, Any], status: str, words: str
+) -> None:
     """A failed call is rolled back entirely and reported to the model, and the run continues."""
-
-    async def main() -> None:
-        rig = Rig([staged(body, **options)])
-        result = await rig.call("work", text="a")
-        assert not result.success
-        assert words in result.message
-        assert "Traceback" not in result.message
-        assert rig.status("work") == status
-        assert len(rig.rolled_back("work")) == 1
-        rig.assert_untouched()
-        rig.assert_paired()
-        assert (await rig.call("work", text="b")).success is False  # the gate still accepts calls
-
-    run_virtual(main)
+    rig = Rig([staged(body, **options)])
+    result = await rig.call("work", text="a")
+    assert not result.success
+    assert words in result.message
+    assert "Traceback" not in result.message
+    assert rig.status("work") == status
+    assert len(rig.rolled_back("work")) == 1
+    rig.assert_untouched()
+    rig.assert_paired()
+    assert (await rig.call("work", text="b")).success is False  # the gate still accepts calls
 
 
-def test_failed_sync_handler_is_rolled_back() -> None:
+async def test_failed_sync_handler_is_rolled_back() -> None:
     """A call whose sync handler fails on its thread is rolled back."""
 
     @tool(effect="staged")
@@ -130,14 +129,11 @@ def test_failed_sync_handler_is_rolled_back() -> None:
         leave_traces(context, text)
         raise OSError("no space left")
 
-    async def main() -> None:
-        rig = Rig([work])
-        result = await rig.call("work", text="a")
-        assert "OSError: no space left" in result.message
-        rig.assert_untouched()
-        rig.assert_paired()
-
-    asyncio.run(main())
+    rig = Rig([work])
+    result = await rig.call("work", text="a")
+    assert "OSError: no space left" in result.message
+    rig.assert_untouched()
+    rig.assert_paired()
 
 
 @pytest.mark.parametrize(
@@ -150,38 +146,32 @@ def test_failed_sync_handler_is_rolled_back() -> None:
         ("zzz", "{}", "Available tools: work"),
     ],
 )
-def test_bad_call_says_what_to_fix(name: str, arguments: str, words: str) -> None:
+@pytest.mark.virtual_time
+async def test_bad_call_says_what_to_fix(name: str, arguments: str, words: str) -> None:
     """Invalid arguments and unknown tools give failed results that say what to fix, and no handler runs."""
-
-    async def main() -> None:
-        rig = Rig([staged(sleeps)])
-        result = await rig.gate.invoke(name, arguments)
-        assert not result.success
-        assert words in result.message
-        assert rig.of(ToolInvoked)[0].status == "invalid"
-        rig.assert_untouched()
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig([staged(sleeps)])
+    result = await rig.gate.invoke(name, arguments)
+    assert not result.success
+    assert words in result.message
+    assert rig.of(ToolInvoked)[0].status == "invalid"
+    rig.assert_untouched()
+    rig.assert_paired()
 
 
-def test_a_wrong_signature_is_distinguished_from_the_handlers_own_type_error() -> None:
+@pytest.mark.virtual_time
+async def test_a_wrong_signature_is_distinguished_from_the_handlers_own_type_error() -> None:
     """A call whose handler does not take `context` is `invalid`, and the message says that the tool can't be called."""
+    fine = staged(sleeps)
 
-    async def main() -> None:
-        fine = staged(sleeps)
+    async def handler(params: Any) -> ToolResult[Any]:
+        return ToolResult.ok(1)
 
-        async def handler(params: Any) -> ToolResult[Any]:
-            return ToolResult.ok(1)
-
-        object.__setattr__(fine, "handler", handler)  # as if the module had been edited meanwhile
-        rig = Rig([fine])
-        result = await rig.call("work", text="a")
-        assert "can't be called" in result.message
-        assert "unexpected keyword argument 'context'" in result.message
-        assert rig.status("work") == "invalid"
-
-    run_virtual(main)
+    object.__setattr__(fine, "handler", handler)  # as if the module had been edited meanwhile
+    rig = Rig([fine])
+    result = await rig.call("work", text="a")
+    assert "can't be called" in result.message
+    assert "unexpected keyword argument 'context'" in result.message
+    assert rig.status("work") == "invalid"
 
 
 @pytest.mark.parametrize(
@@ -226,41 +216,36 @@ def test_what_concerns_the_run_is_raised_and_siblings_get_their_results(
             run_virtual(main)
 
 
-def test_spent_deadline_ends_the_run() -> None:
+@pytest.mark.virtual_time
+async def test_spent_deadline_ends_the_run() -> None:
     """If the run's deadline passes before or during a call, the run ends with a `PromptEvaluationError`."""
-
-    async def main() -> None:
-        rig = Rig([staged(sleeps)])
-        clock = rig.gate.run.clock
-        rig = Rig([staged(sleeps)], deadline=Deadline.after(10, clock=clock))
-        with pytest.raises(PromptEvaluationError) as during:
-            await rig.call("work", text="a")
-        assert during.value.phase == "deadline"
-        with pytest.raises(PromptEvaluationError, match="could run"):
-            await rig.call("work", text="b")
-        assert [event.status for event in rig.of(ToolInvoked)] == ["timed out", "timed out"]
-        rig.assert_untouched()
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig([staged(sleeps)])
+    clock = rig.gate.run.clock
+    rig = Rig([staged(sleeps)], deadline=Deadline.after(10, clock=clock))
+    with pytest.raises(PromptEvaluationError) as during:
+        await rig.call("work", text="a")
+    assert during.value.phase == "deadline"
+    with pytest.raises(PromptEvaluationError, match="could run"):
+        await rig.call("work", text="b")
+    assert [event.status for event in rig.of(ToolInvoked)] == ["timed out", "timed out"]
+    rig.assert_untouched()
+    rig.assert_paired()
 
 
-def test_spent_root_budget_ends_the_run() -> None:
+@pytest.mark.virtual_time
+async def test_spent_root_budget_ends_the_run() -> None:
     """A call beyond the root budget does not run, and ends the run."""
 
-    async def main() -> None:
-        async def fine(text: str, context: ToolContext) -> str:
-            return text
+    async def fine(text: str, context: ToolContext) -> str:
+        return text
 
-        rig = Rig([staged(fine)], budget=Budget(tool_calls=1))
-        assert (await rig.call("work", text="a")).success
-        with pytest.raises(PromptEvaluationError) as error:
-            await rig.call("work", text="b")
-        assert error.value.phase == "budget"
-        assert rig.notes == ["a"]
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig([staged(fine)], budget=Budget(tool_calls=1))
+    assert (await rig.call("work", text="a")).success
+    with pytest.raises(PromptEvaluationError) as error:
+        await rig.call("work", text="b")
+    assert error.value.phase == "budget"
+    assert rig.notes == ["a"]
+    rig.assert_paired()
 
 
 class Denies:
@@ -285,88 +270,79 @@ class Denies:
     ("where", "words"),
     [("check", "not on a Sunday"), ("check raises", "could not decide"), ("on_result raises", "too large")],
 )
-def test_policy_denies(where: str, words: str) -> None:
+@pytest.mark.virtual_time
+async def test_policy_denies(where: str, words: str) -> None:
     """If a policy denies a call, or raises in `check` or `on_result`, the call is denied and changes nothing."""
 
-    async def main() -> None:
-        async def fine(text: str, context: ToolContext) -> str:
-            return text
+    async def fine(text: str, context: ToolContext) -> str:
+        return text
 
-        rig = Rig([staged(fine)], policies=[Denies(where)])
-        result = await rig.call("work", text="a")
-        assert words in result.message
-        assert rig.status("work") == "denied"
-        rig.assert_untouched()
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig([staged(fine)], policies=[Denies(where)])
+    result = await rig.call("work", text="a")
+    assert words in result.message
+    assert rig.status("work") == "denied"
+    rig.assert_untouched()
+    rig.assert_paired()
 
 
-def test_conflict_names_the_path() -> None:
+@pytest.mark.virtual_time
+async def test_conflict_names_the_path() -> None:
     """If two calls write the same file, the later commit fails with a conflict, and the model is told the path."""
     both = asyncio.Event
 
-    async def main() -> None:
-        started = both()
+    started = both()
 
-        @tool(effect="irreversible")
-        async def write(text: str, context: ToolContext) -> None:
-            """Write one file."""
-            context.session.dispatch(Note(text))
-            context.filesystem.write("shared.txt", text)
-            started.set() if text == "b" else await started.wait()
+    @tool(effect="irreversible")
+    async def write(text: str, context: ToolContext) -> None:
+        """Write one file."""
+        context.session.dispatch(Note(text))
+        context.filesystem.write("shared.txt", text)
+        started.set() if text == "b" else await started.wait()
 
-        rig = Rig([write])
-        turn = await run_turn(rig.gate, [ToolCall("write", {"text": "a"}), ToolCall("write", {"text": "b"})])
-        ended = {event.params.text: event.status for event in rig.of(ToolInvoked)}
-        assert sorted(ended.values()) == ["conflict", "ok"]
-        (lost,) = [result for result in turn.results if not result.success]
-        assert "shared.txt" in lost.message
-        winner = next(text for text, status in ended.items() if status == "ok")
-        assert rig.files.read("shared.txt") == winner
-        assert rig.notes == [winner]
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig([write])
+    turn = await run_turn(rig.gate, [ToolCall("write", {"text": "a"}), ToolCall("write", {"text": "b"})])
+    ended = {event.params.text: event.status for event in rig.of(ToolInvoked)}
+    assert sorted(ended.values()) == ["conflict", "ok"]
+    (lost,) = [result for result in turn.results if not result.success]
+    assert "shared.txt" in lost.message
+    winner = next(text for text, status in ended.items() if status == "ok")
+    assert rig.files.read("shared.txt") == winner
+    assert rig.notes == [winner]
+    rig.assert_paired()
 
 
-def test_reducer_that_raises_fails_the_call() -> None:
+@pytest.mark.virtual_time
+async def test_reducer_that_raises_fails_the_call() -> None:
     """A reducer's error is raised in the handler. If the handler does not catch it, the call fails and is rolled back."""
 
     def refuse(contents: Any, event: Note) -> Any:
         raise ValueError("no notes today")
 
-    async def main() -> None:
-        session = Session(id="s")
-        session.register(Note, on=Note, reducer=refuse)
+    session = Session(id="s")
+    session.register(Note, on=Note, reducer=refuse)
 
-        @tool(effect="staged")
-        async def work(text: str, context: ToolContext) -> None:
-            """Write, then dispatch."""
-            context.filesystem.write("a.txt", text)
-            context.session.dispatch(Note(text))
+    @tool(effect="staged")
+    async def work(text: str, context: ToolContext) -> None:
+        """Write, then dispatch."""
+        context.filesystem.write("a.txt", text)
+        context.session.dispatch(Note(text))
 
-        rig = Rig([work], session=session)
-        result = await rig.call("work", text="a")
-        assert "no notes today" in result.message
-        rig.assert_untouched()
-
-    run_virtual(main)
+    rig = Rig([work], session=session)
+    result = await rig.call("work", text="a")
+    assert "no notes today" in result.message
+    rig.assert_untouched()
 
 
-def test_error_has_its_traceback_for_telemetry() -> None:
+@pytest.mark.virtual_time
+async def test_error_has_its_traceback_for_telemetry() -> None:
     """Listeners get the exception with its traceback, but the message to the model is short."""
-
-    async def main() -> None:
-        rig = Rig([staged(raises(lambda: RuntimeError("x" * 1000)))])
-        lines: list[str] = []
-        rig.session.dispatcher.subscribe(
-            ToolInvoked, lambda event: lines.extend(traceback.format_exception(event.error))
-        )
-        result = await rig.call("work", text="a")
-        assert len(result.message) < 400
-        (ended,) = rig.of(ToolInvoked)
-        assert isinstance(ended.error, RuntimeError)
-        assert any("raise error()" in line for line in lines)
-
-    run_virtual(main)
+    rig = Rig([staged(raises(lambda: RuntimeError("x" * 1000)))])
+    lines: list[str] = []
+    rig.session.dispatcher.subscribe(
+        ToolInvoked, lambda event: lines.extend(traceback.format_exception(event.error))
+    )
+    result = await rig.call("work", text="a")
+    assert len(result.message) < 400
+    (ended,) = rig.of(ToolInvoked)
+    assert isinstance(ended.error, RuntimeError)
+    assert any("raise error()" in line for line in lines)

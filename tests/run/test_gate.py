@@ -32,233 +32,214 @@ from handrail.run.call import new_call
 from handrail.run.failures import SignatureMismatch
 from handrail.run.place import inner_call_id
 from handrail.run.turn import ToolCall, run_turn
-from handrail.testing import VirtualClock, run_virtual, virtual_time
+from handrail.testing import VirtualClock, virtual_time
 from support import PATIENCE
 from support.rig import Note, Rig, leave_traces, nothing, staged
 
 
-def test_steps_happen_in_order() -> None:
+@pytest.mark.virtual_time
+async def test_steps_happen_in_order() -> None:
     """A call goes through start, policy, handler, `on_result`, commit, publish and end, in this order."""
+    seen: list[str] = []
 
-    async def main() -> None:
-        seen: list[str] = []
+    class Watches:
+        name = "watches"
 
-        class Watches:
-            name = "watches"
+        def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+            seen.append(f"check {params.text}")
+            return PolicyDecision.allow()
 
-            def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
-                seen.append(f"check {params.text}")
-                return PolicyDecision.allow()
+        def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+            seen.append(f"on_result, {len(rig.notes)} committed")
 
-            def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
-                seen.append(f"on_result, {len(rig.notes)} committed")
+    async def body(text: str, context: ToolContext) -> str:
+        seen.append("handler")
+        return text
 
-        async def body(text: str, context: ToolContext) -> str:
-            seen.append("handler")
-            return text
-
-        rig = Rig([staged(body)], policies=[Watches()])
-        rig.session.dispatcher.subscribe(object, lambda event: seen.append(type(event).__name__))
-        await rig.call("work", text="a")
-        assert seen == ["ToolStarted", "check a", "handler", "on_result, 0 committed", "Note", "ToolInvoked"]
-
-    run_virtual(main)
+    rig = Rig([staged(body)], policies=[Watches()])
+    rig.session.dispatcher.subscribe(object, lambda event: seen.append(type(event).__name__))
+    await rig.call("work", text="a")
+    assert seen == ["ToolStarted", "check a", "handler", "on_result, 0 committed", "Note", "ToolInvoked"]
 
 
-def test_policy_cannot_change_params() -> None:
+@pytest.mark.virtual_time
+async def test_policy_cannot_change_params() -> None:
     """A policy that changes its copy of the params does not change what the handler receives."""
 
-    async def main() -> None:
-        class Meddles:
-            name = "meddles"
+    class Meddles:
+        name = "meddles"
 
-            def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
-                params.text = "changed"
-                params.words.append("changed")
-                return PolicyDecision.allow()
+        def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+            params.text = "changed"
+            params.words.append("changed")
+            return PolicyDecision.allow()
 
-            def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
-                return None
+        def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+            return None
 
-        @tool
-        async def say(text: str, words: list[str]) -> str:
-            """Return the text."""
-            return f"{text} {words}"
+    @tool
+    async def say(text: str, words: list[str]) -> str:
+        """Return the text."""
+        return f"{text} {words}"
 
-        rig = Rig([say], policies=[Meddles()])
-        result = await rig.call("say", text="hello", words=["world"])
-        assert result.value == "hello ['world']"
-
-    run_virtual(main)
+    rig = Rig([say], policies=[Meddles()])
+    result = await rig.call("say", text="hello", words=["world"])
+    assert result.value == "hello ['world']"
 
 
-def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() -> None:
+@pytest.mark.virtual_time
+async def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() -> None:
     """No parallel call sees another's unfinished work. If one fails late, only its own changes to session and files are undone."""
 
-    async def main() -> None:
-        async def body(text: str, context: ToolContext) -> list[str]:
-            await asyncio.sleep(1)
-            seen = [note.text for note in context.session[Note].all()]
-            if text == "bad":
-                await asyncio.sleep(5)
-                raise RuntimeError("late")
-            return seen
+    async def body(text: str, context: ToolContext) -> list[str]:
+        await asyncio.sleep(1)
+        seen = [note.text for note in context.session[Note].all()]
+        if text == "bad":
+            await asyncio.sleep(5)
+            raise RuntimeError("late")
+        return seen
 
-        rig = Rig([staged(body, effect="idempotent")])
-        turn = await run_turn(
-            rig.gate, [ToolCall("work", {"text": text}) for text in ("good", "bad", "fine")]
-        )
-        assert [result.success for result in turn.results] == [True, False, True]
-        assert turn.results[0].value == ["good"]  # no call saw another's unfinished work
-        assert turn.results[2].value == ["fine"]
-        assert rig.notes == ["good", "fine"]
-        assert rig.paths == ["fine.txt", "good.txt"]
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig([staged(body, effect="idempotent")])
+    turn = await run_turn(rig.gate, [ToolCall("work", {"text": text}) for text in ("good", "bad", "fine")])
+    assert [result.success for result in turn.results] == [True, False, True]
+    assert turn.results[0].value == ["good"]  # no call saw another's unfinished work
+    assert turn.results[2].value == ["fine"]
+    assert rig.notes == ["good", "fine"]
+    assert rig.paths == ["fine.txt", "good.txt"]
+    rig.assert_paired()
 
 
-def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
+@pytest.mark.virtual_time
+async def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
     """Calls in one turn run concurrently. A call to an `alone` tool runs by itself, but may call the same tool."""
+    running: set[str] = set()
+    overlaps: dict[str, set[str]] = {}
 
-    async def main() -> None:
-        running: set[str] = set()
-        overlaps: dict[str, set[str]] = {}
+    async def enter(text: str) -> None:
+        running.add(text)
+        for other in running:
+            overlaps.setdefault(other, set()).update(running)
+        await asyncio.sleep(1)
+        running.discard(text)
 
-        async def enter(text: str) -> None:
-            running.add(text)
-            for other in running:
-                overlaps.setdefault(other, set()).update(running)
-            await asyncio.sleep(1)
-            running.discard(text)
+    @tool(effect="read")
+    async def free(text: str) -> None:
+        """Run beside others."""
+        await enter(text)
 
-        @tool(effect="read")
-        async def free(text: str) -> None:
-            """Run beside others."""
-            await enter(text)
+    @tool(effect="read", alone=True)
+    async def single(text: str, context: ToolContext) -> None:
+        """Run alone."""
+        await enter(text)
+        if text == "outer":
+            assert (await context.call("single", text="inner")).success
 
-        @tool(effect="read", alone=True)
-        async def single(text: str, context: ToolContext) -> None:
-            """Run alone."""
-            await enter(text)
-            if text == "outer":
-                assert (await context.call("single", text="inner")).success
-
-        rig = Rig([free, single])
-        calls = [("free", "a"), ("free", "b"), ("single", "outer"), ("free", "c"), ("free", "d")]
-        turn = await run_turn(rig.gate, [ToolCall(name, {"text": text}) for name, text in calls])
-        assert all(result.success for result in turn.results)
-        assert overlaps == {
-            "a": {"a", "b"},
-            "b": {"a", "b"},
-            "outer": {"outer"},
-            "inner": {"inner"},
-            "c": {"c", "d"},
-            "d": {"c", "d"},
-        }
-
-    run_virtual(main)
+    rig = Rig([free, single])
+    calls = [("free", "a"), ("free", "b"), ("single", "outer"), ("free", "c"), ("free", "d")]
+    turn = await run_turn(rig.gate, [ToolCall(name, {"text": text}) for name, text in calls])
+    assert all(result.success for result in turn.results)
+    assert overlaps == {
+        "a": {"a", "b"},
+        "b": {"a", "b"},
+        "outer": {"outer"},
+        "inner": {"inner"},
+        "c": {"c", "d"},
+        "d": {"c", "d"},
+    }
 
 
-def test_nested_call_takes_the_same_gate_and_commits_with_the_outer_one() -> None:
+@pytest.mark.virtual_time
+async def test_nested_call_takes_the_same_gate_and_commits_with_the_outer_one() -> None:
     """An inner call goes through the same gate, is committed with the outer call, and is undone if the outer call fails."""
+    inner = staged(nothing, name="inner")
 
-    async def main() -> None:
-        inner = staged(nothing, name="inner")
+    @tool(effect="staged")
+    async def outer(fail: bool, context: ToolContext) -> str:
+        """Call the inner tool twice, once with a misspelt argument, and then fail if told to."""
+        assert (await context.call("inner", text="one")).success
+        bad = await context.call("inner", txt="typo")
+        assert "did you mean text?" in bad.message
+        assert [note.text for note in context.session[Note].all()][-1] == "one"
+        assert context.filesystem.read("one.txt") == "one"
+        if fail:
+            raise RuntimeError("after all")
+        return "done"
 
-        @tool(effect="staged")
-        async def outer(fail: bool, context: ToolContext) -> str:
-            """Call the inner tool twice, once with a misspelt argument, and then fail if told to."""
-            assert (await context.call("inner", text="one")).success
-            bad = await context.call("inner", txt="typo")
-            assert "did you mean text?" in bad.message
-            assert [note.text for note in context.session[Note].all()][-1] == "one"
-            assert context.filesystem.read("one.txt") == "one"
-            if fail:
-                raise RuntimeError("after all")
-            return "done"
-
-        rig = Rig([inner, outer])
-        assert not (await rig.call("outer", fail=True)).success
-        rig.assert_untouched()
-        assert (await rig.call("outer", fail=False)).success
-        assert rig.notes == ["one"]
-        assert rig.paths == ["one.txt"]
-        rig.assert_paired()
-        paths = {event.path for event in rig.of(ToolStarted)}
-        assert ("outer", "inner") in paths
-        ids = [event.call_id for event in rig.of(ToolStarted) if event.tool == "inner"]
-        parents = [event.call_id for event in rig.of(ToolStarted) if event.tool == "outer"]
-        assert ids == [f"{parents[0]}.1", f"{parents[0]}.2", f"{parents[1]}.1", f"{parents[1]}.2"]
-
-    run_virtual(main)
+    rig = Rig([inner, outer])
+    assert not (await rig.call("outer", fail=True)).success
+    rig.assert_untouched()
+    assert (await rig.call("outer", fail=False)).success
+    assert rig.notes == ["one"]
+    assert rig.paths == ["one.txt"]
+    rig.assert_paired()
+    paths = {event.path for event in rig.of(ToolStarted)}
+    assert ("outer", "inner") in paths
+    ids = [event.call_id for event in rig.of(ToolStarted) if event.tool == "inner"]
+    parents = [event.call_id for event in rig.of(ToolStarted) if event.tool == "outer"]
+    assert ids == [f"{parents[0]}.1", f"{parents[0]}.2", f"{parents[1]}.1", f"{parents[1]}.2"]
 
 
-def test_depth_is_limited() -> None:
+@pytest.mark.virtual_time
+async def test_depth_is_limited() -> None:
     """A call beyond the depth limit fails, and the message names the limit and the tools from the outermost call to this one."""
 
-    async def main() -> None:
-        @tool(effect="staged")
-        async def dig(depth: int, context: ToolContext) -> int:
-            """Call itself until the depth limit is reached."""
-            result = await context.call("dig", depth=depth + 1)
-            return result.value if result.success else context.depth
+    @tool(effect="staged")
+    async def dig(depth: int, context: ToolContext) -> int:
+        """Call itself until the depth limit is reached."""
+        result = await context.call("dig", depth=depth + 1)
+        return result.value if result.success else context.depth
 
-        rig = Rig([dig], depth_limit=3)
-        assert (await rig.call("dig", depth=0)).value == 3
-        (refused,) = [event for event in rig.of(ToolInvoked) if event.status == "error"]
-        assert "dig > dig > dig > dig > dig" in refused.result.message
-        assert "limit is 3" in refused.result.message
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig([dig], depth_limit=3)
+    assert (await rig.call("dig", depth=0)).value == 3
+    (refused,) = [event for event in rig.of(ToolInvoked) if event.status == "error"]
+    assert "dig > dig > dig > dig > dig" in refused.result.message
+    assert "limit is 3" in refused.result.message
+    rig.assert_paired()
 
 
-def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at_once() -> None:
+@pytest.mark.virtual_time
+async def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at_once() -> None:
     """Progress is published while a call runs. State events are published once, after the outermost commit."""
+    inner = staged(nothing, name="inner")
 
-    async def main() -> None:
-        inner = staged(nothing, name="inner")
+    @tool(effect="irreversible")
+    async def outer(context: ToolContext) -> None:
+        """Report progress, emit two events and call the inner tool."""
+        context.report_progress("half", done=1, total=2)
+        await context.emit(Note("first"))
+        context.event_bus.publish(Note("mine"))
+        await context.call("inner", text="a")
+        assert not [event for event in rig.events if isinstance(event, Note)]
 
-        @tool(effect="irreversible")
-        async def outer(context: ToolContext) -> None:
-            """Report progress, emit two events and call the inner tool."""
-            context.report_progress("half", done=1, total=2)
-            await context.emit(Note("first"))
-            context.event_bus.publish(Note("mine"))
-            await context.call("inner", text="a")
-            assert not [event for event in rig.events if isinstance(event, Note)]
-
-        rig = Rig([inner, outer])
-        await rig.call("outer")
-        names = [type(event).__name__ for event in rig.events]
-        assert names.index("Progress") < names.index("Emitted") < names.index("Note")
-        assert names.count("Note") == 1
-        assert [(p.message, p.done, p.total) for p in rig.of(Progress)] == [("half", 1, 2)]
-        assert [event.event for event in rig.of(Emitted)] == [Note("first"), Note("mine")]
-        assert all(event.tool == "outer" for event in rig.of(Emitted))
-
-    run_virtual(main)
+    rig = Rig([inner, outer])
+    await rig.call("outer")
+    names = [type(event).__name__ for event in rig.events]
+    assert names.index("Progress") < names.index("Emitted") < names.index("Note")
+    assert names.count("Note") == 1
+    assert [(p.message, p.done, p.total) for p in rig.of(Progress)] == [("half", 1, 2)]
+    assert [event.event for event in rig.of(Emitted)] == [Note("first"), Note("mine")]
+    assert all(event.tool == "outer" for event in rig.of(Emitted))
 
 
-def test_our_own_facts_can_not_be_published_by_a_tool() -> None:
+@pytest.mark.virtual_time
+async def test_our_own_facts_can_not_be_published_by_a_tool() -> None:
     """A tool can't publish Handrail's own events, either on the bus or in the session."""
 
-    async def main() -> None:
-        async def body(text: str, context: ToolContext) -> None:
-            fact = Progress("x", "x", "x", None, None, context.run_context)
-            with pytest.raises(EventRefused, match="Handrail's own"):
-                context.event_bus.publish(fact)
-            with pytest.raises(EventRefused, match="Handrail's own"):
-                context.session.dispatch(fact)
+    async def body(text: str, context: ToolContext) -> None:
+        fact = Progress("x", "x", "x", None, None, context.run_context)
+        with pytest.raises(EventRefused, match="Handrail's own"):
+            context.event_bus.publish(fact)
+        with pytest.raises(EventRefused, match="Handrail's own"):
+            context.session.dispatch(fact)
 
-        rig = Rig([staged(body)])
-        assert (await rig.call("work", text="a")).success
-
-    run_virtual(main)
+    rig = Rig([staged(body)])
+    assert (await rig.call("work", text="a")).success
 
 
-def test_sync_handler_that_outlives_its_timeout_writes_into_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_sync_handler_that_outlives_its_timeout_writes_into_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """After a timeout, the abandoned handler's signal is cancelled, its reads, writes and calls are refused, and nothing changes."""
     refused: list[str] = []
     go_on, done = threading.Event(), threading.Event()
@@ -293,358 +274,323 @@ def test_sync_handler_that_outlives_its_timeout_writes_into_nothing(monkeypatch:
         assert context.signal.cancelled
         done.set()
 
-    async def main() -> None:
-        loops.append(asyncio.get_running_loop())
-        rig = Rig([slow])
-        result = await rig.call("slow")
-        assert "took longer than 10 seconds" in result.message
-        go_on.set()
-        assert await asyncio.to_thread(done.wait, PATIENCE)
-        assert len(refused) == 11
-        rig.assert_untouched()
-        rig.assert_paired()
-
-    run_virtual(main)
+    loops.append(asyncio.get_running_loop())
+    rig = Rig([slow])
+    result = await rig.call("slow")
+    assert "took longer than 10 seconds" in result.message
+    go_on.set()
+    assert await asyncio.to_thread(done.wait, PATIENCE)
+    assert len(refused) == 11
+    rig.assert_untouched()
+    rig.assert_paired()
 
 
-def test_context_refuses_after_a_success_too() -> None:
+@pytest.mark.virtual_time
+async def test_context_refuses_after_a_success_too() -> None:
     """A task that a successful handler left behind can't change what was committed."""
+    left: list[Any] = []
 
-    async def main() -> None:
-        left: list[Any] = []
+    @tool(effect="irreversible")
+    async def leaves(context: ToolContext) -> None:
+        """Leave a task behind."""
 
-        @tool(effect="irreversible")
-        async def leaves(context: ToolContext) -> None:
-            """Leave a task behind."""
+        async def later() -> None:
+            await asyncio.sleep(1)
+            context.session.dispatch(Note("late"))
 
-            async def later() -> None:
-                await asyncio.sleep(1)
-                context.session.dispatch(Note("late"))
+        left.append(asyncio.ensure_future(later()))
+        context.filesystem.write("a.txt", "a")
 
-            left.append(asyncio.ensure_future(later()))
-            context.filesystem.write("a.txt", "a")
-
-        rig = Rig([leaves])
-        assert (await rig.call("leaves")).success
-        with pytest.raises(ContextExpired):
-            await left[0]
-        assert rig.notes == []
-        assert rig.paths == ["a.txt"]
-
-    run_virtual(main)
+    rig = Rig([leaves])
+    assert (await rig.call("leaves")).success
+    with pytest.raises(ContextExpired):
+        await left[0]
+    assert rig.notes == []
+    assert rig.paths == ["a.txt"]
 
 
 @pytest.mark.parametrize("how", ["asyncio", "anyio", "gate", "swallowed"])
-def test_cancellation_rolls_back_and_gives_every_call_its_end(how: str) -> None:
+@pytest.mark.virtual_time
+async def test_cancellation_rolls_back_and_gives_every_call_its_end(how: str) -> None:
     """However a run is cancelled, all its calls are rolled back, innermost first, and each call ends exactly once."""
 
-    async def main() -> None:
-        async def hangs(text: str, context: ToolContext) -> None:
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                if how != "swallowed":
-                    raise
-
-        @tool(effect="staged")
-        async def outer(context: ToolContext) -> None:
-            """Make two inner calls at once."""
-            leave_traces(context, "outer")
-            await gather(context.call("inner", text="a"), context.call("inner", text="b"))
-
-        rig = Rig([staged(hangs, name="inner"), outer])
-        if how == "anyio":
-            with anyio.move_on_after(1) as scope:
-                await rig.call("outer")
-            assert scope.cancelled_caught
-        else:
-            task = asyncio.ensure_future(rig.call("outer"))
-            await asyncio.sleep(1)
-            if how == "gate":
-                rig.gate.cancel("enough")
-            else:
-                task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        ended = [(event.tool, event.status) for event in rig.of(ToolInvoked)]
-        assert ended == [("inner", "cancelled"), ("inner", "cancelled"), ("outer", "cancelled")]
-        rig.assert_untouched()
-        rig.assert_paired()
-
-    run_virtual(main)
-
-
-def test_cancelled_run_starts_no_more_handlers() -> None:
-    """A call made after the run was cancelled ends as cancelled, and its handler does not run."""
-
-    async def main() -> None:
-        ran: list[str] = []
-
-        async def body(text: str, context: ToolContext) -> None:
-            ran.append(text)
-
-        rig = Rig([staged(body)])
-        rig.gate.cancel("enough")
-        with pytest.raises(asyncio.CancelledError):
-            await rig.call("work", text="a")
-        assert ran == []
-        assert rig.status("work") == "cancelled"
-
-    run_virtual(main)
-
-
-def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
-    """If a cancellation coincides with a timeout, the cancellation wins. The call ends once and is rolled back."""
-
-    async def main() -> None:
-        async def hangs(text: str, context: ToolContext) -> None:
+    async def hangs(text: str, context: ToolContext) -> None:
+        try:
             await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if how != "swallowed":
+                raise
 
-        rig = Rig([staged(hangs, timeout=5)])
-        task = asyncio.ensure_future(rig.call("work", text="a"))
-        asyncio.get_running_loop().call_later(5, task.cancel)
+    @tool(effect="staged")
+    async def outer(context: ToolContext) -> None:
+        """Make two inner calls at once."""
+        leave_traces(context, "outer")
+        await gather(context.call("inner", text="a"), context.call("inner", text="b"))
+
+    rig = Rig([staged(hangs, name="inner"), outer])
+    if how == "anyio":
+        with anyio.move_on_after(1) as scope:
+            await rig.call("outer")
+        assert scope.cancelled_caught
+    else:
+        task = asyncio.ensure_future(rig.call("outer"))
+        await asyncio.sleep(1)
+        if how == "gate":
+            rig.gate.cancel("enough")
+        else:
+            task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert rig.status("work") == "cancelled"
-        rig.assert_untouched()
-        rig.assert_paired()
+    ended = [(event.tool, event.status) for event in rig.of(ToolInvoked)]
+    assert ended == [("inner", "cancelled"), ("inner", "cancelled"), ("outer", "cancelled")]
+    rig.assert_untouched()
+    rig.assert_paired()
 
-    run_virtual(main)
+
+@pytest.mark.virtual_time
+async def test_cancelled_run_starts_no_more_handlers() -> None:
+    """A call made after the run was cancelled ends as cancelled, and its handler does not run."""
+    ran: list[str] = []
+
+    async def body(text: str, context: ToolContext) -> None:
+        ran.append(text)
+
+    rig = Rig([staged(body)])
+    rig.gate.cancel("enough")
+    with pytest.raises(asyncio.CancelledError):
+        await rig.call("work", text="a")
+    assert ran == []
+    assert rig.status("work") == "cancelled"
 
 
-def test_a_call_is_timed_from_when_it_begins() -> None:
+@pytest.mark.virtual_time
+async def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
+    """If a cancellation coincides with a timeout, the cancellation wins. The call ends once and is rolled back."""
+
+    async def hangs(text: str, context: ToolContext) -> None:
+        await asyncio.sleep(60)
+
+    rig = Rig([staged(hangs, timeout=5)])
+    task = asyncio.ensure_future(rig.call("work", text="a"))
+    asyncio.get_running_loop().call_later(5, task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rig.status("work") == "cancelled"
+    rig.assert_untouched()
+    rig.assert_paired()
+
+
+@pytest.mark.virtual_time
+async def test_a_call_is_timed_from_when_it_begins() -> None:
     """A call's time starts when the call is awaited, not when it is created."""
 
-    async def main() -> None:
-        async def takes(text: str, context: ToolContext) -> None:
-            await asyncio.sleep(2)
+    async def takes(text: str, context: ToolContext) -> None:
+        await asyncio.sleep(2)
 
-        @tool(effect="staged")
-        async def outer(context: ToolContext) -> None:
-            """Make two calls, and await them one after the other."""
-            first, second = (context.call("inner", text="x") for _ in range(2))
-            await first
-            await second
+    @tool(effect="staged")
+    async def outer(context: ToolContext) -> None:
+        """Make two calls, and await them one after the other."""
+        first, second = (context.call("inner", text="x") for _ in range(2))
+        await first
+        await second
 
-        rig = Rig([staged(takes, name="inner"), outer])
-        await rig.call("outer")
-        assert [(event.tool, event.seconds) for event in rig.of(ToolInvoked)] == [
-            ("inner", 2),
-            ("inner", 2),
-            ("outer", 4),
-        ]
-        assert [event.at for event in rig.of(ToolStarted) if event.tool == "inner"] == [0, 2]
-
-    run_virtual(main)
+    rig = Rig([staged(takes, name="inner"), outer])
+    await rig.call("outer")
+    assert [(event.tool, event.seconds) for event in rig.of(ToolInvoked)] == [
+        ("inner", 2),
+        ("inner", 2),
+        ("outer", 4),
+    ]
+    assert [event.at for event in rig.of(ToolStarted) if event.tool == "inner"] == [0, 2]
 
 
-def test_timeouts_nest() -> None:
+@pytest.mark.virtual_time
+async def test_timeouts_nest() -> None:
     """An outer timeout stops the inner call too. An inner timeout stops only the inner call."""
 
-    async def main() -> None:
-        async def hangs(text: str, context: ToolContext) -> None:
-            await asyncio.sleep(60)
+    async def hangs(text: str, context: ToolContext) -> None:
+        await asyncio.sleep(60)
 
-        @tool(effect="staged", timeout=10)
-        async def outer(times: int, context: ToolContext) -> list[str]:
-            """Call a slow tool."""
-            results = [await context.call("inner", text="x") for _ in range(times)]
-            return [result.message for result in results]
+    @tool(effect="staged", timeout=10)
+    async def outer(times: int, context: ToolContext) -> list[str]:
+        """Call a slow tool."""
+        results = [await context.call("inner", text="x") for _ in range(times)]
+        return [result.message for result in results]
 
-        rig = Rig([staged(hangs, name="inner", timeout=4), outer])
-        two = await rig.call("outer", times=2)
-        assert two.success
-        assert all("took longer than 4 seconds" in message for message in two.value)
-        three = await rig.call("outer", times=3)
-        assert "outer took longer than 10 seconds" in three.message
-        statuses = [(event.tool, event.status) for event in rig.of(ToolInvoked)][-4:]
-        assert statuses == [
-            ("inner", "timed out"),
-            ("inner", "timed out"),
-            ("inner", "cancelled"),
-            ("outer", "timed out"),
-        ]
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig([staged(hangs, name="inner", timeout=4), outer])
+    two = await rig.call("outer", times=2)
+    assert two.success
+    assert all("took longer than 4 seconds" in message for message in two.value)
+    three = await rig.call("outer", times=3)
+    assert "outer took longer than 10 seconds" in three.message
+    statuses = [(event.tool, event.status) for event in rig.of(ToolInvoked)][-4:]
+    assert statuses == [
+        ("inner", "timed out"),
+        ("inner", "timed out"),
+        ("inner", "cancelled"),
+        ("outer", "timed out"),
+    ]
+    rig.assert_paired()
 
 
-def test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody() -> None:
+@pytest.mark.virtual_time
+async def test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody() -> None:
     """A deadline that passes while a call commits does not cancel the caller."""
+    clock = VirtualClock()
+    journal: Any = MemoryJournal()
+    commit = journal.calls.commit
 
-    async def main() -> None:
-        clock = VirtualClock()
-        journal: Any = MemoryJournal()
-        commit = journal.calls.commit
+    async def commit_slowly(unit: CommitUnit) -> None:
+        await asyncio.sleep(5)
+        await commit(unit)
 
-        async def commit_slowly(unit: CommitUnit) -> None:
-            await asyncio.sleep(5)
-            await commit(unit)
-
-        journal.calls.commit, journal.calls.commit_now = commit_slowly, None
-        rig = Rig([staged(nothing)], journal=journal, clock=clock, deadline=Deadline.after(3, clock=clock))
-        assert (await rig.call("work", text="a")).success
-        assert rig.notes == ["a"]
-        task = asyncio.current_task()
-        assert task is not None
-        assert task.cancelling() == 0
-        await asyncio.sleep(1)  # the caller is not cancelled at its next wait
-
-    run_virtual(main)
+    journal.calls.commit, journal.calls.commit_now = commit_slowly, None
+    rig = Rig([staged(nothing)], journal=journal, clock=clock, deadline=Deadline.after(3, clock=clock))
+    assert (await rig.call("work", text="a")).success
+    assert rig.notes == ["a"]
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(1)  # the caller is not cancelled at its next wait
 
 
-def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
+@pytest.mark.virtual_time
+async def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
     """A call whose handler swallows the deadline's cancellation and goes on is rolled back."""
 
-    async def main() -> None:
-        async def stubborn(text: str, context: ToolContext) -> str:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(60)
-            return "late"
+    async def stubborn(text: str, context: ToolContext) -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return "late"
 
-        clock = Rig([]).gate.run.clock
-        rig = Rig([staged(stubborn)], deadline=Deadline.after(3, clock=clock))
-        with pytest.raises(PromptEvaluationError):
-            await rig.call("work", text="a")
-        assert rig.status("work") == "timed out"
-        rig.assert_untouched()
-
-    run_virtual(main)
+    clock = Rig([]).gate.run.clock
+    rig = Rig([staged(stubborn)], deadline=Deadline.after(3, clock=clock))
+    with pytest.raises(PromptEvaluationError):
+        await rig.call("work", text="a")
+    assert rig.status("work") == "timed out"
+    rig.assert_untouched()
 
 
-def test_tool_that_needs_a_person_says_so() -> None:
+@pytest.mark.virtual_time
+async def test_tool_that_needs_a_person_says_so() -> None:
     """A call to a tool that needs a person fails if nobody can be asked, and the message says so."""
 
-    async def main() -> None:
-        @tool
-        async def ask(context: UserContext) -> str:
-            """Ask somebody."""
-            return await context.wait_for("name", {}, str)
+    @tool
+    async def ask(context: UserContext) -> str:
+        """Ask somebody."""
+        return await context.wait_for("name", {}, str)
 
-        rig = Rig([ask])
-        result = await rig.call("ask")
-        assert "'ask' needs 'wait_for'" in result.message
-        assert "in which a person can be asked" in result.message
-
-    run_virtual(main)
+    rig = Rig([ask])
+    result = await rig.call("ask")
+    assert "'ask' needs 'wait_for'" in result.message
+    assert "in which a person can be asked" in result.message
 
 
-def test_context_is_dead_before_on_result_and_policies_still_see_the_fork() -> None:
+@pytest.mark.virtual_time
+async def test_context_is_dead_before_on_result_and_policies_still_see_the_fork() -> None:
     """In `on_result`, the policy's context works, although the handler's has expired."""
+    kept: list[ToolContext] = []
+    seen: list[Any] = []
 
-    async def main() -> None:
-        kept: list[ToolContext] = []
-        seen: list[Any] = []
+    class Looks:
+        name = "looks"
 
-        class Looks:
-            name = "looks"
+        def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+            return PolicyDecision.allow()
 
-            def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
-                return PolicyDecision.allow()
+        def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+            with pytest.raises(ContextExpired):
+                kept[0].emit("late")
+            seen.append(context.filesystem.read("a.txt"))
+            seen.append(context.session[Note].latest())
 
-            def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
-                with pytest.raises(ContextExpired):
-                    kept[0].emit("late")
-                seen.append(context.filesystem.read("a.txt"))
-                seen.append(context.session[Note].latest())
+    async def body(text: str, context: ToolContext) -> None:
+        kept.append(context)
 
-        async def body(text: str, context: ToolContext) -> None:
-            kept.append(context)
-
-        rig = Rig([staged(body)], policies=[Looks()])
-        assert (await rig.call("work", text="a")).success
-        assert seen == ["a", Note("a")]
-
-    run_virtual(main)
+    rig = Rig([staged(body)], policies=[Looks()])
+    assert (await rig.call("work", text="a")).success
+    assert seen == ["a", Note("a")]
 
 
-def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
+@pytest.mark.virtual_time
+async def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
     """An inner call that outlives its outer call is cancelled and changes nothing."""
+    left: list[asyncio.Task[Any]] = []
 
-    async def main() -> None:
-        left: list[asyncio.Task[Any]] = []
+    class KeepsGoing:
+        name = "keeps going"
 
-        class KeepsGoing:
-            name = "keeps going"
+        def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+            return PolicyDecision.allow()
 
-            def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
-                return PolicyDecision.allow()
+        async def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+            if tool.name == "work":
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(60)
 
-            async def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
-                if tool.name == "work":
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.sleep(60)
+    @tool(effect="staged")
+    async def outer(context: ToolContext) -> None:
+        """Start an inner call, and return without waiting for it."""
+        left.append(asyncio.ensure_future(context.call("work", text="late")))
+        await asyncio.sleep(1)
 
-        @tool(effect="staged")
-        async def outer(context: ToolContext) -> None:
-            """Start an inner call, and return without waiting for it."""
-            left.append(asyncio.ensure_future(context.call("work", text="late")))
-            await asyncio.sleep(1)
-
-        rig = Rig([staged(nothing), outer], policies=[KeepsGoing()])
-        assert (await rig.call("outer")).success
-        with pytest.raises(ContextExpired):
-            await left[0]
-        assert rig.status("work") == "cancelled"
-        assert "its outer call is over" in rig.of(ToolInvoked)[-1].result.message
-        rig.assert_untouched()
-
-    run_virtual(main)
+    rig = Rig([staged(nothing), outer], policies=[KeepsGoing()])
+    assert (await rig.call("outer")).success
+    with pytest.raises(ContextExpired):
+        await left[0]
+    assert rig.status("work") == "cancelled"
+    assert "its outer call is over" in rig.of(ToolInvoked)[-1].result.message
+    rig.assert_untouched()
 
 
-def test_calls_are_numbered_in_their_run() -> None:
+@pytest.mark.virtual_time
+async def test_calls_are_numbered_in_their_run() -> None:
     """A call's id contains its run's id and its number in the run. An inner call's id contains its caller's id and a number."""
 
-    async def main() -> None:
-        @tool(effect="staged")
-        async def outer(context: ToolContext) -> None:
-            """Call another tool twice."""
-            await context.call("work", text="b")
-            await context.call("work", text="c")
+    @tool(effect="staged")
+    async def outer(context: ToolContext) -> None:
+        """Call another tool twice."""
+        await context.call("work", text="b")
+        await context.call("work", text="c")
 
-        rig = Rig([staged(nothing), outer])
-        await rig.call("work", text="a")
-        await rig.call("outer")
-        run_id = rig.gate.run.run_context.run_id
-        ids = [event.call_id for event in rig.of(ToolStarted)]
-        assert ids[:2] == [f"{run_id}.1", f"{run_id}.2"]
-        assert ids[2:] == [inner_call_id(f"{run_id}.2", 1, number) for number in (1, 2)]
-
-    run_virtual(main)
+    rig = Rig([staged(nothing), outer])
+    await rig.call("work", text="a")
+    await rig.call("outer")
+    run_id = rig.gate.run.run_context.run_id
+    ids = [event.call_id for event in rig.of(ToolStarted)]
+    assert ids[:2] == [f"{run_id}.1", f"{run_id}.2"]
+    assert ids[2:] == [inner_call_id(f"{run_id}.2", 1, number) for number in (1, 2)]
 
 
-def test_handlers_start_only_with_a_token_of_the_gate() -> None:
+@pytest.mark.virtual_time
+async def test_handlers_start_only_with_a_token_of_the_gate() -> None:
     """However a call is made, it goes through the gate, and no handler starts without the gate's token."""
+    ran: list[str] = []
 
-    async def main() -> None:
-        ran: list[str] = []
+    async def body(text: str, context: ToolContext) -> None:
+        assert context._source.token is not None  # pyright: ignore[reportAttributeAccessIssue]
+        ran.append(text)
 
-        async def body(text: str, context: ToolContext) -> None:
-            assert context._source.token is not None  # pyright: ignore[reportAttributeAccessIssue]
-            ran.append(text)
+    @tool(effect="irreversible")
+    async def outer(context: ToolContext) -> None:
+        """Try the other ways to make a call."""
+        await context.call("work", text="nested")
+        await gather(context.call("work", text="gathered"))
 
-        @tool(effect="irreversible")
-        async def outer(context: ToolContext) -> None:
-            """Try the other ways to make a call."""
-            await context.call("work", text="nested")
-            await gather(context.call("work", text="gathered"))
+    work = staged(body)
+    rig = Rig([work, outer])
+    await rig.gate.invoke("work", {"text": "invoked"})
+    await run_turn(rig.gate, [ToolCall("work", {"text": "turn"})])
+    await run_turn(rig.gate, [ToolCall("work", {"text": "one"}), ToolCall("work", {"text": "two"})])
+    await rig.call("outer")
+    assert ran == ["invoked", "turn", "one", "two", "nested", "gathered"]
+    assert len(rig.of(ToolStarted)) == 7
 
-        work = staged(body)
-        rig = Rig([work, outer])
-        await rig.gate.invoke("work", {"text": "invoked"})
-        await run_turn(rig.gate, [ToolCall("work", {"text": "turn"})])
-        await run_turn(rig.gate, [ToolCall("work", {"text": "one"}), ToolCall("work", {"text": "two"})])
-        await rig.call("outer")
-        assert ran == ["invoked", "turn", "one", "two", "nested", "gathered"]
-        assert len(rig.of(ToolStarted)) == 7
-
-        attempt = rig.gate.open(new_call(rig.gate, "work", {"text": "stolen"})).attempt
-        params = attempt.params = work.parse({"text": "stolen"})
-        with pytest.raises(SignatureMismatch, match="did not pass the gate"):
-            await rig.gate._start(attempt, ToolContext(attempt))
-        assert params.text not in ran
-
-    run_virtual(main)
+    attempt = rig.gate.open(new_call(rig.gate, "work", {"text": "stolen"})).attempt
+    params = attempt.params = work.parse({"text": "stolen"})
+    with pytest.raises(SignatureMismatch, match="did not pass the gate"):
+        await rig.gate._start(attempt, ToolContext(attempt))
+    assert params.text not in ran
 
 
 @pytest.mark.once
@@ -668,29 +614,27 @@ def test_only_the_gate_starts_handlers() -> None:
     assert callers == {"run/gate.py", "tools/definition.py", *look}
 
 
-def test_read_only_effects_may_not_write() -> None:
+@pytest.mark.virtual_time
+async def test_read_only_effects_may_not_write() -> None:
     """A `read` call can read, but all its writes are refused with an error that names the tool."""
 
-    async def main() -> None:
-        @tool(effect="read")
-        async def look(context: ToolContext) -> str:
-            """Try to write."""
-            for attempt in (
-                lambda: context.session.dispatch(Note("x")),
-                lambda: context.filesystem.write("x.txt", "x"),
-                lambda: context.filesystem.delete("a.txt"),
-                lambda: context.once("x", lambda: 1),
-            ):
-                with pytest.raises(EffectRefused, match="look"):
-                    attempt()
-            return context.filesystem.read("a.txt")
+    @tool(effect="read")
+    async def look(context: ToolContext) -> str:
+        """Try to write."""
+        for attempt in (
+            lambda: context.session.dispatch(Note("x")),
+            lambda: context.filesystem.write("x.txt", "x"),
+            lambda: context.filesystem.delete("a.txt"),
+            lambda: context.once("x", lambda: 1),
+        ):
+            with pytest.raises(EffectRefused, match="look"):
+                attempt()
+        return context.filesystem.read("a.txt")
 
-        rig = Rig([look])
-        rig.files.write("a.txt", "text")
-        assert (await rig.call("look")).value == "text"
-        assert rig.paths == ["a.txt"]
-
-    run_virtual(main)
+    rig = Rig([look])
+    rig.files.write("a.txt", "text")
+    assert (await rig.call("look")).value == "text"
+    assert rig.paths == ["a.txt"]
 
 
 @pytest.mark.parametrize(
@@ -719,21 +663,19 @@ async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any,
     assert (await rig.call("work")).success == (other is None)
 
 
-def test_plain_result_is_required_of_a_handler() -> None:
+@pytest.mark.virtual_time
+async def test_plain_result_is_required_of_a_handler() -> None:
     """A handler that is passed to `Tool` must return a `ToolResult`. Otherwise, the call fails and is rolled back."""
 
-    async def main() -> None:
-        async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:
-            leave_traces(context, "a")
-            return "text"  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+    async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:
+        leave_traces(context, "a")
+        return "text"  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
-        rig = Rig([Tool("work", "Work.", handler, effect="staged")])
-        result = await rig.call("work")
-        assert result.message == "work failed: its handler returned a str instead of a ToolResult."
-        assert rig.status("work") == "error"  # `invalid` is a call that did not run
-        rig.assert_untouched()
-
-    run_virtual(main)
+    rig = Rig([Tool("work", "Work.", handler, effect="staged")])
+    result = await rig.call("work")
+    assert result.message == "work failed: its handler returned a str instead of a ToolResult."
+    assert rig.status("work") == "error"  # `invalid` is a call that did not run
+    rig.assert_untouched()
 
 
 def test_gate_works_from_a_script() -> None:
@@ -750,23 +692,21 @@ def test_gate_works_from_a_script() -> None:
     assert gate.invoke("double", {"number": 4}).wait().value == 8
 
 
-def test_facts_are_the_only_trace_of_a_failed_call() -> None:
+@pytest.mark.virtual_time
+async def test_facts_are_the_only_trace_of_a_failed_call() -> None:
     """A failed call leaves only Handrail's own events."""
 
-    async def main() -> None:
-        async def fails(text: str, context: ToolContext) -> None:
-            context.emit(Note("said"))
-            raise RuntimeError("no")
+    async def fails(text: str, context: ToolContext) -> None:
+        context.emit(Note("said"))
+        raise RuntimeError("no")
 
-        rig = Rig([staged(fails)])
-        await rig.call("work", text="a")
-        assert all(isinstance(event, Fact) for event in rig.events)
-        rig.assert_untouched()
-
-    run_virtual(main)
+    rig = Rig([staged(fails)])
+    await rig.call("work", text="a")
+    assert all(isinstance(event, Fact) for event in rig.events)
+    rig.assert_untouched()
 
 
-def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
+async def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
     """While a call's second attempt runs, a thread left over from the first attempt finds its context expired."""
     first_try_over, tried, done = threading.Event(), threading.Event(), threading.Event()
     refused: list[str] = []
@@ -796,41 +736,36 @@ def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
         done.set()
         return "fine"
 
-    async def main() -> None:
-        rig = Rig([flaky])
-        assert (await rig.call("flaky")).success
-        assert refused == ["refused"] * 3
-        assert rig.notes == ["second"]
-        assert rig.paths == ["second.txt"]
-
-    asyncio.run(main())
+    rig = Rig([flaky])
+    assert (await rig.call("flaky")).success
+    assert refused == ["refused"] * 3
+    assert rig.notes == ["second"]
+    assert rig.paths == ["second.txt"]
 
 
-def test_the_gate_beats_for_a_handler_until_it_beats_itself() -> None:
+@pytest.mark.virtual_time
+async def test_the_gate_beats_for_a_handler_until_it_beats_itself() -> None:
     """The gate renews the lease while a handler runs. Once the handler has called `beat`, only its own beats count."""
 
-    async def main() -> None:
-        class Lease:
-            interval = 10.0
+    class Lease:
+        interval = 10.0
 
-            def __init__(self) -> None:
-                self.extended: list[float] = []
+        def __init__(self) -> None:
+            self.extended: list[float] = []
 
-            def extend(self) -> None:
-                self.extended.append(asyncio.get_running_loop().time())
+        def extend(self) -> None:
+            self.extended.append(asyncio.get_running_loop().time())
 
-        async def works(text: str, context: ToolContext) -> None:
-            await asyncio.sleep(25)
-            if text == "beats":
-                context.beat()
-                await asyncio.sleep(100)
+    async def works(text: str, context: ToolContext) -> None:
+        await asyncio.sleep(25)
+        if text == "beats":
+            context.beat()
+            await asyncio.sleep(100)
 
-        lease = Lease()
-        rig = Rig([staged(works)], lease=lease)
-        await rig.call("work", text="silent")
-        assert lease.extended == [0, 10, 20]  # the lease is not renewed after the call has ended
-        lease.extended.clear()
-        await rig.call("work", text="beats")
-        assert lease.extended == [25, 35, 45, 50]
-
-    run_virtual(main)
+    lease = Lease()
+    rig = Rig([staged(works)], lease=lease)
+    await rig.call("work", text="silent")
+    assert lease.extended == [0, 10, 20]  # the lease is not renewed after the call has ended
+    lease.extended.clear()
+    await rig.call("work", text="beats")
+    assert lease.extended == [25, 35, 45, 50]

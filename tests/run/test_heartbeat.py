@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -128,20 +127,17 @@ def test_a_lease_that_cannot_be_extended_is_tried_again(caplog: pytest.LogCaptur
     assert [record.getMessage()[:32] for record in caplog.records] == ["the lease could not be extended;"] * 2
 
 
-def test_a_beat_without_a_lease_is_noted():
+@pytest.mark.virtual_time
+async def test_a_beat_without_a_lease_is_noted():
     """Without a lease, a beat only records its time."""
-
-    async def main() -> Any:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualTimeLoop)
-        heartbeat = Heartbeat(clock=VirtualClock(loop))
-        heartbeat.keep(loop)
-        assert heartbeat.last_beat is None
-        await asyncio.sleep(3)
-        heartbeat.beat()
-        return heartbeat.last_beat
-
-    assert run_virtual(main) == 3
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    heartbeat = Heartbeat(clock=VirtualClock(loop))
+    heartbeat.keep(loop)
+    assert heartbeat.last_beat is None
+    await asyncio.sleep(3)
+    heartbeat.beat()
+    assert heartbeat.last_beat == 3
 
 
 @pytest.mark.parametrize("interval", [0, -1.0, float("nan")])

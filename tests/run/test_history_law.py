@@ -35,7 +35,7 @@ from handrail.models import ModelAnswerBroken, ModelUnavailable
 from handrail.models.providers import Quirks
 from handrail.run.conversation import check_well_formed, root_conversation
 from handrail.run.settings import Retry
-from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
+from handrail.testing import RecordingSubscriber, VirtualClock
 
 Doing = Literal["fine", "raise", "slow", "fail", "stop the run", "retry", "cancel itself"]
 
@@ -134,30 +134,28 @@ async def _evaluate(model: Whimsical, session: Session, cancel: float | None, **
 
 
 @given(programs)
-def test_every_conversation_is_well_formed(program: Any) -> None:
+@pytest.mark.virtual_time
+async def test_every_conversation_is_well_formed(program: Any) -> None:
     """However a run ends, each of its calls has one result, and the next run can continue the conversation."""
     script, cancel, late, most = program
     session = Session()
     model = Whimsical(script)
 
-    async def scenario() -> None:
-        limits: dict[str, Any] = {}
-        if late is not None:
-            limits["deadline"] = Deadline.after(late, clock=VirtualClock())
-        if most is not None:
-            limits["budget"] = Budget(tool_calls=most)
-        with RecordingSubscriber(session) as seen:
-            await _evaluate(model, session, cancel, **limits)
-            seen.assert_paired()
-        check_well_formed(list(root_conversation(session).messages))
-        before = list(root_conversation(session).messages)
-        model.script.clear()
-        await _evaluate(model, session, None)
-        after = list(root_conversation(session).messages)
-        assert after[: len(before)] == before
-        assert after[-1] == AssistantMessage("text")
-
-    run_virtual(scenario)
+    limits: dict[str, Any] = {}
+    if late is not None:
+        limits["deadline"] = Deadline.after(late, clock=VirtualClock())
+    if most is not None:
+        limits["budget"] = Budget(tool_calls=most)
+    with RecordingSubscriber(session) as seen:
+        await _evaluate(model, session, cancel, **limits)
+        seen.assert_paired()
+    check_well_formed(list(root_conversation(session).messages))
+    before = list(root_conversation(session).messages)
+    model.script.clear()
+    await _evaluate(model, session, None)
+    after = list(root_conversation(session).messages)
+    assert after[: len(before)] == before
+    assert after[-1] == AssistantMessage("text")
 
 
 def test_an_interrupted_session_is_repaired() -> None:

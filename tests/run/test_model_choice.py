@@ -47,7 +47,7 @@ from handrail.models.choice import ModelChoice
 from handrail.models.names import check_name, model_named, reference_to
 from handrail.models.scripted import Reply, Scripted
 from handrail.run.settings import Retry
-from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
+from handrail.testing import RecordingSubscriber, VirtualClock
 from support.parked_runs import answer_to
 
 QUICK = Retry(attempts=5, first_wait=0.0, longest_wait=60.0)
@@ -325,17 +325,14 @@ async def test_a_function_that_chooses_no_model_ends_the_run(choose: Any, words:
     assert words in str(error)
 
 
-def test_a_deadline_is_not_spent_on_the_first_model() -> None:
+@pytest.mark.virtual_time
+async def test_a_deadline_is_not_spent_on_the_first_model() -> None:
     """If a retry would come after the deadline, the next model is asked instead."""
-
-    async def main() -> None:
-        retry = Retry(attempts=5, first_wait=1.5, longest_wait=2.0)
-        model = first_that_works(one("a:1", down()), one("b:1", said("B.")))
-        deadline = Deadline.after(0.7, clock=VirtualClock())
-        response, lines, _ = await told(model, retry=retry, deadline=deadline)
-        assert (response.text, lines) == ("B.", ["1 a:1 failed, ask b:1", "2 b:1 done 3"])
-
-    run_virtual(main)
+    retry = Retry(attempts=5, first_wait=1.5, longest_wait=2.0)
+    model = first_that_works(one("a:1", down()), one("b:1", said("B.")))
+    deadline = Deadline.after(0.7, clock=VirtualClock())
+    response, lines, _ = await told(model, retry=retry, deadline=deadline)
+    assert (response.text, lines) == ("B.", ["1 a:1 failed, ask b:1", "2 b:1 done 3"])
 
 
 @dataclass(frozen=True)

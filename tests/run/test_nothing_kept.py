@@ -32,39 +32,36 @@ def test_calls_leave_only_their_facts(ending: Ending) -> None:
     assert kept.after_session_bytes < 100_000 + COUNT * 100 + newest * 500_000
 
 
-def test_steps_of_calls_that_are_over_are_forgotten() -> None:
+async def test_steps_of_calls_that_are_over_are_forgotten() -> None:
     """Without a journal, a value that `once` has settled is kept until its outermost call ends, and no longer."""
     done: list[str] = []
 
-    async def main() -> None:
-        @tool(effect="irreversible")
-        async def pay(name: str, context: ToolContext) -> int:
-            """Pay once, although `once` is called several times with the same key."""
-            for _ in range(2):
-                await context.once("pay", lambda: done.append(name))
-            if name == "slow":
-                await go.wait()
-                await context.once("pay", lambda: done.append(name))
-            return steps_in(context)
+    @tool(effect="irreversible")
+    async def pay(name: str, context: ToolContext) -> int:
+        """Pay once, although `once` is called several times with the same key."""
+        for _ in range(2):
+            await context.once("pay", lambda: done.append(name))
+        if name == "slow":
+            await go.wait()
+            await context.once("pay", lambda: done.append(name))
+        return steps_in(context)
 
-        @tool(effect="irreversible")
-        async def outer(name: str, context: ToolContext) -> int:
-            """Pay in an inner call."""
-            await context.once("first", lambda: done.append(name))
-            return (await context.call("pay", name=name)).unwrap()
+    @tool(effect="irreversible")
+    async def outer(name: str, context: ToolContext) -> int:
+        """Pay in an inner call."""
+        await context.once("first", lambda: done.append(name))
+        return (await context.call("pay", name=name)).unwrap()
 
-        go = asyncio.Event()
-        gate = open_gate([pay, outer])
-        slow = asyncio.ensure_future(asyncio.wait_for(gate.invoke("pay", {"name": "slow"}), PATIENCE))
-        while not done:
-            await asyncio.sleep(0)
-        for number in range(20):
-            assert (await gate.invoke("pay", {"name": str(number)})).value == 2  # its own and the slow call's
-            assert (await gate.invoke("outer", {"name": str(number)})).value == 3
-        go.set()
-        assert (await slow).value == 1
-
-    asyncio.run(main())
+    go = asyncio.Event()
+    gate = open_gate([pay, outer])
+    slow = asyncio.ensure_future(asyncio.wait_for(gate.invoke("pay", {"name": "slow"}), PATIENCE))
+    while not done:
+        await asyncio.sleep(0)
+    for number in range(20):
+        assert (await gate.invoke("pay", {"name": str(number)})).value == 2  # its own and the slow call's
+        assert (await gate.invoke("outer", {"name": str(number)})).value == 3
+    go.set()
+    assert (await slow).value == 1
     assert sorted(done) == sorted(["slow", *[str(n) for n in range(20)] * 3])
 
 
@@ -96,23 +93,19 @@ def answer_to(asked: Question) -> Answer:
     return Answer(question_id=asked.id, digest=asked.digest, by=asked.principal, value=1)
 
 
-def test_questions_that_are_over_are_forgotten() -> None:
+async def test_questions_that_are_over_are_forgotten() -> None:
     """Without a journal, the last hundred finished questions and every open one are kept."""
-
-    async def main() -> None:
-        desk = LocalQuestions()
-        first = asyncio.ensure_future(desk.ask(numbered(0)))
+    desk = LocalQuestions()
+    first = asyncio.ensure_future(desk.ask(numbered(0)))
+    await asyncio.sleep(0)
+    for number in range(1, 251):
+        asking = asyncio.ensure_future(desk.ask(numbered(number)))
         await asyncio.sleep(0)
-        for number in range(1, 251):
-            asking = asyncio.ensure_future(desk.ask(numbered(number)))
-            await asyncio.sleep(0)
-            answer = answer_to(numbered(number))
-            desk.answer(answer)
-            assert (await asking).value == 1
-            desk.answer(answer)  # repeating it is harmless
-        assert [each.id for each in await desk.open()] == ["q0"]
-        assert len(await desk.history("run")) == 101
-        desk.answer(answer_to(numbered(0)))
-        assert (await first).value == 1
-
-    asyncio.run(main())
+        answer = answer_to(numbered(number))
+        desk.answer(answer)
+        assert (await asking).value == 1
+        desk.answer(answer)  # repeating it is harmless
+    assert [each.id for each in await desk.open()] == ["q0"]
+    assert len(await desk.history("run")) == 101
+    desk.answer(answer_to(numbered(0)))
+    assert (await first).value == 1

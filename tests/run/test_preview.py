@@ -250,17 +250,14 @@ def test_a_preview_is_audited() -> None:
     assert kinds == [ApprovalRequested, ApprovalDecided, ToolInvoked]
 
 
-def test_parallel_previews_each_get_their_own_answer() -> None:
+async def test_parallel_previews_each_get_their_own_answer() -> None:
     """Each of two calls that are previewed at once gets the answer to its own diff."""
     files = MemoryFilesystem()
     for name in ("a.txt", "b.txt"):
         files.write(name, "one\n")
     person = Person(approve=lambda question: "a/a.txt" in question.payload["diff"])
 
-    async def both() -> list[bool]:
-        gate = open_gate([rewrite], filesystem=files, policies=[ASK], environment=person)
-        calls = [gate.invoke("rewrite", {"path": name}) for name in ("a.txt", "b.txt")]
-        return [result.success for result in await asyncio.gather(*calls)]
-
-    assert asyncio.run(both()) == [True, False]
+    gate = open_gate([rewrite], filesystem=files, policies=[ASK], environment=person)
+    calls = [gate.invoke("rewrite", {"path": name}) for name in ("a.txt", "b.txt")]
+    assert [result.success for result in await asyncio.gather(*calls)] == [True, False]
     assert (files.read("a.txt"), files.read("b.txt")) == ("ONE\n", "one\n")

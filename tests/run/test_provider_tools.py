@@ -37,7 +37,7 @@ from handrail.messages import Traits
 from handrail.models import ModelUnavailable
 from handrail.prompt.section import LiveSection
 from handrail.run.settings import Retry
-from handrail.testing import VirtualClock, run_virtual
+from handrail.testing import VirtualClock
 from support.parked_runs import park_and_resume
 
 QUICK = Retry(attempts=3, first_wait=0.01, chance=lambda: 0.0)
@@ -320,7 +320,8 @@ async def test_each_candidate_of_a_choice_must_have_it() -> None:
         )
 
 
-def test_a_deadline_ends_a_policy_that_waits() -> None:
+@pytest.mark.virtual_time
+async def test_a_deadline_ends_a_policy_that_waits() -> None:
     """A policy that takes too long to decide on an offer is stopped by the run's deadline."""
 
     class Endless(Watch):
@@ -328,16 +329,13 @@ def test_a_deadline_ends_a_policy_that_waits() -> None:
             await asyncio.sleep(1000)
             return PolicyDecision.allow()
 
-    async def scenario() -> None:
-        clock = VirtualClock()
-        adapter = Adapter(ScriptedModel(["Done."]), clock=clock)
-        prompt = Prompt("p", "x", tools=[SEARCH], policies=[Endless(PolicyDecision.allow())])
-        with pytest.raises(PromptEvaluationError) as raised:
-            await adapter.evaluate(prompt, "Go.", deadline=Deadline.after(5, clock=clock))
-        assert raised.value.phase == "deadline"
-        assert asyncio.get_running_loop().time() == pytest.approx(5, abs=0.1)
-
-    run_virtual(scenario)
+    clock = VirtualClock()
+    adapter = Adapter(ScriptedModel(["Done."]), clock=clock)
+    prompt = Prompt("p", "x", tools=[SEARCH], policies=[Endless(PolicyDecision.allow())])
+    with pytest.raises(PromptEvaluationError) as raised:
+        await adapter.evaluate(prompt, "Go.", deadline=Deadline.after(5, clock=clock))
+    assert raised.value.phase == "deadline"
+    assert asyncio.get_running_loop().time() == pytest.approx(5, abs=0.1)
 
 
 # --- resumed runs ---

@@ -240,21 +240,18 @@ def test_an_answer_that_does_not_count_is_refused(name: str):
 
 
 @pytest.mark.parametrize("outcome", ["answered", "declined", "cancelled"])
-def test_the_same_answer_again_is_harmless(outcome: Any):
+@pytest.mark.virtual_time
+async def test_the_same_answer_again_is_harmless(outcome: Any):
     """Giving the same answer again is harmless, both immediately and after the asker has continued."""
-
-    async def main() -> Answer:
-        desk = Desk()
-        await asyncio.sleep(1)
-        given = answer_to(desk.question, outcome=outcome)
-        desk.desk.answer(given)
-        desk.desk.answer(given)
-        ended = await desk.asking
-        await asyncio.sleep(1000)
-        desk.desk.answer(given)
-        return ended
-
-    assert run_virtual(main).outcome == outcome
+    desk = Desk()
+    await asyncio.sleep(1)
+    given = answer_to(desk.question, outcome=outcome)
+    desk.desk.answer(given)
+    desk.desk.answer(given)
+    ended = await desk.asking
+    await asyncio.sleep(1000)
+    desk.desk.answer(given)
+    assert ended.outcome == outcome
 
 
 def test_first_wins_under_threads():
@@ -292,106 +289,90 @@ def test_first_wins_under_threads():
         assert taken == [got]
 
 
-def test_a_check_that_is_slow_does_not_let_a_second_answer_in():
+async def test_a_check_that_is_slow_does_not_let_a_second_answer_in():
     """If two answers are validated at the same time, only one is accepted."""
     both = threading.Barrier(2)
 
     def slow(value: Any) -> None:
         both.wait(timeout=300)
 
-    async def main() -> int:
-        desk = LocalQuestions()
-        asked = question(VirtualClock())
-        asking = asyncio.ensure_future(desk.ask(asked, None, slow))
-        await asyncio.sleep(0)
-        refused: list[AnswerRefused] = []
+    desk = LocalQuestions()
+    asked = question(VirtualClock())
+    asking = asyncio.ensure_future(desk.ask(asked, None, slow))
+    await asyncio.sleep(0)
+    refused: list[AnswerRefused] = []
 
-        def give(value: int) -> None:
-            try:
-                desk.answer(answer_to(asked, value))
-            except AnswerRefused as error:
-                refused.append(error)
+    def give(value: int) -> None:
+        try:
+            desk.answer(answer_to(asked, value))
+        except AnswerRefused as error:
+            refused.append(error)
 
-        await asyncio.gather(*(asyncio.to_thread(give, number) for number in (1, 2)))
-        await asking
-        return len(refused)
-
-    assert asyncio.run(main()) == 1
+    await asyncio.gather(*(asyncio.to_thread(give, number) for number in (1, 2)))
+    await asking
+    assert len(refused) == 1
 
 
 # --- the desk ------------------------------------------------------------------------------------
 
 
-def test_open_questions_are_listed_oldest_first_until_they_are_over():
+@pytest.mark.virtual_time
+async def test_open_questions_are_listed_oldest_first_until_they_are_over():
     """Open questions are listed oldest first, until they are answered, expire or are withdrawn, or the asker is cancelled."""
+    clock = VirtualClock()
+    desk = LocalQuestions(clock)
+    questions = [question(clock, f"q{number}", seconds=30 if number == 2 else None) for number in range(4)]
+    asking = [asyncio.ensure_future(desk.ask(each)) for each in questions]
+    lists: list[list[str]] = []
 
-    async def main() -> list[list[str]]:
-        clock = VirtualClock()
-        desk = LocalQuestions(clock)
-        questions = [
-            question(clock, f"q{number}", seconds=30 if number == 2 else None) for number in range(4)
-        ]
-        asking = [asyncio.ensure_future(desk.ask(each)) for each in questions]
-        lists: list[list[str]] = []
+    async def look() -> None:
+        await asyncio.sleep(1)
+        lists.append([each.id for each in await desk.open()])
 
-        async def look() -> None:
-            await asyncio.sleep(1)
-            lists.append([each.id for each in await desk.open()])
-
-        await look()
-        desk.answer(answer_to(questions[1]))
-        await look()
-        await asyncio.sleep(30)
-        await look()
-        await desk.withdraw("q0")
-        asking[3].cancel()
-        await look()
-        await asyncio.gather(*asking, return_exceptions=True)
-        return lists
-
-    assert run_virtual(main) == [["q0", "q1", "q2", "q3"], ["q0", "q2", "q3"], ["q0", "q3"], []]
+    await look()
+    desk.answer(answer_to(questions[1]))
+    await look()
+    await asyncio.sleep(30)
+    await look()
+    await desk.withdraw("q0")
+    asking[3].cancel()
+    await look()
+    await asyncio.gather(*asking, return_exceptions=True)
+    assert lists == [["q0", "q1", "q2", "q3"], ["q0", "q2", "q3"], ["q0", "q3"], []]
 
 
-def test_the_same_question_again_gets_its_answer_and_another_is_refused():
+@pytest.mark.virtual_time
+async def test_the_same_question_again_gets_its_answer_and_another_is_refused():
     """A question that is asked again gets its earlier answer. A different question with the same id is refused."""
-
-    async def main() -> None:
-        clock = VirtualClock()
-        desk = LocalQuestions(clock)
-        person = Person(answers={"pick": 2}, after=5)
-        asked = question(clock)
-        one, two = await asyncio.gather(desk.ask(asked, person), desk.ask(asked, person))
-        three = await desk.ask(asked, person)
-        assert [each.value for each in (one, two, three)] == [2, 2, 2]
-        assert len(person.questions) == 1
-        with pytest.raises(AnswerRefused, match="another question with this id has already been asked"):
-            await desk.ask(question(clock, digest="other"), person)
-
-    run_virtual(main)
+    clock = VirtualClock()
+    desk = LocalQuestions(clock)
+    person = Person(answers={"pick": 2}, after=5)
+    asked = question(clock)
+    one, two = await asyncio.gather(desk.ask(asked, person), desk.ask(asked, person))
+    three = await desk.ask(asked, person)
+    assert [each.value for each in (one, two, three)] == [2, 2, 2]
+    assert len(person.questions) == 1
+    with pytest.raises(AnswerRefused, match="another question with this id has already been asked"):
+        await desk.ask(question(clock, digest="other"), person)
 
 
-def test_a_question_without_an_answer_may_be_asked_again():
+@pytest.mark.virtual_time
+async def test_a_question_without_an_answer_may_be_asked_again():
     """A question that timed out may be asked again."""
-
-    async def main() -> None:
-        clock = VirtualClock()
-        desk = LocalQuestions(clock)
-        assert (await desk.ask(question(clock, seconds=10))).outcome == "timed out"
-        assert clock.monotonic() == 10
-        assert (await desk.ask(question(clock, seconds=10), Person(answers={"pick": 1}))).value == 1
-
-    run_virtual(main)
+    clock = VirtualClock()
+    desk = LocalQuestions(clock)
+    assert (await desk.ask(question(clock, seconds=10))).outcome == "timed out"
+    assert clock.monotonic() == 10
+    assert (await desk.ask(question(clock, seconds=10), Person(answers={"pick": 1}))).value == 1
 
 
-def test_a_question_that_has_expired_already_is_over_at_once():
+@pytest.mark.virtual_time
+async def test_a_question_that_has_expired_already_is_over_at_once():
     """A question that has already expired when it is asked times out immediately."""
-
-    async def main() -> tuple[str, float]:
-        clock = VirtualClock()
-        late = msgspec.structs.replace(question(clock), expires_at=clock.now() - timedelta(days=1))
-        return (await LocalQuestions(clock).ask(late)).outcome, clock.monotonic()
-
-    assert run_virtual(main) == ("timed out", 0)
+    clock = VirtualClock()
+    late = msgspec.structs.replace(question(clock), expires_at=clock.now() - timedelta(days=1))
+    assert (await LocalQuestions(clock).ask(late)).outcome == "timed out"
+    assert clock.monotonic() == 0
 
 
 class Raises(Person):
@@ -469,7 +450,8 @@ def test_an_answer_to_another_question_is_not_taken_for_this_one():
     assert "it answers 'q2'" in mixes_up.questions[-1].message
 
 
-def test_an_answer_from_elsewhere_ends_the_asking():
+@pytest.mark.virtual_time
+async def test_an_answer_from_elsewhere_ends_the_asking():
     """An answer through another channel ends the question, and the environment's `ask` is cancelled."""
     stopped: list[bool] = []
 
@@ -482,18 +464,15 @@ def test_an_answer_from_elsewhere_ends_the_asking():
                 raise
             raise AssertionError
 
-    async def main() -> Any:
-        clock = VirtualClock()
-        desk = LocalQuestions(clock)
-        asked = question(clock)
-        asking = asyncio.ensure_future(desk.ask(asked, Waits(), CHECK))
-        await asyncio.sleep(1)
-        desk.answer(answer_to(asked, 7))
-        got = await asking
-        await asyncio.sleep(0)
-        return got.value
-
-    assert run_virtual(main) == 7
+    clock = VirtualClock()
+    desk = LocalQuestions(clock)
+    asked = question(clock)
+    asking = asyncio.ensure_future(desk.ask(asked, Waits(), CHECK))
+    await asyncio.sleep(1)
+    desk.answer(answer_to(asked, 7))
+    got = await asking
+    await asyncio.sleep(0)
+    assert got.value == 7
     assert stopped == [True]
 
 
@@ -526,23 +505,21 @@ class Scene:
         return result
 
 
-def test_an_answer_is_validated_and_given_as_its_type():
+@pytest.mark.virtual_time
+async def test_an_answer_is_validated_and_given_as_its_type():
     """`wait_for` asks the person, and returns the answer as the requested type.
 
     The question and the answer are each published as an event.
     """
     person = Person(answers={"pick": lambda payload: {"selected": payload["choices"][0]}})
 
-    async def main() -> None:
-        scene = Scene(person)
-        assert (await scene.call()).value == "tea"
-        (asked,) = scene.seen.of(QuestionAsked)
-        (answered,) = scene.seen.of(QuestionAnswered)
-        assert (asked.kind, asked.asked_by) == ("pick", ("choose",))
-        assert (answered.outcome, answered.by) == ("answered", "ada")
-        assert asked.question_id == answered.question_id == person.questions[0].id
-
-    run_virtual(main)
+    scene = Scene(person)
+    assert (await scene.call()).value == "tea"
+    (asked,) = scene.seen.of(QuestionAsked)
+    (answered,) = scene.seen.of(QuestionAnswered)
+    assert (asked.kind, asked.asked_by) == ("pick", ("choose",))
+    assert (answered.outcome, answered.by) == ("answered", "ada")
+    assert asked.question_id == answered.question_id == person.questions[0].id
     (question,) = person.questions
     assert question.kind == "input"
     assert question.payload == {"choices": ["tea", "milk"]}
@@ -561,7 +538,10 @@ def test_an_answer_is_validated_and_given_as_its_type():
         ("slow", QuestionTimedOut, "question 'pick': nobody answered in time"),
     ],
 )
-def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error: type[NoAnswer], words: str):
+@pytest.mark.virtual_time
+async def test_no_answer_raises_and_unhandled_the_result_says_which(
+    answer: Any, error: type[NoAnswer], words: str
+):
     """Without a valid answer, `wait_for` raises a `NoAnswer` that says why. If the handler does not catch it, the failed result says why."""
     caught: list[NoAnswer] = []
 
@@ -576,23 +556,21 @@ def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error
 
     person = Person(answers={"pick": answer}, after=61 if answer == "slow" else None)
 
-    async def main() -> None:
-        scene = Scene(person, [choose, try_to_choose])
-        failed = await scene.call()
-        assert (failed.success, words in failed.message) == (False, True)
-        handled = await scene.call("try_to_choose", choices=["tea", "milk"])
-        assert handled.value == "milk"
-        assert [status for _, status in scene.seen.statuses()] == ["error", "ok"]
-        assert scene.clock.monotonic() == (120 if answer == "slow" else 0)
-        assert isinstance(scene.seen.of(ToolInvoked)[0].error, error)
-
-    run_virtual(main)
+    scene = Scene(person, [choose, try_to_choose])
+    failed = await scene.call()
+    assert (failed.success, words in failed.message) == (False, True)
+    handled = await scene.call("try_to_choose", choices=["tea", "milk"])
+    assert handled.value == "milk"
+    assert [status for _, status in scene.seen.statuses()] == ["error", "ok"]
+    assert scene.clock.monotonic() == (120 if answer == "slow" else 0)
+    assert isinstance(scene.seen.of(ToolInvoked)[0].error, error)
     assert [type(each) for each in caught] == [error]
     assert caught[0].question == "pick"
 
 
 @pytest.mark.parametrize("environment", [None, Nobody(), Agent()])
-def test_nobody_to_ask_is_said_by_name(environment: Any):
+@pytest.mark.virtual_time
+async def test_nobody_to_ask_is_said_by_name(environment: Any):
     """If nobody can be asked, a tool that requires a person fails, and the message names the missing `wait_for`.
 
     Any tool can check whether its `context.wait_for` is None.
@@ -603,16 +581,14 @@ def test_nobody_to_ask_is_said_by_name(environment: Any):
         """Check whether somebody is there."""
         return context.wait_for is not None
 
-    async def main() -> None:
-        scene = Scene(environment, [choose, is_there])
-        assert "needs 'wait_for', which this run does not have" in (await scene.call()).message
-        assert (await scene.gate.invoke("is_there")).value is False
-
-    run_virtual(main)
+    scene = Scene(environment, [choose, is_there])
+    assert "needs 'wait_for', which this run does not have" in (await scene.call()).message
+    assert (await scene.gate.invoke("is_there")).value is False
     assert environment is None or environment.questions == []
 
 
-def test_a_type_that_is_not_a_class_can_be_asked_for():
+@pytest.mark.virtual_time
+async def test_a_type_that_is_not_a_class_can_be_asked_for():
     """`wait_for` accepts a type that is not a class if it is wrapped in a `TypeAdapter`."""
 
     @tool
@@ -620,15 +596,13 @@ def test_a_type_that_is_not_a_class_can_be_asked_for():
         """Ask for a size."""
         return await context.wait_for("size", {}, TypeAdapter(Literal["s", "m"]))
 
-    async def main() -> ToolResult[Any]:
-        return await Scene(Person(answers={"size": "m"}, wrong_first="xl"), [ask_size]).gate.invoke(
-            "ask_size"
-        )
-
-    assert run_virtual(main).value == "m"
+    assert (
+        await Scene(Person(answers={"size": "m"}, wrong_first="xl"), [ask_size]).gate.invoke("ask_size")
+    ).value == "m"
 
 
-def test_parallel_questions_of_one_call_each_get_their_answer():
+@pytest.mark.virtual_time
+async def test_parallel_questions_of_one_call_each_get_their_answer():
     """Each of a call's concurrent questions has its own id and gets its own answer."""
 
     @tool
@@ -638,14 +612,12 @@ def test_parallel_questions_of_one_call_each_get_their_answer():
 
     person = Person(answers={"one": 11, "two": 22})
 
-    async def main() -> Any:
-        return (await Scene(person, [ask_both]).gate.invoke("ask_both")).value
-
-    assert run_virtual(main) == [11, 22]
+    assert (await Scene(person, [ask_both]).gate.invoke("ask_both")).value == [11, 22]
     assert len({question.id for question in person.questions}) == 2
 
 
-def test_a_sync_handler_asks_too(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.virtual_time
+async def test_a_sync_handler_asks_too(monkeypatch: pytest.MonkeyPatch):
     """A sync handler can ask from its thread, and the person's time does not count towards its timeout."""
     monkeypatch.setattr(
         "handrail.testing.virtual_time._THREAD_GRACE", 2.0
@@ -656,13 +628,13 @@ def test_a_sync_handler_asks_too(monkeypatch: pytest.MonkeyPatch):
         """Ask from a thread."""
         return context.wait_for("number", {}, int).wait()
 
-    async def main() -> ToolResult[Any]:
-        return await Scene(Person(answers={"number": 5}, after=3600), [ask_slowly]).gate.invoke("ask_slowly")
+    assert (
+        await Scene(Person(answers={"number": 5}, after=3600), [ask_slowly]).gate.invoke("ask_slowly")
+    ).value == 5
 
-    assert run_virtual(main).value == 5
 
-
-def test_secrets_in_a_payload_are_not_shown():
+@pytest.mark.virtual_time
+async def test_secrets_in_a_payload_are_not_shown():
     """Secrets that a handler puts into a payload are masked for the person."""
 
     @tool
@@ -672,50 +644,41 @@ def test_secrets_in_a_payload_are_not_shown():
 
     person = Person(answers={"ok": True})
 
-    async def main() -> None:
-        await Scene(person, [confirm]).gate.invoke("confirm")
-
-    run_virtual(main)
+    await Scene(person, [confirm]).gate.invoke("confirm")
     assert person.questions[0].payload == {"password": "**********"}
 
 
-def test_a_cancelled_call_withdraws_its_question():
+@pytest.mark.virtual_time
+async def test_a_cancelled_call_withdraws_its_question():
     """When a call is cancelled, its question is withdrawn and can no longer be answered."""
-
-    async def main() -> None:
-        clock = VirtualClock()
-        journal = MemoryJournal(clock)
-        person = Person(answers={"pick": {"selected": "tea"}}, after=asyncio.Event())
-        scene = Scene(person, journal=journal)
-        choosing = asyncio.ensure_future(scene.gate.invoke("choose", {"choices": ["tea"]}))
-        await asyncio.sleep(1)
-        (asked,) = await journal.questions.open()
-        scene.gate.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await choosing
-        with pytest.raises(AnswerRefused, match="there is no such question"):
-            journal.questions.answer(answer_to(asked, {"selected": "tea"}))
-        assert scene.seen.statuses() == [("choose", "cancelled")]
-
-    run_virtual(main)
+    clock = VirtualClock()
+    journal = MemoryJournal(clock)
+    person = Person(answers={"pick": {"selected": "tea"}}, after=asyncio.Event())
+    scene = Scene(person, journal=journal)
+    choosing = asyncio.ensure_future(scene.gate.invoke("choose", {"choices": ["tea"]}))
+    await asyncio.sleep(1)
+    (asked,) = await journal.questions.open()
+    scene.gate.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await choosing
+    with pytest.raises(AnswerRefused, match="there is no such question"):
+        journal.questions.answer(answer_to(asked, {"selected": "tea"}))
+    assert scene.seen.statuses() == [("choose", "cancelled")]
 
 
-def test_an_answer_by_the_journal_reaches_the_handler():
+@pytest.mark.virtual_time
+async def test_an_answer_by_the_journal_reaches_the_handler():
     """While a connected person is being asked, an answer through the journal is accepted if it comes first."""
-
-    async def main() -> Any:
-        clock = VirtualClock()
-        journal = MemoryJournal(clock)
-        scene = Scene(Person(after=asyncio.Event()), journal=journal)
-        choosing = asyncio.ensure_future(scene.gate.invoke("choose", {"choices": ["tea"]}))
-        await asyncio.sleep(1)
-        (asked,) = await journal.questions.open()
-        with pytest.raises(AnswerRefused, match="it does not match the schema: selected"):
-            journal.questions.answer(answer_to(asked, {}))
-        journal.questions.answer(answer_to(asked, {"selected": "by post"}))
-        return (await choosing).value
-
-    assert run_virtual(main) == "by post"
+    clock = VirtualClock()
+    journal = MemoryJournal(clock)
+    scene = Scene(Person(after=asyncio.Event()), journal=journal)
+    choosing = asyncio.ensure_future(scene.gate.invoke("choose", {"choices": ["tea"]}))
+    await asyncio.sleep(1)
+    (asked,) = await journal.questions.open()
+    with pytest.raises(AnswerRefused, match="it does not match the schema: selected"):
+        journal.questions.answer(answer_to(asked, {}))
+    journal.questions.answer(answer_to(asked, {"selected": "by post"}))
+    assert (await choosing).value == "by post"
 
 
 # --- digests -------------------------------------------------------------------------------------
@@ -776,7 +739,8 @@ def test_a_digest_covers_each_thing_that_an_answer_is_about(changed: dict[str, A
     assert digest_of(replace(Asks(), **changed)) != digest_of(Asks())
 
 
-def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
+@pytest.mark.virtual_time
+async def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
     """An approval's digest covers the call's arguments."""
     asked: list[Question] = []
 
@@ -789,14 +753,11 @@ def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
         """Pay."""
         return "paid"
 
-    async def main() -> None:
-        policies = [CapabilityPolicy()]
-        for amount in (1, 1, 2):
-            gate = open_gate([pay], policies=policies, environment=Person(remember), new_id=lambda: "0" * 32)
-            gate.run.people = msgspec.structs.replace(gate.run.people, key=b"k")
-            assert (await gate.invoke("pay", {"amount": amount}, call_id="c")).success
-
-    run_virtual(main)
+    policies = [CapabilityPolicy()]
+    for amount in (1, 1, 2):
+        gate = open_gate([pay], policies=policies, environment=Person(remember), new_id=lambda: "0" * 32)
+        gate.run.people = msgspec.structs.replace(gate.run.people, key=b"k")
+        assert (await gate.invoke("pay", {"amount": amount}, call_id="c")).success
     one, same, other = (question.digest for question in asked)
     assert one == same != other
 
@@ -828,7 +789,8 @@ def test_a_digest_is_keyed_and_keys_are_of_chance():
     assert len(new_key()) == 32
 
 
-def test_a_payload_that_can_not_be_shown_is_the_tools_fault():
+@pytest.mark.virtual_time
+async def test_a_payload_that_can_not_be_shown_is_the_tools_fault():
     """A payload that can't be shown is reported as the tool's error, not as invalid arguments."""
 
     @tool
@@ -836,17 +798,15 @@ def test_a_payload_that_can_not_be_shown_is_the_tools_fault():
         """Show a payload that can't be encoded as JSON."""
         return await context.wait_for("pick", {"it": object()}, int)
 
-    async def main() -> None:
-        scene = Scene(Person(), [show])
-        result = await scene.gate.invoke("show")
-        assert "can't be written as JSON" in result.message
-        assert scene.seen.statuses() == [("show", "error")]
-        assert "Correct them" not in result.message
-
-    run_virtual(main)
+    scene = Scene(Person(), [show])
+    result = await scene.gate.invoke("show")
+    assert "can't be written as JSON" in result.message
+    assert scene.seen.statuses() == [("show", "error")]
+    assert "Correct them" not in result.message
 
 
-def test_each_try_asks_a_question_of_its_own():
+@pytest.mark.virtual_time
+async def test_each_try_asks_a_question_of_its_own():
     """An answer in a call's first attempt does not answer the same question in the second attempt."""
     tries: list[str] = []
 
@@ -858,25 +818,23 @@ def test_each_try_asks_a_question_of_its_own():
             raise TransientError("the kitchen is busy")
         return tries[-1]
 
-    async def main() -> None:
-        scene = Scene(Person(answers={"pick": {"selected": "tea"}}), [order])
-        await scene.gate.invoke("order")
-        asked = [event.question_id for event in scene.seen.of(QuestionAsked)]
-        assert len(asked) == 2
-        assert len(set(asked)) == 2
-
-    run_virtual(main)
+    scene = Scene(Person(answers={"pick": {"selected": "tea"}}), [order])
+    await scene.gate.invoke("order")
+    asked = [event.question_id for event in scene.seen.of(QuestionAsked)]
+    assert len(asked) == 2
+    assert len(set(asked)) == 2
     assert tries == ["tea", "tea"]
 
 
 @pytest.mark.parametrize("changed", [{"digest": "digest of q2"}, {"by": "mallory"}])
-def test_an_answer_recorded_elsewhere_must_be_to_this_question_and_by_somebody_asked(changed: dict[str, str]):
-    async def main() -> object:
-        desk = Desk()
-        await asyncio.sleep(0)
-        with pytest.raises(AnswerRefused):
-            desk.desk.deliver(answer_to(desk.question, 1, **changed))
-        desk.desk.deliver(answer_to(desk.question, 2))
-        return (await desk.asking).value
+@pytest.mark.virtual_time
+async def test_an_answer_recorded_elsewhere_must_be_to_this_question_and_by_somebody_asked(
+    changed: dict[str, str],
+):
 
-    assert run_virtual(main) == 2
+    desk = Desk()
+    await asyncio.sleep(0)
+    with pytest.raises(AnswerRefused):
+        desk.desk.deliver(answer_to(desk.question, 1, **changed))
+    desk.desk.deliver(answer_to(desk.question, 2))
+    assert (await desk.asking).value == 2

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from handrail import Deadline, ToolContext, TransientError, tool
 from handrail.errors import PromptEvaluationError
 from handrail.events import ToolInvoked
-from handrail.testing import VirtualClock, run_virtual
+from handrail.testing import VirtualClock
 from support.rig import Rig
+
+pytestmark = pytest.mark.virtual_time
 
 LONGEST = 60.0
 """The longest time that the gate waits before a retry."""
@@ -59,54 +61,42 @@ ASKED = st.one_of(
     deadline=st.none() | st.sampled_from([0.5, 30.0, 1000.0]),
     takes=st.sampled_from([0.0, 0.4, 20.0]),
 )
-def test_no_pause_outlasts_the_timeout_the_deadline_or_the_cap(
+async def test_no_pause_outlasts_the_timeout_the_deadline_or_the_cap(
     asked: Any, timeout: float | None, deadline: float | None, takes: float
 ) -> None:
     """Whatever `retry_after` is, no pause outlasts the timeout, the deadline or the cap. If the call ends with an error, the model is told why."""
-
-    async def main() -> None:
-        clock = VirtualClock(asyncio.get_running_loop())
-        limit = None if deadline is None else Deadline.after(deadline, clock=clock)
-        ended, took = await outcome(flaky(asked, timeout=timeout, takes=takes), deadline=limit)
-        bounds = [each for each in (timeout, deadline) if each is not None]
-        assert took <= min([3 * takes + 2 * LONGEST, *bounds]) + 1e-6
-        assert ended.status in ("error", "timed out")
-        if ended.status == "error":
-            assert "busy" in ended.result.message
-
-    run_virtual(main)
+    clock = VirtualClock(asyncio.get_running_loop())
+    limit = None if deadline is None else Deadline.after(deadline, clock=clock)
+    ended, took = await outcome(flaky(asked, timeout=timeout, takes=takes), deadline=limit)
+    bounds = [each for each in (timeout, deadline) if each is not None]
+    assert took <= min([3 * takes + 2 * LONGEST, *bounds]) + 1e-6
+    assert ended.status in ("error", "timed out")
+    if ended.status == "error":
+        assert "busy" in ended.result.message
 
 
 @pytest.mark.parametrize("asked", [60.001, 86_400, 10**400, 1e308, math.inf])
-def test_a_call_that_would_wait_too_long_fails_at_once(asked: float) -> None:
+async def test_a_call_that_would_wait_too_long_fails_at_once(asked: float) -> None:
     """If `retry_after` exceeds the cap, the call fails at once.
 
     The model is told how long to wait, unless that is centuries.
     """
-
-    async def main() -> None:
-        ended, took = await outcome(flaky(asked))
-        assert (ended.status, ended.attempts, took) == ("error", 1, 0)
-        hint = f". It may work after {asked:g} seconds." if asked <= 86_400 else ""
-        assert ended.result.message.endswith(hint)
-        assert ("It may work after" in ended.result.message) == bool(hint)
-
-    run_virtual(main)
+    ended, took = await outcome(flaky(asked))
+    assert (ended.status, ended.attempts, took) == ("error", 1, 0)
+    hint = f". It may work after {asked:g} seconds." if asked <= 86_400 else ""
+    assert ended.result.message.endswith(hint)
+    assert ("It may work after" in ended.result.message) == bool(hint)
 
 
 @pytest.mark.parametrize("asked", [math.nan, -1, -math.inf, "30", True, None])
-def test_a_wait_that_is_no_number_of_seconds_is_replaced_by_the_usual_one(asked: Any) -> None:
+async def test_a_wait_that_is_no_number_of_seconds_is_replaced_by_the_usual_one(asked: Any) -> None:
     """If `retry_after` is None or invalid, the call is retried after the usual waits."""
-
-    async def main() -> None:
-        ended, took = await outcome(flaky(asked))
-        assert (ended.status, ended.attempts) == ("error", 3)
-        assert took == pytest.approx(0.1 + 0.2)
-
-    run_virtual(main)
+    ended, took = await outcome(flaky(asked))
+    assert (ended.status, ended.attempts) == ("error", 3)
+    assert took == pytest.approx(0.1 + 0.2)
 
 
-def test_a_subclass_without_a_wait_is_retried() -> None:
+async def test_a_subclass_without_a_wait_is_retried() -> None:
     """A call is retried if it raises a subclass of `TransientError` that does not call `TransientError.__init__`."""
 
     class Busy(TransientError):
@@ -120,29 +110,22 @@ def test_a_subclass_without_a_wait_is_retried() -> None:
             raise Busy
         return "fine"
 
-    async def main() -> None:
-        ended, _ = await outcome(flaky)
-        assert (ended.status, ended.attempts) == ("ok", 3)
-
-    run_virtual(main)
+    ended, _ = await outcome(flaky)
+    assert (ended.status, ended.attempts) == ("ok", 3)
 
 
-def test_attempts_and_pauses_share_the_timeout() -> None:
+async def test_attempts_and_pauses_share_the_timeout() -> None:
     """A timeout applies to the whole call, so earlier attempts and pauses count towards it."""
-
-    async def main() -> None:
-        ended, took = await outcome(flaky(3, timeout=10, takes=4))  # attempts at 0-4 and 7-11 s
-        assert (ended.status, took) == ("timed out", 10)
-        assert "longer than 10 seconds" in ended.result.message
-        ended, took = await outcome(flaky(3, timeout=12, takes=4))  # a third attempt at 14 s is too late
-        assert (ended.status, ended.attempts, took) == ("error", 2, 11)
-        ended, took = await outcome(flaky(3, timeout=30, takes=4))
-        assert (ended.status, ended.attempts, took) == ("error", 3, 18)
-
-    run_virtual(main)
+    ended, took = await outcome(flaky(3, timeout=10, takes=4))  # attempts at 0-4 and 7-11 s
+    assert (ended.status, took) == ("timed out", 10)
+    assert "longer than 10 seconds" in ended.result.message
+    ended, took = await outcome(flaky(3, timeout=12, takes=4))  # a third attempt at 14 s is too late
+    assert (ended.status, ended.attempts, took) == ("error", 2, 11)
+    ended, took = await outcome(flaky(3, timeout=30, takes=4))
+    assert (ended.status, ended.attempts, took) == ("error", 3, 18)
 
 
-def test_the_job_is_kept_during_a_pause() -> None:
+async def test_the_job_is_kept_during_a_pause() -> None:
     """While the gate waits to retry, it renews the job's lease, even if the handler sends heartbeats itself."""
 
     class Lease:
@@ -162,12 +145,9 @@ def test_the_job_is_kept_during_a_pause() -> None:
             raise TransientError("busy", retry_after=55)
         return "fine"
 
-    async def main() -> None:
-        lease = Lease()
-        start = asyncio.get_running_loop().time()
-        ended, took = await outcome(flaky, lease=lease)
-        assert (ended.status, took) == ("ok", 55)
-        gaps = [b - a for a, b in zip([start, *lease.extended], lease.extended, strict=False)]
-        assert max(gaps) <= Lease.interval
-
-    run_virtual(main)
+    lease = Lease()
+    start = asyncio.get_running_loop().time()
+    ended, took = await outcome(flaky, lease=lease)
+    assert (ended.status, took) == ("ok", 55)
+    gaps = [b - a for a, b in zip([start, *lease.extended], lease.extended, strict=False)]
+    assert max(gaps) <= Lease.interval

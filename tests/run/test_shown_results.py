@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from handrail.models.scripted import ScriptedModel
 from handrail.resources.memory import MemoryFilesystem
 from handrail.run.turn import ToolCall
 from handrail.session import Session
-from handrail.testing import run_virtual
 from support.rig import Rig, leave_traces
 
 HALF = "caf\udce9"
@@ -118,21 +116,18 @@ def returning(
 @pytest.mark.parametrize(
     ("declared", "make", "words"), [row[1:] for row in UNSHOWABLE], ids=[row[0] for row in UNSHOWABLE]
 )
-def test_it_fails_is_undone_and_is_told(declared: Any, make: Callable[[], Any], words: str) -> None:
+@pytest.mark.virtual_time
+async def test_it_fails_is_undone_and_is_told(declared: Any, make: Callable[[], Any], words: str) -> None:
     """A result that can't be shown fails the call before anything is committed."""
-
-    async def main() -> None:
-        rig = Rig([returning(declared, make)])
-        result = await rig.call("work")
-        assert not result.success
-        assert words in result.message
-        result.render().encode()
-        assert rig.status("work") == "error"
-        assert len(rig.rolled_back("work")) == 1
-        rig.assert_untouched()
-        rig.assert_paired()
-
-    run_virtual(main)
+    rig = Rig([returning(declared, make)])
+    result = await rig.call("work")
+    assert not result.success
+    assert words in result.message
+    result.render().encode()
+    assert rig.status("work") == "error"
+    assert len(rig.rolled_back("work")) == 1
+    rig.assert_untouched()
+    rig.assert_paired()
 
 
 @pytest.mark.parametrize("journal", [False, True], ids=["unrecorded", "recorded"])
@@ -221,43 +216,40 @@ async def test_a_generator_inside_a_value_is_told() -> None:
 @pytest.mark.parametrize(
     "make", [lambda: None, lambda: [1], lambda: ToolResult.ok([HALF])], ids=["None", "list", "half"]
 )
-def test_a_wrong_return_value_of_an_irreversible_handler_says_that_it_ran(make: Callable[[], Any]) -> None:
+@pytest.mark.virtual_time
+async def test_a_wrong_return_value_of_an_irreversible_handler_says_that_it_ran(
+    make: Callable[[], Any],
+) -> None:
     """If an irreversible handler's return value is wrong, the model is told that the call could not be undone."""
 
-    async def main() -> None:
-        async def handler(params: None, *, context: ToolContext) -> Any:
-            return make()
+    async def handler(params: None, *, context: ToolContext) -> Any:
+        return make()
 
-        rig = Rig([Tool("pay", "Pay.", handler, params=None, result=Any)])
-        result = await rig.call("pay")
-        assert not result.success
-        assert "Could not be undone: pay." in result.message
-        assert rig.rolled_back("pay")[0].not_undone == ("pay",)
-
-    run_virtual(main)
+    rig = Rig([Tool("pay", "Pay.", handler, params=None, result=Any)])
+    result = await rig.call("pay")
+    assert not result.success
+    assert "Could not be undone: pay." in result.message
+    assert rig.rolled_back("pay")[0].not_undone == ("pay",)
 
 
 @pytest.mark.parametrize("make", [lambda: None, lambda: ToolResult.ok(Locked())], ids=["wrong", "unshowable"])
-def test_a_wrong_return_value_of_a_compensable_handler_is_compensated(make: Callable[[], Any]) -> None:
+@pytest.mark.virtual_time
+async def test_a_wrong_return_value_of_a_compensable_handler_is_compensated(make: Callable[[], Any]) -> None:
     """A compensable call with a wrong return value is compensated."""
+    undone: list[Any] = []
 
-    async def main() -> None:
-        undone: list[Any] = []
+    async def handler(params: None, *, context: ToolContext) -> Any:
+        return make()
 
-        async def handler(params: None, *, context: ToolContext) -> Any:
-            return make()
+    async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
+        undone.append(value)
 
-        async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
-            undone.append(value)
-
-        book = Tool("book", "Book.", handler, params=None, result=Any, effect="compensable", compensate=undo)
-        rig = Rig([book])
-        result = await rig.call("book")
-        assert not result.success
-        assert len(undone) == 1
-        assert rig.rolled_back("book")[0].compensated == ("book",)
-
-    run_virtual(main)
+    book = Tool("book", "Book.", handler, params=None, result=Any, effect="compensable", compensate=undo)
+    rig = Rig([book])
+    result = await rig.call("book")
+    assert not result.success
+    assert len(undone) == 1
+    assert rig.rolled_back("book")[0].compensated == ("book",)
 
 
 async def test_a_kept_rendering_does_not_change_equality() -> None:
@@ -294,21 +286,17 @@ RESULTS = (
 
 
 @given(RESULTS, st.sampled_from([Any, str, dict, list, int]))
-def test_any_return_value_leaves_a_conversation_that_can_be_sent(value: Any, declared: Any) -> None:
+async def test_any_return_value_leaves_a_conversation_that_can_be_sent(value: Any, declared: Any) -> None:
     """Whatever a handler returns, the run continues, and the model is sent text that can be encoded."""
-
-    async def main() -> None:
-        model = ScriptedModel([ToolCall("work"), "bye"])
-        session = Session()
-        answered = await Adapter(model, journal=MemoryJournal(), filesystem=MemoryFilesystem()).evaluate(
-            Prompt("p", "Work.", tools=[returning(declared, lambda: value, "read")]), "go", session=session
-        )
-        assert answered.text == "bye"
-        asked = model.requests[-1].messages[-1]
-        assert isinstance(asked, ToolMessage)
-        (told,) = asked.results
-        assert isinstance(told.text, str)
-        assert told.text.encode()
-        assert len(session[ToolInvoked].all()) == 1
-
-    asyncio.run(main())
+    model = ScriptedModel([ToolCall("work"), "bye"])
+    session = Session()
+    answered = await Adapter(model, journal=MemoryJournal(), filesystem=MemoryFilesystem()).evaluate(
+        Prompt("p", "Work.", tools=[returning(declared, lambda: value, "read")]), "go", session=session
+    )
+    assert answered.text == "bye"
+    asked = model.requests[-1].messages[-1]
+    assert isinstance(asked, ToolMessage)
+    (told,) = asked.results
+    assert isinstance(told.text, str)
+    assert told.text.encode()
+    assert len(session[ToolInvoked].all()) == 1

@@ -213,7 +213,8 @@ async def test_a_sync_handler_sees_its_signal(reason: str) -> None:
 
 
 @pytest.mark.parametrize("reason", OUTSIDE)
-def test_the_signal_of_an_inner_call_fires_with_the_outer_one(reason: str) -> None:
+@pytest.mark.virtual_time
+async def test_the_signal_of_an_inner_call_fires_with_the_outer_one(reason: str) -> None:
     """When a call is stopped, the signal of a handoff's act inside it fires too."""
     stopped = Stopped()
     ask = Handoff("ask", "Ask.", answer=str, effect="read")
@@ -229,17 +230,17 @@ def test_the_signal_of_an_inner_call_fires_with_the_outer_one(reason: str) -> No
         await context.call("ask")
         return ToolResult.ok(None)
 
-    async def main() -> None:
-        gate = gate_of(work, reason, VirtualClock())
-        gate.run.show([*gate.run.tools.values(), ask], ())
-        await stop(gate, reason)
-
-    run_virtual(main)
+    gate = gate_of(work, reason, VirtualClock())
+    gate.run.show([*gate.run.tools.values(), ask], ())
+    await stop(gate, reason)
     assert stopped.seen == ["inner"]
 
 
 @pytest.mark.parametrize("reason", OUTSIDE)
-def test_a_call_that_returns_at_its_signal_is_stopped_and_its_caller_is_cancelled_once(reason: str) -> None:
+@pytest.mark.virtual_time
+async def test_a_call_that_returns_at_its_signal_is_stopped_and_its_caller_is_cancelled_once(
+    reason: str,
+) -> None:
     """A call whose handler returns as soon as its signal fires is still stopped, and its caller is not cancelled later."""
     after = list[str]()
 
@@ -257,18 +258,15 @@ def test_a_call_that_returns_at_its_signal_is_stopped_and_its_caller_is_cancelle
         await asyncio.sleep(0)
         after.append("went on")
 
-    async def main() -> None:
-        gate = gate_of(work, reason, VirtualClock())
-        calling = asyncio.ensure_future(call(gate))
-        if reason == "cancel":
-            await asyncio.sleep(5)
-            gate.cancel()
-        elif reason == "the caller's task":
-            await asyncio.sleep(5)
-            calling.cancel()
-        await asyncio.wait({calling})
-
-    run_virtual(main)
+    gate = gate_of(work, reason, VirtualClock())
+    calling = asyncio.ensure_future(call(gate))
+    if reason == "cancel":
+        await asyncio.sleep(5)
+        gate.cancel()
+    elif reason == "the caller's task":
+        await asyncio.sleep(5)
+        calling.cancel()
+    await asyncio.wait({calling})
     ends = {
         "cancel": "CancelledError",
         "the caller's task": "CancelledError",
@@ -279,7 +277,8 @@ def test_a_call_that_returns_at_its_signal_is_stopped_and_its_caller_is_cancelle
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
-def test_the_signal_fires_before_a_cancellation_of_the_callers_own_task_lands(how: str) -> None:
+@pytest.mark.virtual_time
+async def test_the_signal_fires_before_a_cancellation_of_the_callers_own_task_lands(how: str) -> None:
     """If `task.cancel()` or a timeout around the call stops a handler, the signal fires before the cancellation."""
     seen = list[str]()
 
@@ -296,26 +295,24 @@ def test_the_signal_fires_before_a_cancellation_of_the_callers_own_task_lands(ho
                 seen.append("cancelled")
         return ToolResult.ok(None)
 
-    async def main() -> None:
-        gate = gate_of(work, "", VirtualClock())
-        if how == "timeout":
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(5):
-                    await gate.invoke("work")
-        else:
-            calling = asyncio.ensure_future(gate.invoke("work"))
-            await asyncio.sleep(5)
-            calling.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await calling
-        assert asyncio.current_task().cancelling() == 0  # pyright: ignore[reportOptionalMemberAccess]  # in a task
-
-    run_virtual(main)
+    gate = gate_of(work, "", VirtualClock())
+    if how == "timeout":
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await gate.invoke("work")
+    else:
+        calling = asyncio.ensure_future(gate.invoke("work"))
+        await asyncio.sleep(5)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+    assert asyncio.current_task().cancelling() == 0  # pyright: ignore[reportOptionalMemberAccess]  # in a task
     assert seen == ["cleaned up", "cancelled"]
 
 
 @pytest.mark.usefixtures("waits")
-def test_a_timeout_inside_the_handler_does_not_fire_its_signal() -> None:
+@pytest.mark.virtual_time
+async def test_a_timeout_inside_the_handler_does_not_fire_its_signal() -> None:
     """The signal does not fire if the handler's own timeout or task group cancels part of its work."""
     seen = list[Any]()
 
@@ -335,9 +332,6 @@ def test_a_timeout_inside_the_handler_does_not_fire_its_signal() -> None:
     async def fail() -> None:
         raise ValueError
 
-    async def main() -> None:
-        gate = gate_of(work, "", VirtualClock())
-        seen.append((await gate.invoke("work")).success)
-
-    run_virtual(main)
+    gate = gate_of(work, "", VirtualClock())
+    seen.append((await gate.invoke("work")).success)
     assert seen == [False, True]

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from handrail import ToolContext, ToolResult, gather, tool
 from handrail.events import ToolInvoked
 from handrail.run.transaction import new_transaction
-from handrail.testing import run_virtual
 from support.rig import Note, Rig
 
 PATHS = ("a", "b", "c/d")
@@ -208,43 +207,37 @@ def check(programs: Programs) -> None:
     st.lists(st.tuples(st.integers(0, 4), specs(("staged", "idempotent"), 2)), min_size=1, max_size=5),
     st.lists(st.integers(0, 12), max_size=2),
 )
-def test_any_interleaving_is_as_if_one_after_another(
+@pytest.mark.virtual_time
+async def test_any_interleaving_is_as_if_one_after_another(
     calls: list[tuple[int, Spec]], cancels: list[int]
 ) -> None:
     """Parallel, nested, failing and cancelled calls leave the same state as the successful ones replayed one after another."""
+    programs = Programs()
 
-    async def main() -> None:
-        programs = Programs()
+    async def start(after: int, spec: Spec) -> None:
+        await asyncio.sleep(after)
+        await programs.rig.gate.invoke(spec.effect, programs.number(spec))
 
-        async def start(after: int, spec: Spec) -> None:
-            await asyncio.sleep(after)
-            await programs.rig.gate.invoke(spec.effect, programs.number(spec))
-
-        tasks = [asyncio.ensure_future(start(after, spec)) for after, spec in calls]
-        for index, after in enumerate(cancels):
-            asyncio.get_running_loop().call_later(after, tasks[index % len(tasks)].cancel)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        check(programs)
-
-    run_virtual(main)
+    tasks = [asyncio.ensure_future(start(after, spec)) for after, spec in calls]
+    for index, after in enumerate(cancels):
+        asyncio.get_running_loop().call_later(after, tasks[index % len(tasks)].cancel)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    check(programs)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), specs(("staged",), 1)), min_size=2, max_size=6))
-def test_staged_calls_are_serialisable(calls: list[tuple[int, Spec]]) -> None:
+@pytest.mark.virtual_time
+async def test_staged_calls_are_serialisable(calls: list[tuple[int, Spec]]) -> None:
     """Staged calls are serialisable: recomputing the committed ones in commit order gives the same state."""
+    programs = Programs()
 
-    async def main() -> None:
-        programs = Programs()
+    async def start(after: int, spec: Spec) -> None:
+        await asyncio.sleep(after)
+        await programs.rig.gate.invoke(spec.effect, programs.number(spec))
 
-        async def start(after: int, spec: Spec) -> None:
-            await asyncio.sleep(after)
-            await programs.rig.gate.invoke(spec.effect, programs.number(spec))
-
-        await asyncio.gather(*[start(after, spec) for after, spec in calls])
-        check(programs)
-
-    run_virtual(main)
+    await asyncio.gather(*[start(after, spec) for after, spec in calls])
+    check(programs)
 
 
 class Created:

@@ -16,6 +16,8 @@ from handrail.session import Session
 from handrail.testing import Person, VirtualClock, run_virtual
 from support.cards import Deck, Offer, Pick, card_game
 
+pytestmark = pytest.mark.virtual_time
+
 Body = Callable[[ToolContext], Awaitable[None]]
 
 
@@ -80,30 +82,24 @@ def test_both_limits_at_the_same_moment_end_the_call_once() -> None:
     assert (status, round(seconds)) == ("timed out", 30)
 
 
-def test_what_its_siblings_do_does_not_count() -> None:
+async def test_what_its_siblings_do_does_not_count() -> None:
     """A silent call is cancelled even if another call in the same run sends heartbeats. The other call succeeds."""
-
-    async def main() -> None:
-        tools = [working(beats, "lively"), working(never_beats, "silent")]
-        gate = open_gate(tools, clock=VirtualClock())
-        lively, silent = await asyncio.gather(gate.invoke("lively"), gate.invoke("silent"))
-        assert (lively.success, silent.success) == (True, False)
-
-    run_virtual(main)
+    tools = [working(beats, "lively"), working(never_beats, "silent")]
+    gate = open_gate(tools, clock=VirtualClock())
+    lively, silent = await asyncio.gather(gate.invoke("lively"), gate.invoke("silent"))
+    assert (lively.success, silent.success) == (True, False)
 
 
-def test_a_cancellation_at_the_same_moment_wins() -> None:
-    async def main() -> None:
-        gate: Gate = open_gate([working(never_beats)], clock=VirtualClock())
-        calling = asyncio.ensure_future(gate.invoke("work"))
-        asyncio.get_running_loop().call_later(30, calling.cancel)
-        with pytest.raises(asyncio.CancelledError):
-            await calling
+async def test_a_cancellation_at_the_same_moment_wins() -> None:
 
-    run_virtual(main)
+    gate: Gate = open_gate([working(never_beats)], clock=VirtualClock())
+    calling = asyncio.ensure_future(gate.invoke("work"))
+    asyncio.get_running_loop().call_later(30, calling.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await calling
 
 
-def test_the_watchdog_pauses_while_a_person_decides() -> None:
+async def test_the_watchdog_pauses_while_a_person_decides() -> None:
     @tool(effect="read", heartbeat=30)
     async def work(context: UserContext) -> str:
         """Ask, then go on for a while."""
@@ -112,16 +108,11 @@ def test_the_watchdog_pauses_while_a_person_decides() -> None:
         await asyncio.sleep(20)
         return answer
 
-    async def main() -> None:
-        gate = open_gate(
-            [work], environment=Person(answers={"name": "Ada"}, after=1000), clock=VirtualClock()
-        )
-        assert (await gate.invoke("work")).unwrap() == "Ada"
-
-    run_virtual(main)
+    gate = open_gate([work], environment=Person(answers={"name": "Ada"}, after=1000), clock=VirtualClock())
+    assert (await gate.invoke("work")).unwrap() == "Ada"
 
 
-def test_an_act_beats_for_its_handoff() -> None:
+async def test_an_act_beats_for_its_handoff() -> None:
     async def end(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[str]:
         await beats(context)
         return ToolResult.ok("ended")
@@ -129,12 +120,9 @@ def test_an_act_beats_for_its_handoff() -> None:
     async def client(offer: Offer, *, context: ToolContext) -> Pick:
         return Pick(0)
 
-    async def main() -> None:
-        game = card_game(client=client, after=end, heartbeat=30, effect="idempotent")
-        gate = open_gate([game], filesystem=MemoryFilesystem(), clock=VirtualClock())
-        assert (await gate.invoke("pick_card", {"cards": 1})).unwrap() == "ended"
-
-    run_virtual(main)
+    game = card_game(client=client, after=end, heartbeat=30, effect="idempotent")
+    gate = open_gate([game], filesystem=MemoryFilesystem(), clock=VirtualClock())
+    assert (await gate.invoke("pick_card", {"cards": 1})).unwrap() == "ended"
 
 
 @pytest.mark.parametrize("seconds", [0, -1, True, float("inf"), float("nan"), "30"])

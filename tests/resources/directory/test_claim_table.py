@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -226,7 +225,7 @@ async def extend(context: ToolContext) -> None:
 
 
 @pytest.mark.once
-def test_a_commit_that_a_dead_process_recorded_comes_first(tmp_path: Path):
+async def test_a_commit_that_a_dead_process_recorded_comes_first(tmp_path: Path):
     """A call with another journal is told how to finish it. A call with the same journal finishes it, and builds on it."""
     root = tmp_path / "root"
     root.mkdir()
@@ -236,23 +235,20 @@ def test_a_commit_that_a_dead_process_recorded_comes_first(tmp_path: Path):
     script = [sys.executable, "-c", textwrap.dedent(DYING), str(root), path]
     assert subprocess.run(script, check=False).returncode == 9
 
-    async def main() -> None:
-        with DirectoryFilesystem(root) as files:
-            other, same = SqliteJournal(tmp_path / "other.db"), SqliteJournal(path)
-            refused = await open_gate([extend], filesystem=files, journal=other).invoke("extend")
-            assert not refused.success
-            assert "Any call with that call's journal finishes them" in refused.message
-            assert "handrail runs resume" in refused.message
-            assert "handrail runs discard" in refused.message
-            with pytest.raises(UnfinishedCommit):
-                files.write("x", "mine")
-            files.write("y", "2")  # only its paths are claimed
-            assert (await open_gate([extend], filesystem=files, journal=same).invoke("extend")).success
-            assert (files.read("x"), files.read("y")) == ("theirs+", "2")
-            other.close()
-            same.close()
-
-    asyncio.run(main())
+    with DirectoryFilesystem(root) as files:
+        other, same = SqliteJournal(tmp_path / "other.db"), SqliteJournal(path)
+        refused = await open_gate([extend], filesystem=files, journal=other).invoke("extend")
+        assert not refused.success
+        assert "Any call with that call's journal finishes them" in refused.message
+        assert "handrail runs resume" in refused.message
+        assert "handrail runs discard" in refused.message
+        with pytest.raises(UnfinishedCommit):
+            files.write("x", "mine")
+        files.write("y", "2")  # only its paths are claimed
+        assert (await open_gate([extend], filesystem=files, journal=same).invoke("extend")).success
+        assert (files.read("x"), files.read("y")) == ("theirs+", "2")
+        other.close()
+        same.close()
 
 
 DYING_LATE = """
@@ -279,7 +275,7 @@ DYING_LATE = """
 
 
 @pytest.mark.once
-def test_an_applied_commit_that_was_not_noted_does_not_stop_recovery(tmp_path: Path):
+async def test_an_applied_commit_that_was_not_noted_does_not_stop_recovery(tmp_path: Path):
     """A process dies once its files are in place, another one with the same file before its are: both are recovered."""
     root, path = tmp_path / "root", str(tmp_path / "journal.db")
     root.mkdir()
@@ -288,15 +284,12 @@ def test_an_applied_commit_that_was_not_noted_does_not_stop_recovery(tmp_path: P
         script = [sys.executable, "-c", textwrap.dedent(DYING_LATE), str(root), path, moment, text]
         assert subprocess.run(script, check=False).returncode == 9
 
-    async def main() -> None:
-        with DirectoryFilesystem(root) as files:
-            journal = SqliteJournal(path)
-            recovered = await files.recover(journal)
-            assert len(recovered.finished) == 2
-            assert files.read("x") == "012"
-            journal.close()
-
-    asyncio.run(main())
+    with DirectoryFilesystem(root) as files:
+        journal = SqliteJournal(path)
+        recovered = await files.recover(journal)
+        assert len(recovered.finished) == 2
+        assert files.read("x") == "012"
+        journal.close()
 
 
 def test_a_commit_that_is_renaming_its_files_counts_as_made_since(

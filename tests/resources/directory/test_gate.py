@@ -92,104 +92,89 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("how", ["raise", "cancel"])
-def test_a_call_that_fails_leaves_the_folder_as_it_was(folders: Folders, how: str, recorded: bool):
+async def test_a_call_that_fails_leaves_the_folder_as_it_was(folders: Folders, how: str, recorded: bool):
     """A failed call changes no bytes or inodes in the folder, and leaves nothing staged."""
-
-    async def main() -> None:
-        files = folders(FILES)
-        before = marks(files.root)
-        rig = Rig([fail], files=files, journal=MemoryJournal() if recorded else None)
-        assert not (await rig.call("fail", how=how)).success
-        assert marks(files.root) == before
-        assert aside(files) == []
-
-    run(main)
+    files = folders(FILES)
+    before = marks(files.root)
+    rig = Rig([fail], files=files, journal=MemoryJournal() if recorded else None)
+    assert not (await rig.call("fail", how=how)).success
+    assert marks(files.root) == before
+    assert aside(files) == []
 
 
-def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
+async def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
     """A call is recorded before its files are renamed, and marked as applied afterwards.
 
     The record names the changed paths, and the call can be undone.
     """
-
-    async def main() -> None:
-        files = folders(FILES)
-        journal = Watching(files.root)
-        rig = Rig([change], files=files, journal=journal)
-        assert (await rig.call("change", text="2")).success
-        assert journal.seen == [("commit", "1"), ("applied", "2")]
-        assert tree(files) == {
-            "a": "2", "new": None, "new/b": "2", ".venv": None, ".venv/lib": None, ".venv/lib/y": "ignored",
-        }  # fmt: skip
-        assert rig.notes == ["2"]
-        (unit,) = await journal.calls.load(rig.gate.run.run_context.run_id)
-        (manifest,) = unit.files
-        assert sorted(step["path"] for step in manifest["steps"]) == ["a", "d", "new", "new/b"]
-        assert manifest["call_id"] == unit.call_id
-        assert manifest["journal"] == journal.id
-        assert files.undo(unit.call_id, run_id=unit.run_id, journal=journal.id) == ("a", "d", "new", "new/b")
-        assert tree(files)["a"] == "1"
-        assert aside(files) == []
-
-    run(main)
+    files = folders(FILES)
+    journal = Watching(files.root)
+    rig = Rig([change], files=files, journal=journal)
+    assert (await rig.call("change", text="2")).success
+    assert journal.seen == [("commit", "1"), ("applied", "2")]
+    assert tree(files) == {
+        "a": "2", "new": None, "new/b": "2", ".venv": None, ".venv/lib": None, ".venv/lib/y": "ignored",
+    }  # fmt: skip
+    assert rig.notes == ["2"]
+    (unit,) = await journal.calls.load(rig.gate.run.run_context.run_id)
+    (manifest,) = unit.files
+    assert sorted(step["path"] for step in manifest["steps"]) == ["a", "d", "new", "new/b"]
+    assert manifest["call_id"] == unit.call_id
+    assert manifest["journal"] == journal.id
+    assert files.undo(unit.call_id, run_id=unit.run_id, journal=journal.id) == ("a", "d", "new", "new/b")
+    assert tree(files)["a"] == "1"
+    assert aside(files) == []
 
 
-def test_files_of_a_live_process_count_as_applied_once_they_are_in_place(folders: Folders, tmp_path: Path):
+async def test_files_of_a_live_process_count_as_applied_once_they_are_in_place(
+    folders: Folders, tmp_path: Path
+):
     """If recovery runs after a commit's renames but before its record is marked as applied, the commit counts as finished."""
+    files = folders(FILES)
+    journal, theirs = (SqliteJournal(tmp_path / "runs.db", watch=None) for _ in range(2))
+    recovered: list[Recovered] = []
+    tell = journal.calls.applied
 
-    async def main() -> None:
-        files = folders(FILES)
-        journal, theirs = (SqliteJournal(tmp_path / "runs.db", watch=None) for _ in range(2))
-        recovered: list[Recovered] = []
-        tell = journal.calls.applied
+    async def overtaken(unit: CommitUnit, /) -> None:
+        journal.calls.applied = tell
+        with DirectoryFilesystem(files.root) as other:
+            recovered.append(await other.recover(theirs))
+        await tell(unit)
 
-        async def overtaken(unit: CommitUnit, /) -> None:
-            journal.calls.applied = tell
-            with DirectoryFilesystem(files.root) as other:
-                recovered.append(await other.recover(theirs))
-            await tell(unit)
-
-        journal.calls.applied = overtaken
-        rig = Rig([change], files=files, journal=journal)
-        assert (await rig.call("change", text="2")).success
-        [found] = recovered
-        assert (len(found.finished), found.unapplied, found.dropped) == (1, (), ())
-        assert tree(files)["a"] == "2"
-        assert aside(files) == []
-
-    run(main)
+    journal.calls.applied = overtaken
+    rig = Rig([change], files=files, journal=journal)
+    assert (await rig.call("change", text="2")).success
+    [found] = recovered
+    assert (len(found.finished), found.unapplied, found.dropped) == (1, (), ())
+    assert tree(files)["a"] == "2"
+    assert aside(files) == []
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bool):
+async def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bool):
     """If somebody edits a file at the last moment, the call ends in a conflict, and its message names the file.
 
     The call's changes are reverted. If it was recorded, its record is voided.
     """
-
-    async def main() -> None:
-        files: DirectoryFilesystem = folders(FILES, disk=Meddling(lambda: files.root))
-        journal = Watching(files.root) if recorded else None
-        rig = Rig([change], files=files, journal=journal)
-        result = await rig.call("change", text="2")
-        assert rig.status("change") == "conflict"
-        assert "somebody else has changed a in the meantime." in result.message
-        assert tree(files) == {
-            "a": "theirs", "d": None, "d/x": "1", ".venv": None, ".venv/lib": None, ".venv/lib/y": "ignored",
-        }  # fmt: skip
-        assert rig.notes == []
-        assert aside(files) == []
-        if journal is not None:
-            assert journal.seen == [("commit", "1"), ("void", "theirs")]
-            assert await journal.calls.load(rig.gate.run.run_context.run_id) == ()
-            assert await journal.calls.unapplied() == ()
-
-    run(main)
+    files: DirectoryFilesystem = folders(FILES, disk=Meddling(lambda: files.root))
+    journal = Watching(files.root) if recorded else None
+    rig = Rig([change], files=files, journal=journal)
+    result = await rig.call("change", text="2")
+    assert rig.status("change") == "conflict"
+    assert "somebody else has changed a in the meantime." in result.message
+    assert tree(files) == {
+        "a": "theirs", "d": None, "d/x": "1", ".venv": None, ".venv/lib": None, ".venv/lib/y": "ignored",
+    }  # fmt: skip
+    assert rig.notes == []
+    assert aside(files) == []
+    if journal is not None:
+        assert journal.seen == [("commit", "1"), ("void", "theirs")]
+        assert await journal.calls.load(rig.gate.run.run_context.run_id) == ()
+        assert await journal.calls.unapplied() == ()
 
 
-def test_a_record_that_can_not_be_written_stops_the_call(folders: Folders):
+async def test_a_record_that_can_not_be_written_stops_the_call(folders: Folders):
     """If the record can't be written, nothing is renamed, and none of the call's changes remain."""
-
     journal = MemoryJournal()
 
     async def commit(unit: CommitUnit, /) -> None:
@@ -197,19 +182,15 @@ def test_a_record_that_can_not_be_written_stops_the_call(folders: Folders):
 
     journal.calls.commit = commit
 
-    async def main() -> None:
-        files = folders(FILES)
-        before = marks(files.root)
-        rig = Rig([change], files=files, journal=journal)
-        assert not (await rig.call("change", text="2")).success
-        assert (marks(files.root), rig.notes, aside(files)) == (before, [], [])
-
-    run(main)
+    files = folders(FILES)
+    before = marks(files.root)
+    rig = Rig([change], files=files, journal=journal)
+    assert not (await rig.call("change", text="2")).success
+    assert (marks(files.root), rig.notes, aside(files)) == (before, [], [])
 
 
-def test_a_mark_that_can_not_be_written_does_not_fail_the_call(folders: Folders):
+async def test_a_mark_that_can_not_be_written_does_not_fail_the_call(folders: Folders):
     """A call whose record can't be marked as applied still succeeds, and stays listed for recovery."""
-
     journal = MemoryJournal()
 
     async def settle(unit: CommitUnit, state: str, *, synced: bool) -> None:
@@ -217,14 +198,11 @@ def test_a_mark_that_can_not_be_written_does_not_fail_the_call(folders: Folders)
 
     journal.calls._settle = settle  # pyright: ignore[reportPrivateUsage]
 
-    async def main() -> None:
-        files = folders(FILES)
-        rig = Rig([change], files=files, journal=journal)
-        assert (await rig.call("change", text="2")).success
-        assert (files.read("a"), rig.notes) == ("2", ["2"])
-        assert len(await journal.calls.unapplied()) == 1
-
-    run(main)
+    files = folders(FILES)
+    rig = Rig([change], files=files, journal=journal)
+    assert (await rig.call("change", text="2")).success
+    assert (files.read("a"), rig.notes) == ("2", ["2"])
+    assert len(await journal.calls.unapplied()) == 1
 
 
 class Second(DirectoryFilesystem):
@@ -232,7 +210,7 @@ class Second(DirectoryFilesystem):
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_two_folders_commit_together_or_not_at_all(folders: Folders, tmp_path: Path, recorded: bool):
+async def test_two_folders_commit_together_or_not_at_all(folders: Folders, tmp_path: Path, recorded: bool):
     """If a conflict stops the commit to the second of two folders, the first folder's renames are reverted."""
 
     @tool(effect="staged", description="Change two folders.")
@@ -241,26 +219,23 @@ def test_two_folders_commit_together_or_not_at_all(folders: Folders, tmp_path: P
         context.resources.get(Second).write("a", "2")
         context.session.dispatch(Note("both"))
 
-    async def main() -> None:
-        files = folders(FILES)
-        (tmp_path / "second").mkdir()
-        (tmp_path / "second" / "a").write_text("1")
-        disk = Meddling(lambda: tmp_path / "second")
-        second = Second(tmp_path / "second", disk=disk)
-        journal = MemoryJournal() if recorded else None
-        rig = Rig([both], files=files, journal=journal, resources=[given(Second, second)])
-        before = marks(files.root)
-        assert "a" in (await rig.call("both")).message
-        assert (marks(files.root), second.read("a"), rig.notes) == (before, "theirs", [])
-        assert (await rig.call("both")).success
-        assert (files.read("a"), second.read("a"), rig.notes) == ("2", "2", ["both"])
-        assert aside(files) == aside(second) == []
-        second.close()
-
-    run(main)
+    files = folders(FILES)
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "a").write_text("1")
+    disk = Meddling(lambda: tmp_path / "second")
+    second = Second(tmp_path / "second", disk=disk)
+    journal = MemoryJournal() if recorded else None
+    rig = Rig([both], files=files, journal=journal, resources=[given(Second, second)])
+    before = marks(files.root)
+    assert "a" in (await rig.call("both")).message
+    assert (marks(files.root), second.read("a"), rig.notes) == (before, "theirs", [])
+    assert (await rig.call("both")).success
+    assert (files.read("a"), second.read("a"), rig.notes) == ("2", "2", ["both"])
+    assert aside(files) == aside(second) == []
+    second.close()
 
 
-def test_state_that_can_not_be_applied_takes_the_files_back(
+async def test_state_that_can_not_be_applied_takes_the_files_back(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ):
     """If applying the state fails after the files were renamed, the files are restored and the record is voided."""
@@ -269,21 +244,18 @@ def test_state_that_can_not_be_applied_takes_the_files_back(
     def refuse(fork: SessionFork) -> None:
         raise RuntimeError("a reducer refused")
 
-    async def main() -> None:
-        files, journal = folders(FILES), MemoryJournal()
-        before = marks(files.root)
-        rig = Rig([change], files=files, journal=journal)
-        with monkeypatch.context() as patch:
-            patch.setattr(SessionFork, "apply", refuse)
-            assert not (await rig.call("change", text="2")).success
-        assert marks(files.root) == before
-        assert await journal.calls.load(rig.gate.run.run_context.run_id) == ()
-        assert aside(files) == []
-
-    run(main)
+    files, journal = folders(FILES), MemoryJournal()
+    before = marks(files.root)
+    rig = Rig([change], files=files, journal=journal)
+    with monkeypatch.context() as patch:
+        patch.setattr(SessionFork, "apply", refuse)
+        assert not (await rig.call("change", text="2")).success
+    assert marks(files.root) == before
+    assert await journal.calls.load(rig.gate.run.run_context.run_id) == ()
+    assert aside(files) == []
 
 
-def test_inner_calls_are_part_of_the_outer_ones_commit(folders: Folders):
+async def test_inner_calls_are_part_of_the_outer_ones_commit(folders: Folders):
     """Inner calls are committed with the outer call in one record, and a failed inner call changes nothing."""
 
     @tool(effect="staged", description="Call others.")
@@ -292,19 +264,16 @@ def test_inner_calls_are_part_of_the_outer_ones_commit(folders: Folders):
         await context.call("fail", how="raise")
         context.filesystem.append("a", " and outer")
 
-    async def main() -> None:
-        files = folders(FILES)
-        journal = Watching(files.root)
-        rig = Rig([outer, change, fail], files=files, journal=journal)
-        assert (await rig.call("outer")).success
-        assert journal.seen == [("commit", "1"), ("applied", "inner and outer")]
-        assert (files.read("new/b"), rig.notes) == ("inner", ["inner"])
-
-    run(main)
+    files = folders(FILES)
+    journal = Watching(files.root)
+    rig = Rig([outer, change, fail], files=files, journal=journal)
+    assert (await rig.call("outer")).success
+    assert journal.seen == [("commit", "1"), ("applied", "inner and outer")]
+    assert (files.read("new/b"), rig.notes) == ("inner", ["inner"])
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, recorded: bool):
+async def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, recorded: bool):
     """Concurrent calls that increment a number in a file lose no update, because a call with a stale read reruns."""
 
     @tool(effect="staged", description="Count up.")
@@ -314,42 +283,36 @@ def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, reco
         context.filesystem.write("n", str(number))
         return number
 
-    async def main() -> None:
-        files = folders({"n": "0"})
-        journal: Journal | None = SqliteJournal(tmp_path / "journal.db") if recorded else None
-        rig = Rig([count], files=files, journal=journal)
-        for _ in range(5):
-            await asyncio.gather(*[rig.call("count") for _ in range(3)])
-        ended = [event.status for event in rig.of(ToolInvoked)]
-        assert int(files.read("n")) == ended.count("ok") == 15
-        if isinstance(journal, SqliteJournal):
-            assert len(await journal.calls.load(rig.gate.run.run_context.run_id)) == 15
-            journal.close()
-
-    run(main)
+    files = folders({"n": "0"})
+    journal: Journal | None = SqliteJournal(tmp_path / "journal.db") if recorded else None
+    rig = Rig([count], files=files, journal=journal)
+    for _ in range(5):
+        await asyncio.gather(*[rig.call("count") for _ in range(3)])
+    ended = [event.status for event in rig.of(ToolInvoked)]
+    assert int(files.read("n")) == ended.count("ok") == 15
+    if isinstance(journal, SqliteJournal):
+        assert len(await journal.calls.load(rig.gate.run.run_context.run_id)) == 15
+        journal.close()
 
 
-def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
+async def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
     """A call that only reads creates no staging folder, and its record names no files."""
 
     @tool(effect="read", description="Read a file.")
     async def look(context: ToolContext) -> str:
         return context.filesystem.read("a")
 
-    async def main() -> None:
-        files = folders(FILES)
-        journal = Watching(files.root)
-        rig = Rig([look], files=files, journal=journal)
-        assert (await rig.call("look")).value == "1"
-        assert not files.staging.exists()
-        assert journal.seen == [("commit", "1")]
-        (unit,) = await journal.calls.load(rig.gate.run.run_context.run_id)
-        assert unit.files == []
-
-    run(main)
+    files = folders(FILES)
+    journal = Watching(files.root)
+    rig = Rig([look], files=files, journal=journal)
+    assert (await rig.call("look")).value == "1"
+    assert not files.staging.exists()
+    assert journal.seen == [("commit", "1")]
+    (unit,) = await journal.calls.load(rig.gate.run.run_context.run_id)
+    assert unit.files == []
 
 
-def test_somebody_at_the_same_file_is_a_conflict_or_a_rerun(folders: Folders):
+async def test_somebody_at_the_same_file_is_a_conflict_or_a_rerun(folders: Folders):
     """If a person edits a file during a call, the call reruns if it read the file, and gets a conflict if it only wrote it."""
 
     @tool(effect="staged", description="Extend what is there.")
@@ -368,12 +331,9 @@ def test_somebody_at_the_same_file_is_a_conflict_or_a_rerun(folders: Folders):
 
     seen: list[str] = []
 
-    async def main() -> None:
-        rig = Rig([extend, blind], files=files)
-        assert (await rig.call("extend")).value == "theirs+"
-        assert seen == ["1+", "theirs+"]
-        assert "d/x" in (await rig.call("blind")).message
-        assert (files.root / "d" / "x").read_text() == "theirs"
-
     files = folders(FILES)
-    run(main)
+    rig = Rig([extend, blind], files=files)
+    assert (await rig.call("extend")).value == "theirs+"
+    assert seen == ["1+", "theirs+"]
+    assert "d/x" in (await rig.call("blind")).message
+    assert (files.root / "d" / "x").read_text() == "theirs"

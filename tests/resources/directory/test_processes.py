@@ -339,22 +339,18 @@ async def put(path: str, context: ToolContext) -> None:
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_a_call_whose_files_are_written_succeeds(folders: Folders, recorded: bool):
+async def test_a_call_whose_files_are_written_succeeds(folders: Folders, recorded: bool):
     """If the files that a call replaced can't be moved to the history, the call still succeeds. They are moved there later."""
-
-    async def main() -> None:
-        disk = Failing()
-        files = folders({"a": "1"}, disk=disk)
-        rig = Rig([put], files=files, journal=MemoryJournal() if recorded else None)
-        disk.fails = lambda name, args: name == "retire"
-        assert (await rig.call("put", path="a")).success
-        assert files.read("a") == "ours"
-        assert not list(files.staging.glob("done/*"))
-        disk.fails = lambda name, args: False
-        assert (await rig.call("put", path="b")).success
-        assert len(list(files.staging.glob("done/*"))) == 2
-
-    asyncio.run(main())
+    disk = Failing()
+    files = folders({"a": "1"}, disk=disk)
+    rig = Rig([put], files=files, journal=MemoryJournal() if recorded else None)
+    disk.fails = lambda name, args: name == "retire"
+    assert (await rig.call("put", path="a")).success
+    assert files.read("a") == "ours"
+    assert not list(files.staging.glob("done/*"))
+    disk.fails = lambda name, args: False
+    assert (await rig.call("put", path="b")).success
+    assert len(list(files.staging.glob("done/*"))) == 2
 
 
 def test_what_is_not_in_the_history_yet_is_put_there_at_the_end(folders: Folders):
@@ -492,7 +488,9 @@ asyncio.run(main(*sys.argv[1:]))
         ["writes untold", "recovers told"],
     ],
 )
-def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_path: Path, deaths: list[str]):
+async def test_an_applied_commit_is_known_however_many_follow(
+    folders: Folders, tmp_path: Path, deaths: list[str]
+):
     """A commit is still known as applied after more commits than the history keeps.
 
     Its process dies just before or just after the journal is told that the commit is applied. A process that
@@ -506,17 +504,14 @@ def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_pa
     for number in range(4):
         files.write("a", str(number))
 
-    async def recover() -> None:
-        journal = SqliteJournal(path)
-        try:
-            recovered = await files.recover(journal)
-            is_told = deaths[-1].endswith(" told")
-            assert (len(recovered.finished), recovered.dropped, recovered.unapplied) == (not is_told, (), ())
-            assert not await journal.calls.unapplied()
-        finally:
-            journal.close()
-
-    asyncio.run(recover())
+    journal = SqliteJournal(path)
+    try:
+        recovered = await files.recover(journal)
+        is_told = deaths[-1].endswith(" told")
+        assert (len(recovered.finished), recovered.dropped, recovered.unapplied) == (not is_told, (), ())
+        assert not await journal.calls.unapplied()
+    finally:
+        journal.close()
     assert files.read("a") == "3"
     assert [path.name for path in files.staging.glob("at-work/*")] == [files._ground.area.mine.name]
 
@@ -610,7 +605,7 @@ def test_a_deleted_staging_folder_is_made_again(folders: Folders, what: str, syn
 
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("when", ["staged", "applied"])
-def test_a_staging_folder_deleted_in_between(folders: Folders, when: str, recorded: bool):
+async def test_a_staging_folder_deleted_in_between(folders: Folders, when: str, recorded: bool):
     """If the staging folder is deleted after the files are staged, nothing is changed, and the call's result says why.
 
     If it is deleted after the renames, the call succeeds.
@@ -629,20 +624,17 @@ def test_a_staging_folder_deleted_in_between(folders: Folders, when: str, record
                 deleted.pop()
                 shutil.rmtree(files.staging)
 
-    async def main() -> None:
-        rig = Rig([put], files=files, journal=MemoryJournal() if recorded else None)
-        result = await rig.call("put", path="a")
-        if when == "staged":
-            assert "the staged changes were deleted" in result.message
-            assert files.read("a") == "1"
-        else:
-            assert result.success
-            assert files.read("a") == "ours"
-        assert (await rig.call("put", path="b")).success
-
     deleted = [1]
     files = folders({"a": "1"}, disk=Deleting())
-    asyncio.run(main())
+    rig = Rig([put], files=files, journal=MemoryJournal() if recorded else None)
+    result = await rig.call("put", path="a")
+    if when == "staged":
+        assert "the staged changes were deleted" in result.message
+        assert files.read("a") == "1"
+    else:
+        assert result.success
+        assert files.read("a") == "ours"
+    assert (await rig.call("put", path="b")).success
 
 
 @pytest.mark.once

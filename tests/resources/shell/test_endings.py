@@ -18,7 +18,7 @@ import pytest
 from handrail.resources.shell import Allow, CommandResult, Layers, Support, command_process, probe
 from handrail.resources.shell import execution as shell_module
 from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellError
-from handrail.testing import FakeShell, run_virtual
+from handrail.testing import FakeShell
 from support import PATIENCE
 from support.folders import PYTHON, Folder, anything, processes_with
 
@@ -139,30 +139,28 @@ def test_a_timeout_of_one_run_counts_for_it(folder: Folder):
     assert not folder.run(anything(timeout=0.1), "sleep", "0.2", timeout=PATIENCE).timed_out
 
 
-def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Line):
+async def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Line):
     """Cancelling a run kills the command before `CancelledError` is raised, and leaves the folder unchanged."""
     shell = anything(shells, network=True, contained=False)
     before = folder.real()
 
-    async def main() -> None:
-        argv = [PYTHON, "-c", STUBBORN, line.port, "stubborn"]
-        task = asyncio.create_task(shell.run(argv, folder.layers))
-        connection = await asyncio.to_thread(line.accept)
-        await asyncio.to_thread(read_until, connection, 4)
-        task.cancel()
-        await asyncio.sleep(0)
-        task.cancel()  # a second cancel has no effect
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert_gone(line, connection)
-
-    asyncio.run(main())
+    argv = [PYTHON, "-c", STUBBORN, line.port, "stubborn"]
+    task = asyncio.create_task(shell.run(argv, folder.layers))
+    connection = await asyncio.to_thread(line.accept)
+    await asyncio.to_thread(read_until, connection, 4)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()  # a second cancel has no effect
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert_gone(line, connection)
     assert folder.real() == before
     assert list((folder.base / "work").iterdir()) == []
-    assert folder.run(anything(shells, contained=False), "echo", "next").output == "next\n"
+    answer = await anything(shells, contained=False).run(["echo", "next"], folder.layers)
+    assert answer.output == "next\n"
 
 
-def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: pytest.MonkeyPatch):
+async def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: pytest.MonkeyPatch):
     """Cancelling a command stops the copying of its folder."""
     for number in range(50):
         folder.add(f"{number}/file", "x")
@@ -170,28 +168,25 @@ def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: py
     shell = anything("copy")
     real = shell_module.Copy._begin_folder  # pyright: ignore[reportPrivateUsage]
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        reached = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    reached = asyncio.Event()
 
-        def slow(self: Any, stack: Any, target: str, path: str) -> Any:
-            copied.append(path)
-            if len(copied) == 5:
-                loop.call_soon_threadsafe(reached.set)
-                run_stops.wait(PATIENCE)
-            return real(self, stack, target, path)
+    def slow(self: Any, stack: Any, target: str, path: str) -> Any:
+        copied.append(path)
+        if len(copied) == 5:
+            loop.call_soon_threadsafe(reached.set)
+            run_stops.wait(PATIENCE)
+        return real(self, stack, target, path)
 
-        run_stops = threading.Event()
-        monkeypatch.setattr(shell_module.Copy, "_begin_folder", slow)
-        task = asyncio.create_task(shell.run(["true"], folder.layers))
-        await asyncio.wait_for(reached.wait(), PATIENCE)
-        task.cancel()
-        await asyncio.sleep(0)
-        loop.call_later(0, run_stops.set)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    run_stops = threading.Event()
+    monkeypatch.setattr(shell_module.Copy, "_begin_folder", slow)
+    task = asyncio.create_task(shell.run(["true"], folder.layers))
+    await asyncio.wait_for(reached.wait(), PATIENCE)
+    task.cancel()
+    await asyncio.sleep(0)
+    loop.call_later(0, run_stops.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert len(copied) < 10
     assert list((folder.base / "work").iterdir()) == []
 
@@ -199,80 +194,71 @@ def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: py
 WAIT = "import socket, sys; c = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); c.sendall(sys.argv[2].encode()); sys.exit(c.recv(1) != b'.')"
 
 
-def test_shells_on_different_layers_run_at_the_same_time(tmp_path: Path, line: Line):
+async def test_shells_on_different_layers_run_at_the_same_time(tmp_path: Path, line: Line):
     """Commands on different layers run at the same time."""
     shell = anything(network=True)
     one, two = Folder(tmp_path / "one"), Folder(tmp_path / "two")
 
-    async def main() -> None:
-        tasks = [
-            asyncio.create_task(shell.run([PYTHON, "-c", WAIT, line.port, "x"], f.layers)) for f in (one, two)
-        ]
-        connections = [await asyncio.to_thread(line.accept) for _ in tasks]
-        for connection in connections:
-            connection.sendall(b".")
-        assert [(await task).exit_code for task in tasks] == [0, 0]
-
-    asyncio.run(main())
+    tasks = [
+        asyncio.create_task(shell.run([PYTHON, "-c", WAIT, line.port, "x"], f.layers)) for f in (one, two)
+    ]
+    connections = [await asyncio.to_thread(line.accept) for _ in tasks]
+    for connection in connections:
+        connection.sendall(b".")
+    assert [(await task).exit_code for task in tasks] == [0, 0]
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: int):
+async def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: int):
     """One of three concurrent commands can end, and its result is returned, while the others still run."""
     shell = anything(network=True)
     folders = [Folder(tmp_path / str(number)) for number in range(3)]
 
-    async def main() -> None:
-        tasks: list[asyncio.Task[CommandResult]] = []
-        connections: list[socket.socket] = []
-        for folder in folders:
-            tasks.append(asyncio.create_task(shell.run([PYTHON, "-c", WAIT, line.port, "x"], folder.layers)))
-            connections.append(await asyncio.to_thread(line.accept))
-        connections[first].sendall(b".")
-        assert (await tasks[first]).ok
-        for number, task in enumerate(tasks):
-            if number != first:
-                assert not task.done()
-                connections[number].sendall(b".")
-                assert (await task).ok
-
-    asyncio.run(main())
+    tasks: list[asyncio.Task[CommandResult]] = []
+    connections: list[socket.socket] = []
+    for folder in folders:
+        tasks.append(asyncio.create_task(shell.run([PYTHON, "-c", WAIT, line.port, "x"], folder.layers)))
+        connections.append(await asyncio.to_thread(line.accept))
+    connections[first].sendall(b".")
+    assert (await tasks[first]).ok
+    for number, task in enumerate(tasks):
+        if number != first:
+            assert not task.done()
+            connections[number].sendall(b".")
+            assert (await task).ok
 
 
-def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
+async def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
     """A second command on the same layer waits for the first, and never starts if it is cancelled while it waits."""
     shell = anything(network=True)
     folder, other = Folder(tmp_path / "one"), Folder(tmp_path / "two")
     said: list[bytes] = []
 
-    async def main() -> None:
-        async def begin(name: str) -> asyncio.Task[CommandResult]:
-            script = f'{PYTHON} -c "{WAIT}" {line.port} {name} && cat trace; echo {name} >> trace'
-            return asyncio.create_task(shell.run(["sh", "-c", script], folder.layers, timeout=PATIENCE))
+    async def begin(name: str) -> asyncio.Task[CommandResult]:
+        script = f'{PYTHON} -c "{WAIT}" {line.port} {name} && cat trace; echo {name} >> trace'
+        return asyncio.create_task(shell.run(["sh", "-c", script], folder.layers, timeout=PATIENCE))
 
-        first = await begin("a")
-        connection = await asyncio.to_thread(line.accept)
-        said.append(await asyncio.to_thread(connection.recv, 1))
-        second, third = await begin("b"), await begin("c")
-        assert (
-            await shell.run(["true"], other.layers)
-        ).ok  # long enough for the waiting commands to start, if they could
-        third.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await third
-        assert not second.done()
-        line.server.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            line.server.accept()
-        line.server.settimeout(PATIENCE)
-        connection.sendall(b".")
-        assert (await first).ok
-        connection = await asyncio.to_thread(line.accept)
-        said.append(await asyncio.to_thread(connection.recv, 1))
-        connection.sendall(b".")
-        assert (await second).output == "a\n"
-
-    asyncio.run(main())
+    first = await begin("a")
+    connection = await asyncio.to_thread(line.accept)
+    said.append(await asyncio.to_thread(connection.recv, 1))
+    second, third = await begin("b"), await begin("c")
+    assert (
+        await shell.run(["true"], other.layers)
+    ).ok  # long enough for the waiting commands to start, if they could
+    third.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await third
+    assert not second.done()
+    line.server.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        line.server.accept()
+    line.server.settimeout(PATIENCE)
+    connection.sendall(b".")
+    assert (await first).ok
+    connection = await asyncio.to_thread(line.accept)
+    said.append(await asyncio.to_thread(connection.recv, 1))
+    connection.sendall(b".")
+    assert (await second).output == "a\n"
     assert said == [b"a", b"b"]
     assert (folder.upper / "trace").read_text() == "a\nb\n"
 
@@ -313,26 +299,23 @@ def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals,
         us.wait()
 
 
-def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: str):
+async def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: str):
     """If the keeper dies, its command dies too, and the next command gets a new keeper."""
     shell = anything(shells, network=True, contained=False)
 
-    async def main() -> None:
-        task = asyncio.create_task(shell.run([PYTHON, "-c", STUBBORN, line.port, "stubborn"], folder.layers))
-        connection = await asyncio.to_thread(line.accept)
-        await asyncio.to_thread(read_until, connection, 4)
-        keeper = command_process._keeper
-        assert keeper is not None
-        os.kill(keeper._process, signal.SIGKILL)
-        if shells == "auto":  # without a sandbox, a different process reports the end
-            assert (await task).signal == signal.SIGKILL
-        else:
-            with pytest.raises(ShellError, match="the process that controls it died"):
-                await task
-        assert connection.recv(1000) == b""
-        assert (await shell.run(["echo", "again"], folder.layers)).output == "again\n"
-
-    asyncio.run(main())
+    task = asyncio.create_task(shell.run([PYTHON, "-c", STUBBORN, line.port, "stubborn"], folder.layers))
+    connection = await asyncio.to_thread(line.accept)
+    await asyncio.to_thread(read_until, connection, 4)
+    keeper = command_process._keeper
+    assert keeper is not None
+    os.kill(keeper._process, signal.SIGKILL)
+    if shells == "auto":  # without a sandbox, a different process reports the end
+        assert (await task).signal == signal.SIGKILL
+    else:
+        with pytest.raises(ShellError, match="the process that controls it died"):
+            await task
+    assert connection.recv(1000) == b""
+    assert (await shell.run(["echo", "again"], folder.layers)).output == "again\n"
 
 
 def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
@@ -364,14 +347,14 @@ def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
     assert done.stdout == "parent\nchild\nparent again\n"
 
 
-def test_commands_run_in_virtual_time_too(folder: Folder):
+@pytest.mark.virtual_time
+async def test_commands_run_in_virtual_time_too(folder: Folder):
     """On an event loop with virtual time, a command still runs in real time."""
     shell = anything()
 
-    async def main() -> CommandResult:
-        return await shell.run(["sh", "-c", "sleep 0.3; echo done"], folder.layers, timeout=PATIENCE)
-
-    assert run_virtual(main).output == "done\n"
+    assert (
+        await shell.run(["sh", "-c", "sleep 0.3; echo done"], folder.layers, timeout=PATIENCE)
+    ).output == "done\n"
 
 
 def test_descriptors_are_given_back(folder: Folder):

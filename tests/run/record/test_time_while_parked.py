@@ -38,9 +38,11 @@ from handrail.messages import ModelRequest, ToolMessage
 from handrail.question import Question
 from handrail.resources.memory import MemoryFilesystem
 from handrail.session import Dispatcher
-from handrail.testing import Person, VirtualClock, run_virtual
+from handrail.testing import Person, VirtualClock
 from support import postgres
 from support.parked_runs import Resting, answer_to
+
+pytestmark = pytest.mark.virtual_time
 
 HOUR = 3600.0
 
@@ -216,22 +218,19 @@ class Going:
 
 
 @pytest.mark.parametrize("name", ASKING)
-def test_a_question_that_expires_live_ends(opening: Opening, name: str):
+async def test_a_question_that_expires_live_ends(opening: Opening, name: str):
     asks, told, _ = ASKING[name]
 
-    async def main() -> None:
-        going = Going(opening, asks, environment=Resting())
-        assert told in await going.begin()
-        assert going.clock.monotonic() == HOUR
-        assert going.ends() == ["timed out"]
-        assert not going.files.exists("a.txt")
-
-    run_virtual(main)
+    going = Going(opening, asks, environment=Resting())
+    assert told in await going.begin()
+    assert going.clock.monotonic() == HOUR
+    assert going.ends() == ["timed out"]
+    assert not going.files.exists("a.txt")
 
 
 @pytest.mark.parametrize("by", ["nobody", "a person who says yes", "a person who said yes too late"])
 @pytest.mark.parametrize("name", ASKING)
-def test_a_question_that_expires_while_its_run_is_parked_ends_as_it_would_live(
+async def test_a_question_that_expires_while_its_run_is_parked_ends_as_it_would_live(
     opening: Opening, name: str, by: str
 ):
     """The run goes on when it is resumed, with what the model would have been told live.
@@ -240,41 +239,35 @@ def test_a_question_that_expires_while_its_run_is_parked_ends_as_it_would_live(
     """
     asks, told, _ = ASKING[name]
 
-    async def main() -> None:
-        going = Going(opening, asks)
-        question = await going.park()
-        await asyncio.sleep(HOUR)
-        if by.endswith("late"):
-            with pytest.raises(AnswerRefused, match="the question has expired"):
-                going.journal.questions.answer(yes(question))
-        person = Person(approve=True, answers={"pick": 7, "card": {"number": 7}})
-        environment = person if by == "a person who says yes" else LaterEnvironment()
-        assert told in await going.resume(environment=environment)
-        assert person.questions == []
-        assert going.ends() == ["timed out"]
-        assert not going.files.exists("a.txt")
-        assert (await going.journal.runs.get("run")).status == "done"
-
-    run_virtual(main)
+    going = Going(opening, asks)
+    question = await going.park()
+    await asyncio.sleep(HOUR)
+    if by.endswith("late"):
+        with pytest.raises(AnswerRefused, match="the question has expired"):
+            going.journal.questions.answer(yes(question))
+    person = Person(approve=True, answers={"pick": 7, "card": {"number": 7}})
+    environment = person if by == "a person who says yes" else LaterEnvironment()
+    assert told in await going.resume(environment=environment)
+    assert person.questions == []
+    assert going.ends() == ["timed out"]
+    assert not going.files.exists("a.txt")
+    assert (await going.journal.runs.get("run")).status == "done"
 
 
 @pytest.mark.parametrize("name", ASKING)
-def test_an_answer_in_time_counts_however_late_the_run_is_resumed(opening: Opening, name: str):
+async def test_an_answer_in_time_counts_however_late_the_run_is_resumed(opening: Opening, name: str):
     asks, _, told = ASKING[name]
 
-    async def main() -> None:
-        going = Going(opening, asks)
-        question = await going.park()
-        await asyncio.sleep(HOUR - 1)
-        going.journal.questions.answer(yes(question))
-        await asyncio.sleep(HOUR)
-        assert told in await going.resume()
-
-    run_virtual(main)
+    going = Going(opening, asks)
+    question = await going.park()
+    await asyncio.sleep(HOUR - 1)
+    going.journal.questions.answer(yes(question))
+    await asyncio.sleep(HOUR)
+    assert told in await going.resume()
 
 
 @pytest.mark.parametrize("name", ["question", "approval"])
-def test_a_question_of_a_nested_run_ends_too(opening: Opening, name: str):
+async def test_a_question_of_a_nested_run_ends_too(opening: Opening, name: str):
     asks, told, _ = ASKING[name]
 
     @tool(effect="idempotent")
@@ -283,37 +276,30 @@ def test_a_question_of_a_nested_run_ends_too(opening: Opening, name: str):
         inner: Prompt[Any] = Prompt("inner", "Do.", tools=[asks], policies=[CapabilityPolicy()])
         return (await context.adapter.evaluate(inner, "go")).text
 
-    async def main() -> None:
-        going = Going(opening, nest)
-        going.prompt = Prompt("p", "Do.", tools=[nest])
-        await going.park()
-        await asyncio.sleep(HOUR)
-        assert told in await going.resume()
-
-    run_virtual(main)
+    going = Going(opening, nest)
+    going.prompt = Prompt("p", "Do.", tools=[nest])
+    await going.park()
+    await asyncio.sleep(HOUR)
+    assert told in await going.resume()
 
 
-def test_a_handler_that_went_on_after_a_timeout_does_not_ask_again(opening: Opening):
+async def test_a_handler_that_went_on_after_a_timeout_does_not_ask_again(opening: Opening):
     """The end of a question is recorded like an answer, so a handler that is entered again takes the same way."""
-
-    async def main() -> None:
-        going = Going(opening, pick_or_guess)
-        first = await going.park()
-        await asyncio.sleep(HOUR)
-        with pytest.raises(RunParked) as parked:
-            await going.resume()
-        [second] = parked.value.questions
-        assert (first.name, second.name) == ("pick", "again")
-        await asyncio.sleep(100 * HOUR)
-        going.journal.questions.answer(answer_to(second, 5))
-        assert "guessed, and then got 5" in await going.resume()
-        ended = {each.question.name: each.answer for each in await going.journal.questions.history("run")}
-        assert [ended[name].outcome for name in ("pick", "again")] == ["timed out", "answered"]  # pyright: ignore[reportOptionalMemberAccess]
-
-    run_virtual(main)
+    going = Going(opening, pick_or_guess)
+    first = await going.park()
+    await asyncio.sleep(HOUR)
+    with pytest.raises(RunParked) as parked:
+        await going.resume()
+    [second] = parked.value.questions
+    assert (first.name, second.name) == ("pick", "again")
+    await asyncio.sleep(100 * HOUR)
+    going.journal.questions.answer(answer_to(second, 5))
+    assert "guessed, and then got 5" in await going.resume()
+    ended = {each.question.name: each.answer for each in await going.journal.questions.history("run")}
+    assert [ended[name].outcome for name in ("pick", "again")] == ["timed out", "answered"]  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def test_one_of_two_questions_expires(opening: Opening):
+async def test_one_of_two_questions_expires(opening: Opening):
     """The other one stays open, and its answer counts."""
 
     @tool(effect="staged")
@@ -323,20 +309,17 @@ def test_one_of_two_questions_expires(opening: Opening):
         answers = await asyncio.gather(brief, context.wait_for("long", {}, int), return_exceptions=True)
         return f"{type(answers[0]).__name__} and {answers[1]}"
 
-    async def main() -> None:
-        going = Going(opening, both)
-        with pytest.raises(RunParked):
-            await going.begin()
-        await asyncio.sleep(HOUR)
-        with pytest.raises(RunParked) as parked:
-            await going.resume()
-        [left] = parked.value.questions
-        assert left.name == "long"
-        assert (await going.journal.runs.get("run")).due_at is None
-        going.journal.questions.answer(answer_to(left, 2))
-        assert "QuestionTimedOut and 2" in await going.resume()
-
-    run_virtual(main)
+    going = Going(opening, both)
+    with pytest.raises(RunParked):
+        await going.begin()
+    await asyncio.sleep(HOUR)
+    with pytest.raises(RunParked) as parked:
+        await going.resume()
+    [left] = parked.value.questions
+    assert left.name == "long"
+    assert (await going.journal.runs.get("run")).due_at is None
+    going.journal.questions.answer(answer_to(left, 2))
+    assert "QuestionTimedOut and 2" in await going.resume()
 
 
 # --- the deadline ------------------------------------------------------------------------------------------
@@ -344,45 +327,42 @@ def test_one_of_two_questions_expires(opening: Opening):
 
 @pytest.mark.parametrize("parks", [False, True])
 @pytest.mark.parametrize("name", ["question", "approval"])
-def test_a_deadline_that_passes_while_the_run_is_parked_has_passed(opening: Opening, name: str, parks: bool):
+async def test_a_deadline_that_passes_while_the_run_is_parked_has_passed(
+    opening: Opening, name: str, parks: bool
+):
     """A yes that comes after the deadline starts nothing: the run has ended, as it would have live."""
     asks, _, _ = ASKING[name]
 
-    async def main() -> None:
-        environment = LaterEnvironment() if parks else Resting()
-        going = Going(opening, asks, environment=environment, approval_seconds=None)
-        deadline = Deadline.after(HOUR / 2, clock=going.clock)
-        if parks:
-            with pytest.raises(RunParked) as parked:
-                await going.begin(deadline=deadline)
-            assert (await going.journal.runs.get("run")).due_at == deadline.at.timestamp()
-            await asyncio.sleep(HOUR / 2)
-            [question] = parked.value.questions
-            going.journal.questions.answer(yes(question))
-        with pytest.raises(PromptEvaluationError) as failed:
-            await (going.resume() if parks else going.begin(deadline=deadline))
-        assert failed.value.phase == "deadline"
-        assert (await going.journal.runs.get("run")).status == "failed"
-
-    run_virtual(main)
-
-
-def test_a_deadline_that_pauses_for_people_does_not_go_on(opening: Opening):
-    async def main() -> None:
-        going = Going(opening, pick_or_guess)
-        deadline = Deadline.after(60, clock=going.clock, pauses_for_people=True)
+    environment = LaterEnvironment() if parks else Resting()
+    going = Going(opening, asks, environment=environment, approval_seconds=None)
+    deadline = Deadline.after(HOUR / 2, clock=going.clock)
+    if parks:
         with pytest.raises(RunParked) as parked:
             await going.begin(deadline=deadline)
-        [question] = parked.value.questions
-        assert (await going.journal.runs.get("run")).due_at == question.expires_at.timestamp()  # pyright: ignore[reportOptionalMemberAccess]
+        assert (await going.journal.runs.get("run")).due_at == deadline.at.timestamp()
         await asyncio.sleep(HOUR / 2)
-        going.journal.questions.answer(answer_to(question, 7))
-        assert "got 7" in await going.resume()
+        [question] = parked.value.questions
+        going.journal.questions.answer(yes(question))
+    with pytest.raises(PromptEvaluationError) as failed:
+        await (going.resume() if parks else going.begin(deadline=deadline))
+    assert failed.value.phase == "deadline"
+    assert (await going.journal.runs.get("run")).status == "failed"
 
-    run_virtual(main)
+
+async def test_a_deadline_that_pauses_for_people_does_not_go_on(opening: Opening):
+
+    going = Going(opening, pick_or_guess)
+    deadline = Deadline.after(60, clock=going.clock, pauses_for_people=True)
+    with pytest.raises(RunParked) as parked:
+        await going.begin(deadline=deadline)
+    [question] = parked.value.questions
+    assert (await going.journal.runs.get("run")).due_at == question.expires_at.timestamp()  # pyright: ignore[reportOptionalMemberAccess]
+    await asyncio.sleep(HOUR / 2)
+    going.journal.questions.answer(answer_to(question, 7))
+    assert "got 7" in await going.resume()
 
 
-def test_a_tools_timeout_does_not_count_the_time_for_which_its_run_was_parked(opening: Opening):
+async def test_a_tools_timeout_does_not_count_the_time_for_which_its_run_was_parked(opening: Opening):
     """Waiting for a person does not count, live or parked. A handler that is entered again has its whole time again."""
 
     @tool(effect="staged", timeout=60)
@@ -392,11 +372,8 @@ def test_a_tools_timeout_does_not_count_the_time_for_which_its_run_was_parked(op
         await asyncio.sleep(50)
         return f"got {found}"
 
-    async def main() -> None:
-        going = Going(opening, slow)
-        question = await going.park()
-        await asyncio.sleep(100 * HOUR)
-        going.journal.questions.answer(yes(question))
-        assert "got 7" in await going.resume()
-
-    run_virtual(main)
+    going = Going(opening, slow)
+    question = await going.park()
+    await asyncio.sleep(100 * HOUR)
+    going.journal.questions.answer(yes(question))
+    assert "got 7" in await going.resume()
