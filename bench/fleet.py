@@ -297,7 +297,7 @@ async def parked(url: str) -> None:
 
 async def show_plan(made: Fleet) -> None:
     """Print PostgreSQL's plan of the statement with which a worker looks for due runs."""
-    from handrail.journal.queue import _DUE, _FIRST  # pyright: ignore[reportPrivateUsage]
+    from handrail.journal.sql.queue import _DUE, _FIRST  # pyright: ignore[reportPrivateUsage]
 
     database: Any = made.journal._database  # pyright: ignore[reportPrivateUsage]
     query = f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {_DUE} AND {database.leases.free}{_FIRST}"

@@ -30,12 +30,11 @@ from handrail import Adapter, PostgresJournal, Prompt, SqliteJournal, ToolContex
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import LaterEnvironment
 from handrail.errors import RunParked
-from handrail.journal.chains import INSERT, MAC_BYTES, Chains, NewRecord
-from handrail.journal.connection import Connection
-from handrail.journal.database import Database
 from handrail.journal.postgres.chains import FENCED
 from handrail.journal.postgres.statements import PostgresConnection
-from handrail.journal.sqlite import Durability
+from handrail.journal.sql.chains import INSERT, MAC_BYTES, Chains, NewRecord
+from handrail.journal.sql.connection import Connection
+from handrail.journal.sqlite import Durability, SqliteDatabase
 from handrail.messages import CallPart, ModelPart, ModelRequest, Price, StopPart, Traits
 from handrail.models.scripted import ScriptedModel
 from handrail.question import Answer
@@ -236,7 +235,7 @@ class Unchained(Chains):
 
 def chained(path: Path, count: int, make: type[Chains]) -> float:
     """Return the CPU seconds that it takes to add a record to a chain. All records are added in one transaction."""
-    database = Database(str(path), clock=SYSTEM_CLOCK, new_id="bench", inline=True)
+    database = SqliteDatabase(str(path), clock=SYSTEM_CLOCK, new_id="bench", inline=True)
     chains, body = make("bench", str(path), b"k" * 32), b"x" * 350
 
     def work(connection: Connection) -> float:

@@ -287,14 +287,14 @@ MUTANTS = [
     ),
     Mutant(
         "answer taken twice",
-        "journal/expiry.py",
+        "journal/sql/questions.py",
         "    if asked.answer is not None:\n        return asked\n",
         "",
         f"{SIMULATED} tests/journal/test_journal_contract.py",
     ),
     Mutant(
         "step recorded after its effect",
-        "journal/calls.py",
+        "journal/sql/calls.py",
         "            row = await self._reserved(key, run_id)\n"
         "            if row is None:\n"
         "                self._note(run_id, key, None)\n"
@@ -336,14 +336,14 @@ MUTANTS = [
     ),
     Mutant(
         "lease not checked",
-        "journal/lease.py",
+        "journal/sql/leases.py",
         "    return not owner or owner == me or now >= leased_until or is_dead(owner)\n",
         "    return True\n",
         SIMULATED,
     ),
     Mutant(
         "overtaken process goes on writing",
-        "journal/lease.py",
+        "journal/sql/leases.py",
         "    if row[0] != owner:\n        raise RunBusy(run_id, row[0])\n\n\ndef check_not_taken",
         "\n\ndef check_not_taken",
         SIMULATED,
@@ -614,7 +614,7 @@ MUTANTS = [
     # --- questions -------------------------------------------------------------------------------------
     Mutant(
         "a late answer is taken",
-        "journal/expiry.py",
+        "journal/local.py",
         "question.expires_at is not None and now >= question.expires_at",
         "False",
         "tests/journal/test_journal_contract.py tests/run/test_questions.py",
@@ -628,14 +628,14 @@ MUTANTS = [
     ),
     Mutant(
         "an answered question is withdrawn",
-        "journal/runs.py",
+        "journal/sql/runs.py",
         "DELETE FROM questions WHERE answer IS NULL AND",
         "DELETE FROM questions WHERE",
         "tests/journal/test_sqlite_journal.py::test_an_answered_question_is_not_withdrawn",
     ),
     Mutant(
         "a run that is over leaves its questions open",
-        "journal/runs.py",
+        "journal/sql/runs.py",
         "    if status in OVER:\n        withdraw(",
         "    if False:\n        withdraw(",
         "tests/journal/test_journal_contract.py",

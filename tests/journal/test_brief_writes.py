@@ -14,10 +14,10 @@ import pytest
 
 from handrail import Session, SqliteJournal, ToolContext, tool
 from handrail.errors import JournalError, RunBusy
-from handrail.journal.calls import _BRIEF
-from handrail.journal.connection import Connection
-from handrail.journal.database import Database, Job
 from handrail.journal.records import CommitUnit
+from handrail.journal.sql.calls import _BRIEF
+from handrail.journal.sql.connection import Connection
+from handrail.journal.sql.database import Database, Job
 from handrail.journal.sqlite import Durability
 from handrail.run import open_gate
 from support import PATIENCE

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from handrail import SqliteJournal
 from handrail.cli.runs_commands import app
 from handrail.errors import JournalAltered, JournalError
-from handrail.journal import run_rows
 from handrail.journal.records import RunRecord
+from handrail.journal.sql import run_rows
 from support.damage import RUNS, Reading, quiet, read_journal, write_journal
 
 pytestmark = pytest.mark.once  # a journal refuses the same bytes under every Python version

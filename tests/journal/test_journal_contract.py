@@ -26,13 +26,13 @@ from handrail.errors import (
     TicketError,
     ToolValidationError,
 )
-from handrail.journal import queue
-from handrail.journal.lease import LEASE_SECONDS
 from handrail.journal.postgres.journal import PostgresJournal
 from handrail.journal.protocol import Journal
-from handrail.journal.questions import Watch
 from handrail.journal.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow, WorkerRow
-from handrail.journal.schema import VERSION
+from handrail.journal.sql import queue
+from handrail.journal.sql.leases import LEASE_SECONDS
+from handrail.journal.sql.questions import Watch
+from handrail.journal.sql.schema import VERSION
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.question import Answer, Question, Vote
 from support import PATIENCE, postgres

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, ToolCall, ToolContext, tool
 from handrail.errors import JournalError
-from handrail.journal import lease
 from handrail.journal.records import RunStatus
-from handrail.journal.runs import SqliteRuns
+from handrail.journal.sql import leases as lease
+from handrail.journal.sql.runs import SqlRuns
 from handrail.question import Answer, Question
 from handrail.runs import cancel
 from handrail.testing import Person
@@ -87,7 +87,7 @@ async def test_a_file_that_is_locked_for_a_while_does_not_end_the_looking(
     other = SqliteJournal(tmp_path / "runs.db", watch=None)
     # This opens the connection of `other` before the patch, so it waits for the lock as long as usual.
     assert not await other.questions.open("run")
-    monkeypatch.setattr("handrail.journal.database._BUSY_SECONDS", 0.01)
+    monkeypatch.setattr("handrail.journal.sqlite._BUSY_SECONDS", 0.01)
     journal = SqliteJournal(tmp_path / "runs.db", watch=0.02)
     running = asyncio.ensure_future(asking(journal, "run"))
     while not (questions := await other.questions.open("run")):
@@ -121,7 +121,7 @@ async def test_a_full_disk_is_named(tmp_path: Path):
 async def test_a_run_whose_end_could_not_be_recorded_can_be_cancelled_where_it_was(tmp_path: Path):
     """If a run's end could not be recorded, the process that still owns the run can cancel it."""
 
-    class Filling(SqliteRuns):
+    class Filling(SqlRuns):
         async def leave(
             self, run_id: str, status: RunStatus, outcome: bytes = b"", /, **options: Any
         ) -> None:

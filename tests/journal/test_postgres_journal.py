@@ -19,9 +19,9 @@ import pytest
 from handrail import PostgresJournal, tool
 from handrail.errors import DefinitionError, JournalAltered, JournalError, RunBusy, SessionBusy
 from handrail.journal.postgres.address import is_url, parse_url
-from handrail.journal.postgres.schema import statements
+from handrail.journal.postgres.database import statements
 from handrail.journal.records import CommitUnit, Decision, Entry, RunRecord
-from handrail.journal.schema import VERSION
+from handrail.journal.sql.schema import VERSION
 from handrail.question import Vote
 from handrail.run import open_gate
 from journal.test_journal_contract import answer, ask, asked, request, run, unit
@@ -284,7 +284,9 @@ async def test_only_the_lease_says_whether_a_process_is_alive(
     """
     first, second = open_journal(), open_journal()
     await first.runs.begin(run())
-    monkeypatch.setattr("handrail.journal.lease.is_dead", lambda owner: pytest.fail("looked at processes"))
+    monkeypatch.setattr(
+        "handrail.journal.sql.leases.is_dead", lambda owner: pytest.fail("looked at processes")
+    )
     monkeypatch.setattr(
         "handrail.clock.SystemClock.now", lambda self: pytest.fail("looked at the host's clock")
     )
@@ -460,7 +462,7 @@ async def test_a_wait_that_ends_as_it_is_cancelled_does_not_swallow_the_cancella
     waiting = asyncio.ensure_future(journal.queue.wait(PATIENCE))
     for _ in range(3):  # until it waits
         await asyncio.sleep(0)
-    journal.queue._wake()
+    journal._database._noticed("run", "r")
     for _ in range(steps):
         await asyncio.sleep(0)
     was_over = waiting.done()

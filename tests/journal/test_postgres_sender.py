@@ -12,10 +12,10 @@ import pytest
 
 from handrail import PostgresJournal
 from handrail.errors import JournalError, RunBusy
-from handrail.journal.database import Job
 from handrail.journal.postgres import sender
 from handrail.journal.postgres.address import parse_url
 from handrail.journal.records import Entry
+from handrail.journal.sql.database import Job
 from journal.test_journal_contract import run, unit
 from support import postgres
 from support.damage import end_leases

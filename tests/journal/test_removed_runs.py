@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from handrail import MemoryJournal, SqliteJournal
 from handrail.cli.runs_commands import app
 from handrail.errors import JournalAltered, JournalError, RunParked
-from handrail.journal.new_runs import insert_new
 from handrail.journal.protocol import Journal
 from handrail.journal.records import RunRecord, Verification
-from handrail.journal.schema import VERSION
+from handrail.journal.sql.runs import insert_new
+from handrail.journal.sql.schema import VERSION
 from handrail.runs import export, forget, fork, import_, undo
 from handrail.session import Session
 from support.recorded import PROMPT, Recorder, call

@@ -21,9 +21,10 @@ import pytest
 from handrail import Agent, ScriptedModel, SqliteJournal
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
-from handrail.journal.database import Database, Job
 from handrail.journal.records import CommitUnit
-from handrail.journal.schema import VERSION
+from handrail.journal.sql.database import Job
+from handrail.journal.sql.schema import VERSION
+from handrail.journal.sqlite import SqliteDatabase
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 
@@ -98,7 +99,7 @@ class Overtaken(queue.SimpleQueue[Any]):
 
 def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     """A job that was accepted before the journal was closed is done, so its caller does not wait forever."""
-    writer = Database(str(tmp_path / "journal.db"), clock=SYSTEM_CLOCK, new_id="id")
+    writer = SqliteDatabase(str(tmp_path / "journal.db"), clock=SYSTEM_CLOCK, new_id="id")
     waiting, writer._jobs = writer._jobs, Overtaken(writer.close)
     done: list[int] = []
 

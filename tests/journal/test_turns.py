@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from handrail.errors import JournalAltered, RunBusy, SessionBusy, SessionOutdated
-from handrail.journal.lease import LEASE_SECONDS
 from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunCopy, RunRow
+from handrail.journal.sql.leases import LEASE_SECONDS
 from handrail.journal.sqlite import SqliteJournal
 from journal.test_journal_contract import (
     Hands,

@@ -37,7 +37,6 @@ def test_hello_world_loads_few_modules():
         "handrail.journal",
         "handrail.journal.protocol",
         "handrail.journal.records",
-        "handrail.journal.accounts",
     }
     assert not [name for name in ours if name.startswith("handrail.journal") and name not in declared]
     assert not packages & {"guard", "resources", "environment", "runs", "workers", "serve", "cli"}

@@ -41,8 +41,8 @@ from handrail import (
 from handrail.context import Ticket
 from handrail.errors import JournalError, NotSupported, OutcomeUnknown, RunParked, TicketError
 from handrail.events import ToolInvoked
-from handrail.journal.lease import new_owner
 from handrail.journal.records import RunRecord
+from handrail.journal.sql.leases import new_owner
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import Price, Traits
 from handrail.question import Answer

@@ -8,7 +8,7 @@ import pytest
 
 from handrail import Prompt, tool
 from handrail.errors import JournalError, RunBusy, RunParked
-from handrail.journal.schema import VERSION
+from handrail.journal.sql.schema import VERSION
 from handrail.journal.sqlite import SqliteJournal
 from handrail.runs import list_runs, show
 from support import TESTS, warm_python

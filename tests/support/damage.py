@@ -14,9 +14,9 @@ from typing import Any
 from handrail import PostgresJournal, SqliteJournal
 from handrail.errors import JournalError, TicketError
 from handrail.journal.any_journal import AnyJournal
-from handrail.journal.connection import Connection
 from handrail.journal.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow
-from handrail.journal.run_rows import find_run, update_run
+from handrail.journal.sql.connection import Connection
+from handrail.journal.sql.run_rows import find_run, update_run
 from handrail.question import Answer, Question, Vote
 
 RUNS = ("tea", "tea-2", "cake", "soup", "copy", "parked")

@@ -21,8 +21,8 @@ from handrail.cli.runs_app import app as app
 from handrail.cli.streams import terminal_environment
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunParked
-from handrail.journal.answers import secret_refused
 from handrail.journal.any_journal import AnyJournal
+from handrail.journal.local import secret_refused
 from handrail.journal.records import OVER, queue_of
 from handrail.question import Answer, Question
 from handrail.run.record.begin import decode_begin

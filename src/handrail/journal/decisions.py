@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Any, Literal, cast
 
 from handrail.events import ApprovalRemembered, ApprovalRevoked
-from handrail.journal.chains import Chains, decision_chain
-from handrail.journal.connection import Connection
-from handrail.journal.database import Database
-from handrail.journal.lease import check_not_taken
 from handrail.journal.records import Decision
-from handrail.journal.sessions import DECISIONS, add_to_session, read_decisions
+from handrail.journal.sql.chains import Chains, decision_chain
+from handrail.journal.sql.connection import Connection
+from handrail.journal.sql.database import Database
+from handrail.journal.sql.leases import check_not_taken
+from handrail.journal.sql.verification import DECISIONS, add_to_session, read_decisions
 from handrail.question import Answer, Question
 from handrail.session.serialization import encode_item
 
@@ -93,7 +93,7 @@ def decision_in(question: Question, answer: Answer, now: datetime) -> Decision |
     return None if fact is None else written(fact, fact.run_context.session_id, question.principal)
 
 
-class SqliteDecisions:
+class SqlDecisions:
     """The role `Decisions` of a journal."""
 
     def __init__(self, database: Database) -> None:

@@ -2,32 +2,221 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+import weakref
+from collections.abc import Callable
 from os import PathLike, fspath
-from typing import Literal
+from typing import Any, Literal, TypeVar, cast
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import DefinitionError
+from handrail.errors import DefinitionError, HandrailError, JournalError
 from handrail.ids import NewId, random_id
-from handrail.journal.blobs import SqliteBlobs
-from handrail.journal.calls import SqliteCalls, SqliteSteps
-from handrail.journal.database import MEMORY, Database, Moments
-from handrail.journal.decisions import SqliteDecisions
-from handrail.journal.digest import key_beside
-from handrail.journal.expiry import JournalClock
-from handrail.journal.questions import SqliteQuestions
-from handrail.journal.queue import SqliteQueue
-from handrail.journal.runs import SqliteRuns
-from handrail.journal.tickets import SqliteTickets
-from handrail.journal.votes import SqliteVotes
-from handrail.journal.workspaces import SqliteWorkspaces
+from handrail.journal.digest import key_beside, new_key
+from handrail.journal.location import check_private_files, check_surroundings, create_private_file
+from handrail.journal.log_file import OpenFile, check_log
+from handrail.journal.sql.chains import Chains
+from handrail.journal.sql.connection import Connection, is_damage
+from handrail.journal.sql.database import UNREADABLE, Database, Job, Moments, unreadable
+from handrail.journal.sql.journal import SqlJournal
+from handrail.journal.sql.leases import HostLeases
+from handrail.journal.sql.schema import (
+    APPLICATION_ID,
+    are_intact,
+    create_tables,
+    distrust_schema,
+    find_alteration,
+    is_blank,
+)
 from handrail.text.spelling import checked_arguments
+
+T = TypeVar("T")
+
+MEMORY = ":memory:"
+_BUSY_SECONDS = 10.0
+_WAIT_FOR_OTHERS = f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}"
+_DO_NOT_WAIT = "PRAGMA busy_timeout = 0"
+_EVERY = 0.05
+"""Seconds between checks for changes to the file. A check takes a few microseconds."""
+
+
+class SqliteDatabase(Database):
+    """A journal's database in one file, or in memory.
+
+    Only `add_now` runs a brief write in the caller's thread, if it can't block and writes are not `synced`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        clock: Clock,
+        new_id: str,
+        find_key: Callable[[bool], bytes] = lambda is_new: new_key(),
+        synced: bool = False,
+        inline: bool = False,
+        moments: Moments | None = None,
+    ) -> None:
+        self._synced = synced
+        self._syncs = synced
+        """Whether the connection syncs at the moment."""
+        self._file: OpenFile | None = None
+        self._is_blank = False
+        """Whether the file was empty when this process opened it, so that this is a new journal."""
+        self._intact: bool | None = None
+        """Whether the tables of runs and questions agree with their indexes; None until they have been checked."""
+        self._observer: sqlite3.Connection | None = None
+        """A second connection, whose change counter shows the changes of all others; None until it is needed."""
+        super().__init__(path, clock=clock, new_id=new_id, find_key=find_key, inline=inline, moments=moments)
+        if inline and path == MEMORY:  # no other process can open it, so garbage collection may close it
+            assert self._connection is not None
+            weakref.finalize(self, self._connection.close)
+
+    async def wait(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        end, before = loop.time() + seconds, self._changes()
+        while (left := end - loop.time()) > 0:
+            await asyncio.sleep(min(_EVERY, left))
+            if self._changes() != before:
+                return
+
+    def _changes(self) -> int:
+        """Return a number that changes whenever another connection changes the file or, in memory, whenever a row is changed."""
+        if self.path == MEMORY:
+            return 0 if self._connection is None else self._connection.total_changes
+        if self._observer is None:
+            self._observer = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        return self._observer.execute("PRAGMA data_version").fetchone()[0]
+
+    def close(self) -> None:
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None
+        super().close()
+
+    def is_intact(self, connection: Connection) -> bool:
+        """Return whether the runs and questions agree with their indexes. This is checked only once."""
+        if self._intact is None:
+            self._intact = self.path == MEMORY or are_intact(
+                cast(sqlite3.Connection, connection), "runs", "questions"
+            )
+        return self._intact
+
+    def note_damage(self) -> None:
+        self._intact = False
+
+    def _can_begin(self, shared: Connection) -> bool:
+        try:
+            shared.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:  # another process is writing; any other error occurs again in the thread
+            return False
+        return True
+
+    def _run_queued(self, connection: Connection, job: Job[Any]) -> None:
+        if self._shared is None:
+            self._run(connection, job)
+            return
+        connection.execute(_WAIT_FOR_OTHERS)
+        self._run(connection, job)
+        connection.execute(_DO_NOT_WAIT)
+
+    def _close(self, connection: Connection) -> None:
+        super()._close(connection)
+        if self._file is not None:
+            self._file.close()
+
+    def _examine(self) -> None:
+        """Look at the file before SQLite does. Raises `JournalError` if SQLite must not open it."""
+        self._is_blank = is_blank(self.path)
+        check_log(self.path)
+
+    def _open(self, new_id: str) -> Connection:
+        if "\0" in self.path:
+            raise JournalError(self.path, "its path contains a null byte", "Pass a path without one.")
+        self.leases = HostLeases(self.owner)
+        try:
+            if self.path != MEMORY:
+                check_surroundings(self.path)
+                create_private_file(self.path)
+                self._file = OpenFile(self.path, self._examine)
+                weakref.finalize(self, self._file.close)
+            connection = sqlite3.connect(
+                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                if self.path != MEMORY:
+                    distrust_schema(connection)
+                if self._is_blank:
+                    # This precedes the first change that may stay in the log, so that the file itself is marked as a journal.
+                    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute("PRAGMA journal_mode = WAL")
+                # With OFF, data survives the process, because the operating system has it; with FULL, it also survives a power cut.
+                connection.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'OFF'}")
+                connection.execute("BEGIN IMMEDIATE")
+                self._identify(connection, new_id, create_tables(connection, self.path), _KEY_ADVICE)
+                connection.execute("COMMIT")
+                self.chains = Chains(self.id, self.path, self.key)
+                if self.path != MEMORY:
+                    check_private_files(self.path)
+                if self._thread is not None and not self._synced:
+                    connection.execute(_DO_NOT_WAIT)
+                    self._shared = connection
+            except BaseException:
+                self._close(connection)  # rolls back
+                raise
+        except (sqlite3.Error, OSError) as error:
+            if isinstance(error, sqlite3.Error) and is_damage(error):
+                raise unreadable(self.path, error) from error
+            raise JournalError(
+                self.path, f"it can't be opened: {error}", "Pass the path of a journal or of a new file."
+            ) from error
+        except UNREADABLE as error:
+            if isinstance(error, HandrailError):
+                raise
+            raise unreadable(self.path, error) from error
+        return connection
+
+    def _execute(self, connection: Connection, job: Job[T]) -> T:
+        assert isinstance(connection, sqlite3.Connection)
+        if self._synced and self._syncs != job.synced:
+            connection.execute(f"PRAGMA synchronous = {'FULL' if job.synced else 'OFF'}")
+            self._syncs = job.synced
+        if not connection.in_transaction:  # `add_now` may have begun it
+            connection.execute("BEGIN IMMEDIATE")
+        try:
+            value = job.work(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # SQLite rolls back on its own if the disk is full
+                connection.execute("ROLLBACK")
+            raise
+        return value
+
+    def _failure(self, connection: Connection, error: BaseException) -> BaseException:
+        if not isinstance(error, sqlite3.Error):
+            return error
+        if is_damage(error):
+            return self._unreadable(connection, error)
+        return find_alteration(cast(sqlite3.Connection, connection), self.path) or JournalError(
+            self.path,
+            f"it can't be read or written: {error}",
+            "Check the disk, and whether another program has locked the file. Then try again.",
+        )
+
+    def _unreadable(self, connection: Connection, error: Exception) -> JournalError:
+        return find_alteration(cast(sqlite3.Connection, connection), self.path) or unreadable(
+            self.path, error
+        )
+
+
+_KEY_ADVICE = "Set HANDRAIL_KEY and HANDRAIL_KEY_FILE as they were when the journal was created. If both were unset, restore the key file."
 
 Durability = Literal["process", "power"]
 """The failures that records survive: with `process`, the end of the process, even by `kill -9`; with `power`, also a power cut."""
 
 
 @checked_arguments
-class SqliteJournal:
+class SqliteJournal(SqlJournal[SqliteDatabase]):
     """A journal in one SQLite file.
 
     Once a method has returned, its record is available to every process that uses the file. With `durability="process"` it
@@ -63,37 +252,16 @@ class SqliteJournal:
         self.path = fspath(path)
         self.durability: Durability = durability
         self.synced = durability == "power"
-        self._database = database = Database(
+        database = SqliteDatabase(
             self.path,
             clock=clock,
             new_id=new_id(),
-            find_key=None if self.path == MEMORY else lambda is_new: key_beside(self.path, is_new),
+            find_key=lambda is_new: new_key() if self.path == MEMORY else key_beside(self.path, is_new),
             synced=self.synced,
             inline=inline,
             moments=moments,
         )
-        self.id = database.id
-        self.owner = database.owner
-        self.lease = database.leases.seconds
-        self.key = database.key
-        self.clock = JournalClock(database, clock)
-        self.steps = SqliteSteps(database)
-        self.runs = SqliteRuns(database, self.steps.forget)
-        self.queue = SqliteQueue(database, self.runs, self.steps.forget)
-        self.calls = SqliteCalls(database)
-        self.questions = SqliteQuestions(database, self.clock, self.key, watch)
-        self.decisions = SqliteDecisions(database)
-        self.votes = SqliteVotes(database)
-        self.tickets = SqliteTickets(database)
-        self.blobs = SqliteBlobs(database)
-        self.workspaces = SqliteWorkspaces(database)
-        self.broadcasts = None  # SQLite can't notify other processes
-        self.accounts = None
-
-    def close(self) -> None:
-        """Finish pending writes and close the file. Closing it twice is harmless."""
-        self.queue.close()
-        self._database.close()
+        super().__init__(database, clock, watch)
 
 
 @checked_arguments

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from handrail.errors import RunBusy
-from handrail.journal.answers import check_answer
+from handrail.journal.local import check_answer
 from handrail.mcp.calls import CallRefused, Calls, CallUnknown, LiveCall
 from handrail.question import Answer, Question
 from handrail.serve.agui.wire_events import plain_json

@@ -18,8 +18,8 @@ from handrail.context.facts import Ticket
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus
 from handrail.guard.approval import keep_decisions
-from handrail.journal.lease import LEASE_SECONDS, new_owner
 from handrail.journal.protocol import Journal
+from handrail.journal.sql.leases import LEASE_SECONDS, new_owner
 from handrail.protocols import ToolPolicy
 from handrail.run.attempt import Attempt
 from handrail.run.call import Call, new_call

@@ -9,8 +9,7 @@ from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs
 from handrail.runs.check import Divergence, replay
 from handrail.runs.copies import export, fork, import_
 from handrail.runs.tree import CallNode, RunTree, Turn, said, session, show
-from handrail.runs.unapplied import discard, unapplied
-from handrail.runs.undo import Undoing, undo, undo_problems
+from handrail.runs.undo import Undoing, discard, unapplied, undo, undo_problems
 from handrail.runs.workspace_files import FilesPut, get_files, list_workspaces, put_files
 
 __all__ = [

@@ -22,7 +22,7 @@ from handrail.run.record.begin import RunBegin, RunOutcome, decode_begin, decode
 from handrail.run.record.format import InnerCall, Tried, text_of
 from handrail.run.record.lineage import retold
 from handrail.run.record.resume import load_session
-from handrail.runs.unapplied import unapplied
+from handrail.runs.undo import unapplied
 from handrail.session import Session
 from handrail.session.serialization import name_of
 

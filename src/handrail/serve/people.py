@@ -24,9 +24,9 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
-from handrail.journal.accounts import Account, Accounts, Note, SignIn
 from handrail.journal.location import create_folders, create_private_file, find_exposure
-from handrail.journal.schema import describe_difference, distrust_schema, expected_schema, read_schema
+from handrail.journal.protocol import Account, Accounts, Note, SignIn
+from handrail.journal.sql.schema import describe_difference, distrust_schema, expected_schema, read_schema
 
 if TYPE_CHECKING:
     from handrail.journal.protocol import Journal

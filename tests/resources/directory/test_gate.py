@@ -9,10 +9,10 @@ import pytest
 
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, tool
 from handrail.events import ToolInvoked
-from handrail.journal.calls import SqliteCalls
-from handrail.journal.database import Database
 from handrail.journal.protocol import Journal
 from handrail.journal.records import CommitUnit
+from handrail.journal.sql.calls import SqlCalls
+from handrail.journal.sql.database import Database
 from handrail.journal.sqlite import MemoryJournal
 from handrail.resources import given
 from handrail.resources.directory.disk import Disk
@@ -56,7 +56,7 @@ class Meddling(Disk):
         super().exchange(source, name, target, other)
 
 
-class WatchedCalls(SqliteCalls):
+class WatchedCalls(SqlCalls):
     """Notes each call to `commit`, `applied` and `void`, with the content of `a` at that time."""
 
     def __init__(self, database: Database, root: Path) -> None:

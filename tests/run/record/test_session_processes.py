@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 
 from handrail import SqliteJournal, runs
-from handrail.journal.lease import is_dead
+from handrail.journal.sql.leases import is_dead
 from support import PATIENCE, warm_python
 
 APP = textwrap.dedent(

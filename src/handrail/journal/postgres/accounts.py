@@ -16,15 +16,14 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import JournalAltered, JournalError
-from handrail.journal.accounts import Account, Note, SignIn
-from handrail.journal.chains import Chains, fetch
-from handrail.journal.connection import Connection
 from handrail.journal.postgres.notices import ACCOUNTS
+from handrail.journal.protocol import Account, Note, SignIn
+from handrail.journal.sql.chains import Chains
+from handrail.journal.sql.connection import Connection, fetch
 
 if TYPE_CHECKING:
-    from handrail.journal.database import Work
     from handrail.journal.postgres.database import PostgresDatabase
-    from handrail.journal.postgres.notices import Notices
+    from handrail.journal.sql.database import Work
 
 T = TypeVar("T")
 
@@ -44,9 +43,8 @@ _SIGN_IN = "SELECT secret, id, name, ends_at, body, mac FROM sign_ins"
 class PostgresAccounts:
     """Accounts in a journal's database. What was read is used again until a notice says that another process has changed it."""
 
-    def __init__(self, database: PostgresDatabase, notices: Notices) -> None:
+    def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
-        self._notices = notices
         self._lock = threading.Lock()
         self._changes = 0
         self._known: dict[str, Future[Any]] = {}
@@ -54,7 +52,7 @@ class PostgresAccounts:
         self._fresh_until = 0.0
         self._oldest: tuple[Future[Any], float] | None = None
         """A read that has no result yet, and when it was begun."""
-        notices.subscribe(self._noticed)
+        database.subscribe(self._noticed)
 
     def add(self, account: Account, /) -> bool:
         def add(connection: Connection) -> bool:
@@ -154,7 +152,7 @@ class PostgresAccounts:
             self._known.clear()
 
     def generation(self) -> tuple[Any, ...]:
-        self._notices.begin()
+        self._database.notices.begin()
         return self._changes, SYSTEM_CLOCK.monotonic() // _FRESH_SECONDS
 
     def close(self) -> None:

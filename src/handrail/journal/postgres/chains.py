@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from handrail.errors import JournalAltered
-from handrail.journal.chains import MAC_BYTES, Chains, NewRecord, Record, run_chain
-from handrail.journal.connection import Connection
 from handrail.journal.postgres.accounts import alterations
 from handrail.journal.postgres.statements import PostgresConnection
+from handrail.journal.sql.chains import MAC_BYTES, Chains, NewRecord, Record, run_chain
+from handrail.journal.sql.connection import Connection
 
 NOBODY = "-"
 """The owner at the head of a recorded run's chain while no process owns the run. All chains but those of recorded runs have ""."""

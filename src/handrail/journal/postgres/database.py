@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
+import re
 import time
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 import psycopg
@@ -16,18 +19,248 @@ from psycopg import errors
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.cancellation import Pending
-from handrail.errors import HandrailError, JournalError
-from handrail.journal.chains import NewRecord
-from handrail.journal.connection import Connection
-from handrail.journal.database import Database, Job, Moments, Work, deliver, unreadable
-from handrail.journal.digest import key_check
+from handrail.errors import JournalAltered, JournalError
 from handrail.journal.postgres.address import Address
 from handrail.journal.postgres.chains import FencedRecord, PostgresChains
-from handrail.journal.postgres.leases import DatabaseLeases
-from handrail.journal.postgres.schema import create_tables
+from handrail.journal.postgres.notices import ACCOUNTS, SAID, WATCHED, Notices
 from handrail.journal.postgres.sender import Addition, Sender
 from handrail.journal.postgres.statements import PostgresConnection
-from handrail.journal.schema import VERSION
+from handrail.journal.sql.chains import Chains, NewRecord
+from handrail.journal.sql.connection import Connection, fetch
+from handrail.journal.sql.database import Database, Job, Moments, Work, deliver, unreadable
+from handrail.journal.sql.run_rows import StoredRun
+from handrail.journal.sql.schema import TABLES, VERSION
+
+_TYPES = {
+    # Text is ordered by code points, as in SQLite and in Python, whatever the locale of the database.
+    r"\bTEXT\b": 'text COLLATE "C"',
+    r"\bBLOB\b": "bytea",
+    r"\bREAL\b": "double precision",
+    r"\bINTEGER\b": "bigint",
+    r"\bnumber bigint PRIMARY KEY\b": "number bigint NOT NULL",
+    r"\) WITHOUT ROWID\b": ")",
+}
+_OWN = (
+    # The owner of a run is repeated at the head of its chain, so that one statement adds a record and checks the owner.
+    "ALTER TABLE chains ADD COLUMN owner text COLLATE \"C\" NOT NULL DEFAULT ''",
+    # Likewise the number of the last record, which the next one must exceed.
+    "ALTER TABLE chains ADD COLUMN number bigint NOT NULL",
+    "ALTER TABLE chains SET (fillfactor = 60)",
+    """CREATE TABLE leases (owner text COLLATE "C" PRIMARY KEY, leased_until double precision NOT NULL,
+        mac bytea NOT NULL)""",
+    """CREATE TABLE sign_ins (secret bytea PRIMARY KEY, id text COLLATE "C" NOT NULL, name text COLLATE "C" NOT NULL,
+        ends_at double precision NOT NULL, body bytea NOT NULL, mac bytea NOT NULL)""",
+    """CREATE TABLE audit (number bigint PRIMARY KEY, at double precision NOT NULL,
+        who text COLLATE "C" NOT NULL, action text COLLATE "C" NOT NULL, address text COLLATE "C" NOT NULL,
+        details text COLLATE "C" NOT NULL, mac bytea NOT NULL)""",
+    "CREATE INDEX records_by_number ON records USING brin (number)",
+    # PostgreSQL empties unlogged tables after a crash. Watchers register again, and broadcasts are not part of the record.
+    """CREATE UNLOGGED TABLE watchers (id text COLLATE "C" PRIMARY KEY, session_id text COLLATE "C" NOT NULL,
+        joins bigint NOT NULL, until double precision NOT NULL)""",
+    """CREATE UNLOGGED TABLE broadcasts (position bigint NOT NULL, session_id text COLLATE "C" NOT NULL,
+        run_id text COLLATE "C" NOT NULL, leg bigint NOT NULL, number bigint NOT NULL, at double precision NOT NULL,
+        body bytea NOT NULL, mac bytea NOT NULL, PRIMARY KEY (session_id, position))""",
+)
+_LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('handrail'), pg_catalog.hashtext(?))"
+_FOUND = """SELECT relname, relkind::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE nspname = ? AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S')"""
+_PLANTED = """SELECT tgname, 'trigger' FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
+    JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = ? AND NOT tgisinternal
+    UNION ALL SELECT rulename, 'rule' FROM pg_rules WHERE schemaname = ?
+    UNION ALL SELECT policyname, 'policy' FROM pg_policies WHERE schemaname = ?
+    UNION ALL SELECT proname, 'function' FROM pg_proc JOIN pg_namespace ON pg_namespace.oid = pronamespace WHERE nspname = ?
+    UNION ALL SELECT oprname, 'operator' FROM pg_operator JOIN pg_namespace ON pg_namespace.oid = oprnamespace WHERE nspname = ?
+    UNION ALL SELECT proname, 'function' FROM pg_proc JOIN pg_depend ON refclassid = 'pg_proc'::regclass AND refobjid = pg_proc.oid
+    WHERE EXISTS (SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = ? AND (
+        (classid = 'pg_class'::regclass AND objid = pg_class.oid)
+        OR (classid = 'pg_attrdef'::regclass AND objid IN (SELECT oid FROM pg_attrdef WHERE adrelid = pg_class.oid))
+        OR (classid = 'pg_constraint'::regclass AND objid IN (SELECT oid FROM pg_constraint WHERE conrelid = pg_class.oid))))"""
+"""Finds everything in the schema that could run foreign code, and the functions elsewhere that its defaults, checks or indexes call."""
+
+
+def statements() -> Iterator[str]:
+    """Yield the statements that create the tables."""
+    for each in TABLES:
+        for pattern, type in _TYPES.items():
+            each = re.sub(pattern, type, each)
+        yield each
+    yield from _OWN
+
+
+def create_tables(connection: PostgresConnection, shown: str, schema: str) -> bool:
+    """Create the tables in an empty schema and return True. If there are tables, check them and return False.
+
+    Only an empty schema is locked, because several processes may open a new journal at once. Raises `JournalError` for a
+    schema that is not a journal's, has a different version, lacks a table, or contains triggers or other code.
+    """
+    found = _find_tables(connection, shown, schema)
+    if not found:
+        connection.execute(_LOCK, (schema,))
+        found = _find_tables(connection, shown, schema)
+    if not found:
+        connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+        for each in statements():
+            connection.execute(each)
+        return True
+    wanted = {
+        match[1] for each in statements() if (match := re.match(r"CREATE (?:UNLOGGED )?TABLE (\w+)", each))
+    }
+    row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
+    version = "missing" if row is None else str(row[0])
+    if version != str(VERSION):
+        raise JournalError(
+            shown,
+            f"its schema has version {version}, but this version of Handrail uses {VERSION}",
+            "Use the version of Handrail that wrote it, or a new schema: add ?schema=NAME to the URL.",
+        )
+    for name in sorted(wanted):
+        if found.get(name) != "r":
+            raise _altered(shown, f"the table {name!r} was {'changed' if name in found else 'removed'}")
+    return False
+
+
+def _find_tables(connection: PostgresConnection, shown: str, schema: str) -> dict[str, str]:
+    """Return the kind of each table and similar in a schema. Raises `JournalError` if it is not a journal's, or contains code."""
+    found: dict[str, str] = dict(connection.execute(_FOUND, (schema,)).fetchall())
+    if found and (found.get("about") != "r" or found.get("records") != "r"):
+        raise JournalError(
+            shown,
+            f"the schema {schema!r} of this database is not a journal",
+            "Use an empty one: add ?schema=NAME to the URL.",
+        )
+    # This comes before any table is used, since even reading one could run foreign code.
+    for name, kind in connection.execute(_PLANTED, (schema,) * 6).fetchall():
+        raise _altered(shown, f"the {kind} {name!r} was added")
+    return found
+
+
+def _altered(shown: str, problem: str) -> JournalError:
+    return JournalError(
+        shown,
+        f"something other than Handrail has altered its schema: {problem}",
+        "Nothing was read or written. Restore an unaltered copy, or use a new schema.",
+    )
+
+
+_TIME = "coalesce(CAST(? AS double precision), extract(epoch FROM clock_timestamp()))"
+_RENEW = f"""INSERT INTO leases VALUES (?, {_TIME} + ?, '')
+    ON CONFLICT (owner) DO UPDATE SET leased_until = excluded.leased_until RETURNING leased_until"""
+_SEAL = "UPDATE leases SET mac = ? WHERE owner = ?"
+_LOST = "SELECT DISTINCT owner FROM runs WHERE owner != '' AND owner NOT IN (SELECT owner FROM leases)"
+_LONG_GONE = 3600.0
+
+log = logging.getLogger("handrail.journal")
+
+
+class DatabaseLeases:
+    """The leases of the processes that share a database. Only the database's clock decides when a lease ends.
+
+    With `is_simulated`, the given clock stands in for the database's. `find_chains` returns the chains of the open journal.
+    """
+
+    free = """(owner = '' OR NOT EXISTS (
+        SELECT 1 FROM leases WHERE leases.owner = runs.owner AND leases.leased_until > :now
+    ))"""
+
+    def __init__(
+        self,
+        owner: str,
+        seconds: float,
+        clock: Clock,
+        find_chains: Callable[[], Chains],
+        *,
+        is_simulated: bool,
+    ) -> None:
+        self.seconds = seconds
+        self._owner = owner
+        self._clock = clock
+        self._find_chains = find_chains
+        self._is_simulated = is_simulated
+        self.renewed: float | None = None
+        """When this process last renewed its lease, by its own monotonic clock; None if it never took one."""
+
+    def _now(self) -> float | None:
+        """Return the simulated time of the database, or None to use the database's own clock."""
+        return self._clock.now().timestamp() if self._is_simulated else None
+
+    def until(self, connection: Connection, now: float) -> float:
+        # Read before the statement, so that this process counts the lease as ended before the database does.
+        began = self._clock.monotonic()
+        # The database's clock decides, so the MAC follows in a second statement.
+        row = connection.execute(_RENEW, (self._owner, self._now(), self.seconds)).fetchone()
+        mac = self._find_chains().row_mac("leases", (self._owner, row[0]))
+        connection.execute(_SEAL, (mac, self._owner))
+        self.renewed = began
+        return 0.0  # a run's row does not repeat the process's lease
+
+    def renew(self, connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:
+        if self._is_simulated or self.renewed is None or self._left() < 0.8 * self.seconds:
+            self.until(connection, now)
+
+    def _left(self) -> float:
+        return 0.0 if self.renewed is None else self.renewed + self.seconds - self._clock.monotonic()
+
+    def is_lapsed(self) -> bool:
+        return self.renewed is not None and self._left() <= 0
+
+    def left(self) -> float:
+        """Return how many more seconds this process certainly holds its lease; the full length if it never had one."""
+        return self.seconds if self.renewed is None else self._left()
+
+    def is_free(
+        self, connection: Connection, owner: str, leased_until: float, now: float, me: str = ""
+    ) -> bool:
+        if not owner or owner == me:
+            return True
+        if leased_until:  # a claim on a ticket, which is not held by a process's lease
+            return now >= leased_until
+        return not self.is_at_work(connection, owner)
+
+    def is_at_work(self, connection: Connection, owner: str) -> bool:
+        # Lock the row, so that its process can't renew the lease while its run is taken over.
+        query = (
+            f"SELECT leased_until > {_TIME}, leased_until, mac FROM leases WHERE owner = ? /* FOR SHARE */"
+        )
+        row = connection.execute(query, (self._now(), owner)).fetchone()
+        if row is None:
+            owned = connection.execute("SELECT 1 FROM runs WHERE owner = ? LIMIT 1", (owner,)).fetchone()
+            return owned is not None and self._is_refused(owner)
+        return bool(row[0]) or (not self._is_own(owner, *row[1:]) and self._is_refused(owner))
+
+    def _is_own(self, owner: str, until: float, mac: bytes) -> bool:
+        return self._find_chains().is_row("leases", (owner, until), mac)
+
+    def _is_refused(self, owner: str) -> bool:
+        log.warning("the lease of %s was altered or removed, so its runs are not taken over", owner)
+        return True
+
+    def is_announced(self, owner: str, until: float, now: float) -> bool:
+        return until > now
+
+    def held(self, connection: Connection, now: float) -> Callable[[str, float], bool]:
+        query = f"SELECT owner, leased_until, mac FROM leases WHERE leased_until <= {_TIME}"
+        rows = connection.execute(query, (self._now(),)).fetchall()
+        ended = {"", *(owner for owner, *lease in rows if self._is_own(owner, *lease))}
+        return lambda owner, until: owner not in ended
+
+    def alterations(self, connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
+        for owner, until, mac in fetch(connection, "SELECT owner, leased_until, mac FROM leases"):
+            if not self._is_own(owner, until, mac):
+                yield chains.altered(f"lease {owner}", 1, "its row was changed")
+        for (owner,) in fetch(connection, _LOST):
+            yield chains.altered(f"lease {owner}", 1, "it was removed")
+
+    def end(self, connection: Connection) -> None:
+        """Delete this process's lease, and leases that expired long ago, unless their processes still own runs."""
+        unused = "NOT EXISTS (SELECT 1 FROM runs WHERE runs.owner = leases.owner)"
+        connection.execute(f"DELETE FROM leases WHERE owner = ? AND {unused}", (self._owner,))
+        connection.execute(
+            f"DELETE FROM leases WHERE leased_until < {_TIME} - ? AND {unused}",
+            (self._now(), _LONG_GONE),
+        )
+
+
+T = TypeVar("T")
 
 _CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation)
 """Errors of a transaction that lost a race with another. The loser is run again, and then sees the other's changes."""
@@ -42,7 +275,7 @@ _MOST_TRIES = 100
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 _NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _SAMPLES = 3
-_UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
+_KEY_ADVICE = "Use the key with which it was created: in HANDRAIL_KEY, or in the file that `key_file` or HANDRAIL_KEY_FILE names."
 
 
 class PostgresDatabase(Database):
@@ -76,6 +309,9 @@ class PostgresDatabase(Database):
         self._sends = os.name == "posix" and not inline and moments is None
         self.channel = ""
         """The name of the channel on which processes tell each other what happened."""
+        self.notices = Notices(self)
+        self._waiters: weakref.WeakSet[_Wake] = weakref.WeakSet()
+        self.notices.subscribe(self._noticed)
         super().__init__(
             address.shown, clock=clock, new_id=new_id, find_key=find_key, inline=inline, moments=moments
         )
@@ -87,11 +323,30 @@ class PostgresDatabase(Database):
     def _micros(self) -> int:
         return int(SYSTEM_CLOCK.monotonic() * 1e6 + self._offset)
 
-    def is_intact(self, connection: Connection) -> bool:
-        return True
+    def subscribe(self, noticed: Callable[[str, str], None]) -> None:
+        self.notices.subscribe(noticed)
 
-    def note_damage(self) -> None:
-        """Do nothing: lists always rely on the database's indexes."""
+    async def listen(self) -> None:
+        await self.notices.listen()
+
+    async def wait(self, seconds: float) -> None:
+        wake = _Wake(asyncio.get_running_loop())
+        self._waiters.add(wake)
+        await self.notices.listen()  # once the thread listens, it wakes all who wait, so nothing is missed
+        with contextlib.suppress(TimeoutError):
+            # Unlike `wait_for` in Python 3.11, this never swallows a cancellation.
+            async with asyncio.timeout(seconds):
+                await wake.event.wait()
+
+    def _noticed(self, kind: str, id: str) -> None:
+        if kind not in (WATCHED, SAID, ACCOUNTS):  # these change nothing that a worker could take
+            for each in tuple(self._waiters):
+                with contextlib.suppress(RuntimeError):  # its loop is closed
+                    each.loop.call_soon_threadsafe(each.event.set)
+
+    def close(self) -> None:
+        self.notices.close()
+        super().close()
 
     async def add(self, run_id: str, record: NewRecord, *, is_recorded: bool = False) -> None:
         fenced = _fenced(record, (self.owner,) if is_recorded else (self.owner, ""))
@@ -157,7 +412,7 @@ class PostgresDatabase(Database):
             self._measure(connection)
         except psycopg.Error as error:
             connection.close()
-            raise self._failure("it can't be opened", error) from None
+            raise self._refusal("it can't be opened", error) from None
         except BaseException:
             connection.close()
             raise
@@ -168,7 +423,7 @@ class PostgresDatabase(Database):
                 self._lock,
                 is_idle=self._is_idle,
                 wake=self._wake,
-                run=lambda job: self._execute(connection, job),
+                run=lambda job: super(PostgresDatabase, self)._run(connection, job),
             )
         return connection
 
@@ -177,7 +432,7 @@ class PostgresDatabase(Database):
         try:
             return self._connect()
         except psycopg.Error as error:
-            raise self._failure("it can't be opened", error) from None
+            raise self._refusal("it can't be opened", error) from None
 
     def _connect(self) -> psycopg.Connection[Any]:
         # If the server does not answer for this long, the connection counts as lost.
@@ -202,28 +457,12 @@ class PostgresDatabase(Database):
         return raw
 
     def _prepare(self, connection: PostgresConnection, new_id: str) -> None:
-        """Create the tables in an empty schema, or check existing ones, and find the journal's id and key.
-
-        Raises `JournalError` if `create_tables` or `find_key` raises it, or if the journal was created with a different key.
-        """
+        """Create the tables in an empty schema, or check existing ones, and find the journal's id and key."""
         connection.raw.execute("BEGIN")
         try:
             connection.raw.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")  # pyright: ignore[reportArgumentType, reportCallIssue]  # a number
-            if create_tables(connection, self.path, self._address.schema):
-                key = self._find_key(True)
-                about = (("id", new_id), ("schema", str(VERSION)), ("key", key_check(key, new_id)))
-                for each in about:
-                    connection.execute("INSERT INTO about VALUES (?, ?)", each)
-            else:
-                key = self._find_key(False)
-            stored: dict[str, str] = dict(connection.execute("SELECT key, value FROM about").fetchall())
-            self.id, self.key = str(stored.get("id")), key
-            if stored.get("key") != key_check(key, self.id):
-                raise JournalError(
-                    self.path,
-                    "its records were not written with this key",
-                    "Use the key with which it was created: in HANDRAIL_KEY, or in the file that `key_file` or HANDRAIL_KEY_FILE names.",
-                )
+            is_new = create_tables(connection, self.path, self._address.schema)
+            self._identify(connection, new_id, is_new, _KEY_ADVICE)
             connection.raw.execute("COMMIT")
         except BaseException:
             _roll_back(connection)
@@ -244,22 +483,9 @@ class PostgresDatabase(Database):
                 self._error = after - before
                 self._offset = there - (before + after) / 2
 
-    def _execute(self, connection: Connection, job: Job[Any]) -> None:
-        assert isinstance(connection, PostgresConnection)
-        try:
-            job.value = self._until_done(connection, job)
-        except psycopg.Error as error:
-            job.error = self._failure("it can't be used", error)
-        except _UNREADABLE as error:
-            job.error = error
-            if not isinstance(error, HandrailError):
-                job.error = unreadable(self.path, error, "Restore it from a backup.")
-                job.error.__cause__ = error
-        except BaseException as error:
-            job.error = error
-
-    def _until_done(self, connection: PostgresConnection, job: Job[Any]) -> Any:
+    def _execute(self, connection: Connection, job: Job[T]) -> T:
         """Run a job, and run it again after a conflict or a lost connection, until it is done or has failed."""
+        assert isinstance(connection, PostgresConnection)
         tries, commit = 0, None
         while True:
             try:
@@ -279,7 +505,7 @@ class PostgresDatabase(Database):
                     raise
                 self._reconnect(connection, error)
 
-    def _in_transaction(self, connection: PostgresConnection, job: Job[Any], commit: _Commit) -> Any:
+    def _in_transaction(self, connection: PostgresConnection, job: Job[T], commit: _Commit) -> T:
         raw, changes = connection.raw, connection.total_changes
         raw.execute(_BEGIN)
         try:
@@ -322,7 +548,13 @@ class PostgresDatabase(Database):
             self._own_leases.end(connection)
         super()._close(connection)
 
-    def _failure(self, what: str, error: psycopg.Error) -> JournalError:
+    def _failure(self, connection: Connection, error: BaseException) -> BaseException:
+        return self._refusal("it can't be used", error) if isinstance(error, psycopg.Error) else error
+
+    def _unreadable(self, connection: Connection, error: Exception) -> JournalError:
+        return unreadable(self.path, error, "Restore it from a backup.")
+
+    def _refusal(self, what: str, error: psycopg.Error) -> JournalError:
         """Return the error for what PostgreSQL or its driver reports, in one line and without the password."""
         said = error.diag.message_primary or str(error)
         lines = (
@@ -331,6 +563,14 @@ class PostgresDatabase(Database):
         line = lines[0].strip().rstrip(".") if lines else type(error).__name__
         is_lost = isinstance(error, psycopg.OperationalError)
         return JournalError(self.path, f"{what}: {line}", _hint(error, line), is_lost=is_lost)
+
+
+class _Wake:
+    """A worker that waits in an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.event = asyncio.Event()
 
 
 class _Commit:

@@ -5,27 +5,27 @@ from __future__ import annotations
 import math
 import os
 from os import PathLike
+from typing import TYPE_CHECKING
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
 from handrail.ids import NewId, random_id
-from handrail.journal.blobs import SqliteBlobs
-from handrail.journal.calls import SqliteCalls, SqliteSteps
-from handrail.journal.database import Moments
-from handrail.journal.decisions import SqliteDecisions
 from handrail.journal.digest import shared_key
-from handrail.journal.expiry import JournalClock
-from handrail.journal.lease import LEASE_SECONDS
 from handrail.journal.postgres.address import parse_url
-from handrail.journal.runs import SqliteRuns
-from handrail.journal.tickets import SqliteTickets
-from handrail.journal.votes import SqliteVotes
-from handrail.journal.workspaces import SqliteWorkspaces
+from handrail.journal.sql.database import Moments
+from handrail.journal.sql.journal import SqlJournal
+from handrail.journal.sql.leases import LEASE_SECONDS
 from handrail.text.spelling import checked_arguments
+
+if TYPE_CHECKING:
+    from handrail.journal.postgres.database import PostgresDatabase  # noqa: F401  # named in the base class
+
+if TYPE_CHECKING:
+    pass
 
 
 @checked_arguments
-class PostgresJournal:
+class PostgresJournal(SqlJournal["PostgresDatabase"]):
     """A journal in one schema of a PostgreSQL database.
 
     Once a method has returned, its record is available to every process on every machine that opens the same URL. Each
@@ -68,9 +68,8 @@ class PostgresJournal:
             )
         try:
             from handrail.journal.postgres.accounts import PostgresAccounts
-            from handrail.journal.postgres.broadcasts import PostgresBroadcasts
             from handrail.journal.postgres.database import PostgresDatabase
-            from handrail.journal.postgres.notices import Notices, PostgresQuestions, PostgresQueue
+            from handrail.journal.postgres.notices import PostgresBroadcasts
         except ModuleNotFoundError as error:
             if error.name is None or not error.name.startswith("psycopg"):
                 raise
@@ -81,7 +80,7 @@ class PostgresJournal:
         self.path = address.shown
         """The URL without its password."""
         self.synced = synced
-        self._database = database = PostgresDatabase(
+        database = PostgresDatabase(
             address,
             clock=clock,
             new_id=new_id(),
@@ -92,28 +91,6 @@ class PostgresJournal:
             inline=inline,
             moments=moments,
         )
-        self.id = database.id
-        self.owner = database.owner
-        self.lease = lease
-        self.key = database.key
-        self.clock = JournalClock(database, clock)
-        self.steps = SqliteSteps(database)
-        self.runs = SqliteRuns(database, self.steps.forget)
-        self.queue = PostgresQueue(database, self.runs, self.steps.forget)
-        self.calls = SqliteCalls(database)
-        self.questions = PostgresQuestions(database, self.clock, self.key, watch)
-        self.decisions = SqliteDecisions(database)
-        self.votes = SqliteVotes(database)
-        self.tickets = SqliteTickets(database)
-        self.blobs = SqliteBlobs(database)
-        self.workspaces = SqliteWorkspaces(database)
-        self._notices = Notices(database)
-        self.queue.listen(self._notices)
-        self.questions.listen(self._notices)
-        self.broadcasts = PostgresBroadcasts(database, self._notices)
-        self.accounts = PostgresAccounts(database, self._notices)
-
-    def close(self) -> None:
-        """Finish pending writes and close the connection. Closing it twice is harmless."""
-        self._notices.close()
-        self._database.close()
+        super().__init__(database, clock, watch)
+        self.broadcasts = PostgresBroadcasts(database)
+        self.accounts = PostgresAccounts(database)

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import threading
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from handrail.errors import JournalError
-from handrail.journal.questions import SqliteQuestions
-from handrail.journal.queue import SqliteQueue
+from handrail.journal.protocol import Batch, Watcher
+from handrail.journal.sql.connection import Connection
 
 if TYPE_CHECKING:
     from handrail.journal.postgres.database import PostgresDatabase
-    from handrail.journal.protocol import Check, Mask
-    from handrail.protocols import Asker
-    from handrail.question import Answer, Question
+
+log = logging.getLogger("handrail.journal")
 
 WATCHED, SAID, ACCOUNTS = "watched", "said", "accounts"
 """Kinds of notices: the watchers of a session have changed, a run of a session has broadcast something, and users have changed."""
@@ -68,10 +67,10 @@ class Notices:
                 )
                 self._thread.start()
 
-    @property
-    def is_listening(self) -> bool:
-        """Whether the thread was started."""
-        return self._thread is not None
+    async def listen(self) -> None:
+        """Do what `start` does, without blocking the loop."""
+        if self._thread is None:
+            await asyncio.to_thread(self.start)
 
     def close(self) -> None:
         """Stop listening, and wait until the thread has ended."""
@@ -114,70 +113,104 @@ class Notices:
             each(kind, id)
 
 
-class PostgresQueue(SqliteQueue):
-    """The queue in PostgreSQL, which wakes waiting workers when a notice arrives."""
+_KEPT_SECONDS = 30.0
+"""Seconds after which `sweep` deletes a batch, or a watcher whose time is over.
 
-    notices: Notices
-    _waiting: weakref.WeakSet[_Wake]
+A reader usually reads a batch within milliseconds, or within seconds if it has lost its connection.
+"""
+_WATCH = """INSERT INTO watchers VALUES (?, ?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET joins = excluded.joins, until = excluded.until"""
+# The position is the time, because a crash empties the table, and a counter would start again.
+_ADD = """WITH added AS (
+        INSERT INTO broadcasts VALUES ((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, ?, ?, ?, ?, ?, ?, ?)
+        RETURNING 1
+    ) SELECT pg_notify(?, ?) FROM added"""
+_READ = """SELECT position, run_id, leg, number, at, body, mac FROM broadcasts
+    WHERE session_id = ? AND position > ? ORDER BY position"""
+_DROP = """DELETE FROM broadcasts WHERE session_id = ?
+    AND NOT EXISTS (SELECT 1 FROM watchers WHERE session_id = ? AND until > ?)"""
 
-    def listen(self, notices: Notices) -> None:
-        """Wake waiting workers whenever a notice says that a run or question has changed, or notices may have been missed."""
-        self.notices = notices
-        self._waiting = weakref.WeakSet()
-        notices.subscribe(self._noticed)
+
+class PostgresBroadcasts:
+    """The broadcasts in a database. All times come from the database's clock."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        self._heard: list[Callable[[str, bool], None]] = []
+        database.subscribe(self._noticed)
+
+    async def watch(self, watcher: Watcher, session_id: str, /, *, seconds: float) -> None:
+        database = self._database
+
+        def watch(connection: Connection) -> None:
+            until = database.now() + seconds
+            connection.execute(_WATCH, (watcher.id, session_id, watcher.joins, until))
+            database.chains.tell(connection, WATCHED, session_id)
+
+        await database.transact(watch)
+
+    async def leave(self, watcher_id: str, session_id: str, /) -> None:
+        database = self._database
+
+        def leave(connection: Connection) -> None:
+            connection.execute("DELETE FROM watchers WHERE id = ?", (watcher_id,))
+            connection.execute(_DROP, (session_id, session_id, database.now()))
+            database.chains.tell(connection, WATCHED, session_id)
+
+        await database.transact(leave)
+
+    async def watchers(self, session_ids: Collection[str], /) -> Mapping[str, Sequence[Watcher]]:
+        query = (
+            "SELECT session_id, id, joins FROM watchers WHERE session_id = ANY(?) AND until > ? ORDER BY id"
+        )
+        found: dict[str, list[Watcher]] = {}
+        rows = await self._database.select(query, list(session_ids), self._database.now())
+        for session_id, id, joins in rows:
+            found.setdefault(session_id, []).append(Watcher(id, joins))
+        return found
+
+    async def add(self, session_id: str, run_id: str, leg: int, number: int, body: bytes, /) -> None:
+        database = self._database
+        values = (session_id, run_id, leg, number, database.now(), body)
+        mac = database.chains.row_mac("broadcasts", values)
+        told = (database.channel, f"{SAID} {session_id}"[:2000])
+        await database.transact(
+            lambda connection: connection.execute(_ADD, (*values, mac, *told)).fetchall(), single=True
+        )
+
+    async def last(self, session_id: str, /) -> int:
+        query = "SELECT coalesce(max(position), 0) FROM broadcasts WHERE session_id = ?"
+        [(last,)] = await self._database.select(query, session_id)
+        return last
+
+    async def read(self, session_id: str, after: int, /) -> Sequence[Batch]:
+        found: list[Batch] = []
+        for position, *values, mac in await self._database.select(_READ, session_id, after):
+            run_id, leg, number, _, body = values
+            if self._database.chains.is_row("broadcasts", (session_id, *values), mac):
+                found.append(Batch(position, run_id, leg, number, body))
+            else:
+                log.error(
+                    "a broadcast of run %s is not shown: something other than Handrail wrote it", run_id
+                )
+        return found
+
+    async def sweep(self) -> None:
+        database = self._database
+        now = database.now()
+
+        def sweep(connection: Connection) -> None:
+            connection.execute("DELETE FROM broadcasts WHERE at < ?", (now - _KEPT_SECONDS,))
+            connection.execute("DELETE FROM watchers WHERE until < ?", (now - _KEPT_SECONDS,))
+
+        await database.transact(sweep)
+
+    async def listen(self, heard: Callable[[str, bool], None], /) -> Callable[[], None]:
+        self._heard.append(heard)
+        await self._database.listen()
+        return lambda: self._heard.remove(heard)
 
     def _noticed(self, kind: str, id: str) -> None:
-        if kind not in (WATCHED, SAID, ACCOUNTS):  # these change nothing that a worker could take
-            self._wake()
-
-    def _wake(self) -> None:
-        for each in tuple(self._waiting):
-            with contextlib.suppress(RuntimeError):  # its loop is closed
-                each.loop.call_soon_threadsafe(each.event.set)
-
-    async def wait(self, seconds: float, /) -> None:
-        wake = _Wake(asyncio.get_running_loop())
-        self._waiting.add(wake)
-        if not self.notices.is_listening:
-            # Once the thread listens, it wakes all waiting workers, so nothing is missed.
-            await asyncio.to_thread(self.notices.start)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(
-                seconds
-            ):  # unlike `wait_for` in Python 3.11, it never swallows a cancellation
-                await wake.event.wait()
-
-
-class _Wake:
-    """A worker that waits in an event loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.event = asyncio.Event()
-
-
-class PostgresQuestions(SqliteQuestions):
-    """Questions in PostgreSQL. When another process has recorded an answer, a notice wakes the tasks that wait for it."""
-
-    notices: Notices
-
-    def listen(self, notices: Notices) -> None:
-        """Look for answers whenever a notice about a question arrives, or notices may have been missed."""
-        self.notices = notices
-        notices.subscribe(self._noticed)
-
-    def _noticed(self, kind: str, id: str) -> None:
-        if kind in ("question", ""):
-            self.watch.look_now(id or None)
-
-    async def ask(
-        self,
-        question: Question,
-        asker: Asker | None = None,
-        check: Check | None = None,
-        mask: Mask | None = None,
-        /,
-    ) -> Answer:
-        if not self.notices.is_listening and self.watch.is_on:
-            await asyncio.to_thread(self.notices.start)
-        return await super().ask(question, asker, check, mask)
+        if kind in (WATCHED, SAID, ""):
+            for each in tuple(self._heard):
+                each(id, kind != SAID)

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import errors, pq
 
-from handrail.journal.database import Job
 from handrail.journal.postgres.chains import FENCED, FencedRecord, PostgresChains
 from handrail.journal.postgres.statements import PostgresConnection
+from handrail.journal.sql.database import Job
 
 _NAME = "handrail_add"
 _TYPES = (

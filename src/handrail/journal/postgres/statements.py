@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from handrail.journal.connection import Rows
+from handrail.journal.sql.connection import Rows
 
 _HINT = re.compile(r"\s+INDEXED BY \w+|\+(?=principal\b)")
 """Index hints for SQLite, which are left out for PostgreSQL."""

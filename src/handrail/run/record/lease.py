@@ -15,9 +15,9 @@ import msgspec
 from handrail.clock import Clock
 from handrail.concurrency.timers import Deadline
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunBusy
-from handrail.journal.lease import give_up
 from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunRow, TakenTurn
+from handrail.journal.sql.leases import give_up
 from handrail.run.place import RUN
 from handrail.run.record.log import RunLog
 from handrail.run.run import Run

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from handrail.concurrency.threads import threads_at_work
 from handrail.errors import DefinitionError
-from handrail.journal.connection import Connection
+from handrail.journal.sql.connection import Connection
 from handrail.testing.virtual_time import VirtualTimeLoop
 
 PointKind = Literal[

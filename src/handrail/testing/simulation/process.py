@@ -15,7 +15,7 @@ from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import Fact, ToolInvoked
 from handrail.journal.any_journal import AnyJournal
-from handrail.journal.connection import Connection
+from handrail.journal.sql.connection import Connection
 from handrail.protocols import Asker, Environment
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem

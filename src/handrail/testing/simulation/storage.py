@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.clock import Clock
 from handrail.journal.any_journal import AnyJournal
-from handrail.journal.database import Moments
 from handrail.journal.postgres.address import parse_url
 from handrail.journal.postgres.journal import PostgresJournal
+from handrail.journal.sql.database import Moments
 from handrail.journal.sqlite import SqliteJournal
 
 if TYPE_CHECKING:

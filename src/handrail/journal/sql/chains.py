@@ -28,8 +28,8 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from handrail.errors import JournalAltered
-from handrail.journal.connection import Connection
-from handrail.journal.schema import find_damage
+from handrail.journal.sql.connection import Connection, fetch, is_damage
+from handrail.journal.sql.schema import find_damage
 
 MAC_BYTES = 32
 _PERSON = b"handrail record"
@@ -95,15 +95,6 @@ def step_chain(key: str) -> str:
     return f"step {key}"
 
 
-_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG)
-
-
-def is_damage(error: sqlite3.Error) -> bool:
-    """Return whether an error means that the file is damaged, and not that it is busy or that the disk failed."""
-    code = getattr(error, "sqlite_errorcode", None)  # missing if Python could not convert a value
-    return (code is None and "decode" in str(error)) or (code is not None and code & 0xFF in _CORRUPT)
-
-
 @contextlib.contextmanager
 def reading(chains: Chains, chain: str, link: int, what: str = "") -> Generator[None]:
     """Raise `JournalAltered`, which names the chain and the record, if SQLite finds damage while the block runs."""
@@ -113,37 +104,6 @@ def reading(chains: Chains, chain: str, link: int, what: str = "") -> Generator[
         if not is_damage(error):
             raise
         raise chains.altered(chain, link, f"it can't be read: {error}", what=what) from error
-
-
-def decode_text(found: bytes) -> str:
-    """Decode a text column, even if it is not valid UTF-8, so that an error can show it."""
-    return found.decode(errors="surrogateescape")
-
-
-def fetch(connection: Connection, query: str, *values: object, **named: object) -> list[Any]:
-    """Return the rows that a query finds, including those with invalid text, so that an error can name them.
-
-    The query's placeholders are either `?` or names, as in `:now`.
-    """
-    given = named or values
-    try:
-        return connection.execute(query, given).fetchall()
-    except sqlite3.OperationalError:
-        with texts_decoded(connection):
-            return connection.execute(query, given).fetchall()
-
-
-@contextlib.contextmanager
-def texts_decoded(connection: Connection) -> Generator[None]:
-    """Read text that is not UTF-8 without an error while the block runs. In PostgreSQL, all text is valid."""
-    if not isinstance(connection, sqlite3.Connection):
-        yield
-        return
-    before, connection.text_factory = connection.text_factory, decode_text
-    try:
-        yield
-    finally:
-        connection.text_factory = before
 
 
 class Record(NamedTuple):

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from handrail.errors import DefinitionError, JournalAltered
-from handrail.journal.blobs import put_blob
-from handrail.journal.chains import Chains, fetch
-from handrail.journal.connection import Connection
-from handrail.journal.database import MEMORY, Database, encode
-from handrail.journal.new_runs import check_new, insert_new
 from handrail.journal.records import OVER, RunRecord, RunRow, WorkerRow
-from handrail.journal.run_leases import acquire, earliest
-from handrail.journal.run_rows import COLUMNS, StoredRun, check_run, find_run, update_run
-from handrail.journal.runs import release
-from handrail.journal.turns import take_turn
-from handrail.journal.verification import verify_session
+from handrail.journal.sql.chains import Chains
+from handrail.journal.sql.connection import Connection, fetch
+from handrail.journal.sql.database import Database, encode
+from handrail.journal.sql.leases import acquire, earliest
+from handrail.journal.sql.run_rows import COLUMNS, StoredRun, check_run, find_run, update_run
+from handrail.journal.sql.runs import check_new, insert_new, release, take_turn
+from handrail.journal.sql.verification import verify_session
+from handrail.journal.sql.workspaces import put_blob
 
 if TYPE_CHECKING:
-    from handrail.journal.runs import SqliteRuns
+    from handrail.journal.sql.runs import SqlRuns
 
 log = logging.getLogger("handrail.journal")
-
-_EVERY = 0.05
-"""Seconds between checks for changes to the file. A check takes a few microseconds."""
 
 # The index `runs_for_workers` serves the conditions in the first two lines, and the order of `_FIRST`. A run that was
 # interrupted is due at once. A queued run with an owner is about to begin, and the other queued runs of its session wait for it.
@@ -52,15 +45,13 @@ _FEW, _ALL = 50, 2**62
 """How many of the due runs are read first, since one of them can usually be claimed, and how many if none can."""
 
 
-class SqliteQueue:
+class SqlQueue:
     """The role `Queue` of a journal. `lost` is called with the id of each run whose cached values may be out of date."""
 
-    def __init__(self, database: Database, runs: SqliteRuns, lost: Callable[[str], None]) -> None:
+    def __init__(self, database: Database, runs: SqlRuns, lost: Callable[[str], None]) -> None:
         self._database = database
         self._runs = runs
         self._lost = lost
-        self._observer: sqlite3.Connection | None = None
-        """A second connection, whose change counter shows the changes of all others; None until it is needed."""
         self._reported: set[str] = set()
         """The texts of the alterations that have already been logged."""
 
@@ -228,27 +219,7 @@ class SqliteQueue:
         return tuple(str(id) for (id,) in await self._database.select(query, self._database.owner))
 
     async def wait(self, seconds: float, /) -> None:
-        loop = asyncio.get_running_loop()
-        end, before = loop.time() + seconds, self._version()
-        while (left := end - loop.time()) > 0:
-            await asyncio.sleep(min(_EVERY, left))
-            if self._version() != before:
-                return
-
-    def _version(self) -> int:
-        """Return a number that changes whenever another connection changes the journal or, in memory, whenever a row is changed."""
-        path = self._database.path
-        if path == MEMORY:
-            return self._database.changes
-        if self._observer is None:
-            self._observer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        return self._observer.execute("PRAGMA data_version").fetchone()[0]
-
-    def close(self) -> None:
-        """Close the connection that observes changes."""
-        if self._observer is not None:
-            self._observer.close()
-            self._observer = None
+        await self._database.wait(seconds)
 
     async def announce(self, worker: WorkerRow, /, *, seconds: float) -> None:
         database = self._database

@@ -6,34 +6,100 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from handrail.clock import Clock
 from handrail.errors import AnswerRefused, JournalAltered, JournalError
-from handrail.journal.answers import check_answer, check_repeat, refusal, still_fits
-from handrail.journal.blobs import put_blob
-from handrail.journal.chains import Chains, fetch, run_chain
-from handrail.journal.connection import Connection
-from handrail.journal.database import Database, Work, encode
-from handrail.journal.expiry import counted_from, decoded, has_expired, settle
-from handrail.journal.lease import check_not_taken
-from handrail.journal.local import LocalQuestions
+from handrail.journal.decisions import decision_in, put_decision
+from handrail.journal.local import (
+    LocalQuestions,
+    check_answer,
+    check_repeat,
+    has_expired,
+    refusal,
+    still_fits,
+    timed_out,
+)
 from handrail.journal.records import QuestionRecord
-from handrail.journal.run_rows import rescue_runs
-from handrail.journal.runs import withdraw
-from handrail.journal.verification import ANSWER_CLEARED, QUESTION, add_outside, verified
-from handrail.question import Answer, Question
+from handrail.journal.sql.chains import Chains, run_chain
+from handrail.journal.sql.connection import Connection, fetch
+from handrail.journal.sql.database import Database, Work, encode
+from handrail.journal.sql.leases import check_not_taken
+from handrail.journal.sql.queue import make_due
+from handrail.journal.sql.run_rows import rescue_runs
+from handrail.journal.sql.runs import withdraw
+from handrail.journal.sql.verification import (
+    ANSWER,
+    ANSWER_CLEARED,
+    QUESTION,
+    VOTE,
+    add_outside,
+    read_outside,
+    verified,
+)
+from handrail.journal.sql.workspaces import put_blob
+from handrail.question import Answer, Question, Vote
 
 if TYPE_CHECKING:
     from handrail.journal.protocol import Check, Mask
     from handrail.protocols import Asker
 
+
+def counted_from(question: Question, now: datetime) -> Question:
+    """Return the question with an expiry that is counted from `now`, by the clock that will decide it.
+
+    The asker's own clock may show a different time.
+    """
+    if question.expires_at is None:
+        return question
+    return msgspec.structs.replace(question, expires_at=now + (question.expires_at - question.asked_at))
+
+
+def decoded(found: tuple[bytes, bytes | None, float | None]) -> QuestionRecord:
+    """Return the question, answer and time that `RunRecords.questions` has."""
+    question = msgspec.msgpack.decode(found[0], type=Question)
+    if found[1] is None:
+        return QuestionRecord(question)
+    return QuestionRecord(question, msgspec.msgpack.decode(found[1], type=Answer), found[2])
+
+
+def settle(
+    connection: Connection, database: Database, asked: QuestionRecord, answer: Answer | None = None
+) -> QuestionRecord:
+    """Record how a question ends, and return its record, which has no answer if the question stays open.
+
+    An answer that is already recorded stands. Otherwise, a question whose time is over by the journal's clock has timed
+    out. Otherwise it ends with `answer`, if that is given, as plain data. The run is then due for a worker.
+    """
+    if asked.answer is not None:
+        return asked
+    question, chains = asked.question, database.chains
+    at = database.now()
+    now = datetime.fromtimestamp(at, UTC)
+    if has_expired(question, now):
+        answer = timed_out(question)
+    if answer is None:
+        return asked
+    encoded = encode(answer, f"the answer to {question.id!r} is")
+    connection.execute(
+        "UPDATE questions SET answer = ?, answered_at = ? WHERE id = ?", (encoded, at, question.id)
+    )
+    add_outside(connection, chains, question.run_id, ANSWER, question.id, encoded, at=at)
+    make_due(connection, chains, question.run_id, at)
+    chains.tell(connection, "question", question.id)
+    decision = decision_in(question, answer, now)
+    if decision is not None:
+        put_decision(connection, chains, decision)
+    return QuestionRecord(question, answer, at)
+
+
 log = logging.getLogger("handrail.questions")
 
 
-class SqliteQuestions:
+class SqlQuestions:
     """The role `Questions` of a journal. Its clock decides when they expire.
 
     `watch` is the number of seconds between checks for answers from other processes; None means no regular checks.
@@ -45,6 +111,7 @@ class SqliteQuestions:
         self._key = key
         self._local = LocalQuestions(clock, key=key, record=self._record)
         self.watch = Watch(watch, self._look_for_answer)
+        database.subscribe(self._noticed)
         self._verified: dict[str, Any] = {}
         """The rows of open questions that have been verified, by question id."""
         self._reported: set[str] = set()
@@ -59,6 +126,8 @@ class SqliteQuestions:
         /,
     ) -> Answer:
         database = self._database
+        if self.watch.is_on:
+            await database.listen()
         recorded, found = await database.transact(lambda connection: self._find(connection, question))
         if found is None or found.question.digest != question.digest:
             question = counted_from(question, self._clock.now())
@@ -277,6 +346,10 @@ class SqliteQuestions:
         recorded = self._database.transact_now(record)
         return answer if recorded is None or recorded == plain else recorded
 
+    def _noticed(self, kind: str, id: str) -> None:
+        if kind in ("question", ""):
+            self.watch.look_now(id or None)
+
     async def _look_for_answer(self, question_id: str) -> None:
         """Deliver the answer to a question, if another process recorded one."""
         query = "SELECT 1 FROM questions WHERE id = ? AND answer IS NOT NULL"
@@ -380,3 +453,66 @@ class Watch:
             await asyncio.sleep(every)
             for question_id in tuple(waiting):
                 await self._try_to_look(question_id)
+
+
+class SqlVotes:
+    """The role `Votes` of a journal."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def cast(self, run_id: str, vote: Vote, /) -> Sequence[Vote]:
+        chains, encoded = self._database.chains, encode(vote, "a vote has")
+
+        def record(connection: Connection) -> Sequence[Vote] | AnswerRefused:
+            asked = self._asked(connection, run_id, vote)
+            if asked.answer is not None and asked.answer.outcome == "timed out":
+                return refusal(
+                    asked.question, asked.answer
+                )  # raising it here would undo the record of the expiry
+            before = self._read(connection, run_id, vote.question_id, vote.digest)
+            mine = next((each for each in before if (each.by, each.since) == (vote.by, vote.since)), None)
+            if mine is None:
+                add_outside(connection, chains, run_id, VOTE, vote.question_id, encoded, at=vote.at)
+                return (*before, vote)
+            if mine.approved != vote.approved:
+                raise AnswerRefused(
+                    vote.question_id, f"{vote.by!r} has already voted differently", "The first vote counts."
+                )
+            return before
+
+        votes = await self._database.transact(record)
+        if isinstance(votes, AnswerRefused):
+            raise votes
+        return votes
+
+    def _asked(self, connection: Connection, run_id: str, vote: Vote) -> QuestionRecord:
+        """Return the question that a vote is on, which ends now if its time is over.
+
+        Raises `AnswerRefused` unless the run asked exactly this question, and `JournalAltered` if the run was altered.
+        """
+        found = verified(connection, self._database.chains, run_id).questions.get(vote.question_id)
+        if found is None:
+            raise AnswerRefused(vote.question_id, "there is no such question", "Vote on an open question.")
+        asked = decoded(found)
+        if asked.question.digest != vote.digest:
+            raise AnswerRefused(
+                vote.question_id,
+                "its digest does not match this question's",
+                "Read the question again, and vote on that version of it.",
+            )
+        return settle(connection, self._database, asked)
+
+    async def on(self, run_id: str, question_id: str, digest: str, /) -> Sequence[Vote]:
+        return await self._database.transact(
+            lambda connection: self._read(connection, run_id, question_id, digest)
+        )
+
+    def _read(self, connection: Connection, run_id: str, question_id: str, digest: str) -> Sequence[Vote]:
+        records = read_outside(connection, self._database.chains, run_id)
+        found = (
+            msgspec.msgpack.decode(each.body, type=Vote)
+            for each in records
+            if each.kind == VOTE and each.key == question_id
+        )
+        return tuple(vote for vote in found if vote.digest == digest)

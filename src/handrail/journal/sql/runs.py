@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from handrail.errors import HandrailError, JournalAltered, RunBusy
-from handrail.journal.blobs import keeper, put_blob, remove_unused_blobs
-from handrail.journal.chains import Chains, fetch, outside_chain, run_chain
-from handrail.journal.connection import Connection
-from handrail.journal.database import Database
-from handrail.journal.lease import check_owner
-from handrail.journal.new_runs import begin_run, check_new, insert_new
+from handrail.errors import HandrailError, JournalAltered, RunBusy, RunError, SessionBusy, SessionOutdated
+from handrail.ids import random_id
 from handrail.journal.records import (
     OVER,
     CommitUnit,
@@ -29,35 +25,266 @@ from handrail.journal.records import (
     TakenTurn,
     Verification,
 )
-from handrail.journal.run_leases import acquire, earliest
-from handrail.journal.run_rows import (
+from handrail.journal.sql.chains import Chains, outside_chain, run_chain
+from handrail.journal.sql.connection import Connection, fetch
+from handrail.journal.sql.database import Database, encode
+from handrail.journal.sql.leases import acquire, check_owner, count_deaths, earliest
+from handrail.journal.sql.run_rows import (
     COLUMNS,
     WAITING,
     StoredRun,
     check_run,
     find_owned,
     find_run,
+    insert_run,
     rescue_runs,
     update_run,
 )
-from handrail.journal.sessions import check_session, forget_in_session
-from handrail.journal.turns import add_turn, forget_turns, read_turn, take_turn, turn_alterations
-from handrail.journal.verification import (
+from handrail.journal.sql.verification import (
+    BEGUN,
     CANCEL,
     FORK,
     IMPORT,
     OUTCOME,
+    RUN,
     SETTLED,
     STEP,
     UNIT,
     WITHDRAWN,
     add_outside,
+    add_to_session,
+    check_session,
     end_of,
+    forget_in_session,
     verified,
     verify_journal,
     verify_session,
 )
-from handrail.journal.workspaces import workspace_alterations
+from handrail.journal.sql.workspaces import keeper, put_blob, remove_unused_blobs, workspace_alterations
+
+_FIND = """SELECT turns.session_id, turns.principal, turns.turn, turns.run_id, turns.mac, coalesce(owner, ''),
+        coalesce(leased_until, 0)
+    FROM turns LEFT JOIN runs ON runs.id = turns.run_id WHERE turns.session_id = ? AND turns.principal = ?"""
+_SET = """INSERT INTO turns VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (session_id, principal) DO UPDATE SET turn = excluded.turn, run_id = excluded.run_id, mac = excluded.mac"""
+_SAME = "turns.session_id = runs.session_id AND turns.principal = runs.principal"
+_MISSING = f"""SELECT DISTINCT session_id FROM runs WHERE status IN ('running', 'parked', 'done')
+    AND NOT EXISTS (SELECT 1 FROM turns WHERE {_SAME})"""
+_FORGET = f"DELETE FROM turns WHERE session_id = ? AND NOT EXISTS (SELECT 1 FROM runs WHERE {_SAME})"
+
+SessionKey = tuple[str, str]
+"""The id of a session, and its principal. Sessions of different principals have nothing in common, even if they have the same id."""
+
+
+class _Row(NamedTuple):
+    """The row of a session, with the owner and the lease of the run that it names."""
+
+    session: SessionKey
+    turn: str
+    run_id: str
+    owner: str
+    leased_until: float
+
+
+def begin_turn(
+    connection: Connection, database: Database, session: SessionKey, run_id: str, followed: SessionTurn | None
+) -> SessionTurn:
+    """Give a session's next turn to a new run, and return it. A queued run has its turn since it was claimed, and keeps it.
+
+    Raises `SessionBusy` while another run has the turn, and `SessionOutdated` if the session was not followed to its last turn.
+    """
+    row = _find(connection, database.chains, session)
+    if row is None:
+        return _set(connection, database.chains, session, random_id(), run_id)
+    is_claimed = row.run_id == run_id and row.owner == database.owner
+    if not is_claimed:
+        _check_free(connection, database, row)
+    if followed is None or followed.id != row.turn:
+        raise SessionOutdated(session[0])
+    if is_claimed:
+        return SessionTurn(row.turn)
+    if followed.links is not None and followed.links != _links(connection, row.run_id):
+        raise SessionOutdated(session[0])
+    _dispossess(connection, database, row)
+    return _set(connection, database.chains, session, random_id(), run_id)
+
+
+def take_turn(
+    connection: Connection, database: Database, session: SessionKey, run_id: str, *, is_new: bool = True
+) -> None:
+    """Give a session's turn to a run that is taken. Raises `SessionBusy` while another run has it.
+
+    Without `is_new`, it is still the same turn, because the run changes nothing that sessions in memory do not look up.
+    """
+    row = _find(connection, database.chains, session)
+    if row is not None and row.run_id != run_id:
+        _check_free(connection, database, row)
+        _dispossess(connection, database, row)
+    turn = random_id() if is_new or row is None else row.turn
+    _set(connection, database.chains, session, turn, run_id)
+
+
+def read_turn(connection: Connection, database: Database, session: SessionKey) -> SessionTurn | None:
+    """Return a session's current or last turn; None if it has had none.
+
+    If a run has the turn, or its process has not given it up, the turn is named with the length of that run's record. So it is
+    noticed if the run adds to the record.
+    """
+    row = _find(connection, database.chains, session)
+    if row is None:
+        return None
+    return SessionTurn(row.turn, _links(connection, row.run_id) if row.owner else None)
+
+
+def add_turn(connection: Connection, chains: Chains, session: SessionKey) -> None:
+    """Note that a session was changed by a copy of a run, which no process has."""
+    _set(connection, chains, session, random_id(), "")
+
+
+def forget_turns(connection: Connection, session_ids: Iterable[str]) -> None:
+    """Delete the rows of sessions with these ids that have no runs any more."""
+    for session_id in session_ids:
+        connection.execute(_FORGET, (session_id,))
+
+
+def turn_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
+    """Yield an error for each session whose row was changed or removed."""
+    for session in fetch(connection, "SELECT session_id, principal FROM turns"):
+        try:
+            _find(connection, chains, session)
+        except JournalAltered as altered:
+            yield altered
+    for (session_id,) in fetch(connection, _MISSING):
+        yield _altered(chains, session_id, "removed")
+
+
+def _find(connection: Connection, chains: Chains, session: SessionKey) -> _Row | None:
+    for id, principal, turn, run_id, mac, owner, leased_until in fetch(connection, _FIND, *session):
+        if not chains.is_row("turns", (id, principal, turn, run_id), mac):
+            raise _altered(chains, id, "changed")
+        return _Row((id, principal), turn, run_id, owner, leased_until)
+    return None
+
+
+def _altered(chains: Chains, session_id: str, how: str) -> JournalAltered:
+    return chains.altered(f"session {session_id}", 1, f"its row in the table of turns was {how}")
+
+
+def _set(connection: Connection, chains: Chains, session: SessionKey, turn: str, run_id: str) -> SessionTurn:
+    """Write a session's row. In PostgreSQL, two transactions that write the same row conflict, and one is repeated."""
+    values = *session, turn, run_id
+    connection.execute(_SET, (*values, chains.row_mac("turns", values)))
+    return SessionTurn(turn)
+
+
+def _check_free(connection: Connection, database: Database, row: _Row) -> None:
+    """Raise `SessionBusy` if a process holds the lease of the run that has the turn."""
+    if not database.leases.is_free(connection, row.owner, row.leased_until, database.now()):
+        raise SessionBusy(row.session[0], row.run_id, row.owner)
+
+
+def _dispossess(connection: Connection, database: Database, row: _Row) -> None:
+    """Take the run that has the turn from its process, whose lease has ended. The run can be resumed, as after a crash."""
+    if row.owner:
+        run = find_run(connection, database.chains, row.run_id)
+        progress = verified(connection, database.chains, run.id).progress
+        lost = {"owner": "", "leased_until": 0.0, "progress": progress, "deaths": count_deaths(run, progress)}
+        update_run(connection, database.chains, run, **lost)
+
+
+def _links(connection: Connection, run_id: str) -> int:
+    query = "SELECT links FROM chains WHERE chain = ?"
+    found = connection.execute(query, (run_chain(run_id),)).fetchone()
+    return 0 if found is None else found[0]
+
+
+def begin_run(
+    connection: Connection, database: Database, run: RunRecord, followed: SessionTurn | None, now: float
+) -> SessionTurn:
+    """Record a new run, or begin a queued one that this process has taken, with its lease and its session's turn."""
+    queued = _queued(connection, database, run.id)
+    if queued is None:
+        check_new(connection, run.id)
+    turn = begin_turn(connection, database, (run.session_id, run.principal), run.id, followed)
+    query = "SELECT max(began_at) FROM runs WHERE session_id = ? AND status != 'queued'"
+    placed = _after(run, connection.execute(query, (run.session_id,)).fetchone()[0])
+    lease = database.owner, database.leases.until(connection, now)
+    if queued is None:
+        insert_new(connection, database.chains, placed, "running", now, lease=lease)
+    else:
+        _begin_queued(connection, database.chains, queued, placed, lease, now)
+    return turn
+
+
+def check_new(connection: Connection, run_id: str) -> None:
+    """Raise `RunError` if there is already a run with this id."""
+    if connection.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone():
+        raise RunError(
+            run_id,
+            "the journal already has a run with this id",
+            "Resume that run, or give the new run another id.",
+        )
+
+
+def insert_new(
+    connection: Connection,
+    chains: Chains,
+    run: RunRecord,
+    status: RunStatus,
+    changed_at: float,
+    *,
+    lease: tuple[str, float] = ("", 0.0),
+    outcome: bytes = b"",
+    queue: tuple[str, str, str, float | None] = ("", "", "", None),
+) -> None:
+    """Add a new run. `queue` is the name of its queue, its host, its key and when it is due."""
+    record = encode(run, f"run {run.id!r} began with")
+    ids = run.id, run.session_id, run.principal
+    legs = 1 if lease[0] else 0
+    row = StoredRun(*ids, status, *lease, run.began_at, changed_at, 0, 0, 0, *queue, legs, record, outcome)
+    insert_run(connection, chains, row)
+    chain = run_chain(run.id)
+    chains.append(connection, chain, RUN, run.id, record, at=run.began_at)
+    chains.fence(connection, run.id, row.owner)
+    add_to_session(connection, chains, run.session_id, RUN, run.id, chain, at=run.began_at)
+    end, body = end_of(status, outcome)
+    if end or body:
+        chains.append(connection, chain, OUTCOME, end, body, at=changed_at)
+
+
+def _queued(connection: Connection, database: Database, run_id: str) -> StoredRun | None:
+    """Return the row of a queued run that this process has taken, or None if there is no such run."""
+    query = "SELECT 1 FROM runs WHERE id = ? AND status = 'queued' AND owner = ?"
+    if connection.execute(query, (run_id, database.owner)).fetchone() is None:
+        return None
+    return find_run(connection, database.chains, run_id)
+
+
+def _begin_queued(
+    connection: Connection,
+    chains: Chains,
+    queued: StoredRun,
+    run: RunRecord,
+    lease: tuple[str, float],
+    now: float,
+) -> None:
+    """Begin a submitted run: replace the record in its row, and set its status to `running`.
+
+    The record with which it was submitted stays in the run's chain.
+    """
+    run = msgspec.structs.replace(run, request=queued.decoded.request)
+    record = encode(run, f"run {run.id!r} began with")
+    chains.append(connection, run_chain(run.id), BEGUN, run.id, record, at=run.began_at)
+    changes = {"status": "running", "owner": lease[0], "leased_until": lease[1], "changed_at": now}
+    update_run(connection, chains, queued, record=record, began_at=run.began_at, **changes)
+
+
+def _after(run: RunRecord, last: float | None) -> RunRecord:
+    """Return the run with a start time after `last`, the start of its session's last run, even if the clock was set back or stands still."""
+    if last is None or run.began_at > last:
+        return run
+    return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))
+
 
 # The plus keeps SQLite from using the principal's index, since a principal has many more runs than a session.
 # No `WITH`: the connection's authorizer could not tell its name from that of a planted view.
@@ -81,7 +308,7 @@ _CHUNK = 500
 """Maximum number of run ids in one SQL statement."""
 
 
-class SqliteRuns:
+class SqlRuns:
     """The role `Runs` of a journal. `lost` is called with the id of each run whose cached values may be out of date."""
 
     def __init__(self, database: Database, lost: Callable[[str], None]) -> None:

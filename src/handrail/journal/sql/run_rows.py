@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from handrail.errors import HandrailError, JournalAltered, RunBusy, RunUnknown
-from handrail.journal.chains import Chains, fetch, outside_chain, reading, run_chain, texts_decoded
-from handrail.journal.connection import Connection, chunks, marks
 from handrail.journal.records import RunRecord, RunRow, RunStatus
+from handrail.journal.sql.chains import Chains, outside_chain, reading, run_chain
+from handrail.journal.sql.connection import Connection, chunks, fetch, marks, texts_decoded
 
 
 class StoredRun(NamedTuple):

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from handrail.errors import OutcomeUnknown, RunUnknown, TicketError
-from handrail.journal.chains import Chains, fetch, reading, run_chain
-from handrail.journal.connection import Connection
-from handrail.journal.database import Database
-from handrail.journal.lease import LEASE_SECONDS, check_owner
 from handrail.journal.records import OVER
-from handrail.journal.run_rows import find_run
-from handrail.journal.verification import DEPOSIT, TICKET, add_outside, verified
+from handrail.journal.sql.chains import Chains, reading, run_chain
+from handrail.journal.sql.connection import Connection, fetch
+from handrail.journal.sql.database import Database
+from handrail.journal.sql.leases import LEASE_SECONDS, check_owner
+from handrail.journal.sql.run_rows import find_run
+from handrail.journal.sql.verification import DEPOSIT, TICKET, add_outside, verified
 
 _COLUMNS = "text, open, holder, held_until, deposit"
 _PUT = f"""INSERT INTO tickets (run_id, place, {_COLUMNS}, mac) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -31,7 +31,7 @@ class _Ticket(msgspec.Struct, frozen=True):
     deposit: bytes = b""
 
 
-class SqliteTickets:
+class SqlTickets:
     """The role `Tickets` of a journal."""
 
     def __init__(self, database: Database) -> None:

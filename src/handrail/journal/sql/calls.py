@@ -11,28 +11,28 @@ import msgspec
 
 from handrail.concurrency.cancellation import Pending
 from handrail.errors import JournalAltered, RunBusy, RunUnknown
-from handrail.journal.chains import NewRecord, Record, fetch, run_chain, step_chain
-from handrail.journal.connection import Connection
-from handrail.journal.database import Database, encode
-from handrail.journal.lease import check_owner, is_owner
 from handrail.journal.local import LocalSteps
 from handrail.journal.records import CommitUnit, Entry
-from handrail.journal.run_rows import find_run
-from handrail.journal.sessions import check_session
-from handrail.journal.verification import (
+from handrail.journal.sql.chains import NewRecord, Record, run_chain, step_chain
+from handrail.journal.sql.connection import Connection, fetch
+from handrail.journal.sql.database import Database, encode
+from handrail.journal.sql.leases import check_owner, is_owner
+from handrail.journal.sql.run_rows import find_run
+from handrail.journal.sql.verification import (
     CLEARED,
     SETTLED,
     STEP,
     UNIT,
     VOID,
     RunRecords,
+    check_session,
     committed_unit,
     entry_of,
     steps_in,
     verified,
     verify_session,
 )
-from handrail.journal.workspaces import advance
+from handrail.journal.sql.workspaces import advance
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def _record_of(unit: CommitUnit) -> NewRecord:
     return NewRecord(run_chain(unit.run_id), UNIT, unit.call_id, body, unit.at, unit.session_id, state)
 
 
-class SqliteCalls:
+class SqlCalls:
     """The role `Calls` of a journal."""
 
     def __init__(self, database: Database) -> None:
@@ -258,7 +258,7 @@ class SqliteCalls:
         return tuple(newest.values())
 
 
-class SqliteSteps:
+class SqlSteps:
     """The role `Steps` of a journal. A value that is read from the database is returned as plain data."""
 
     def __init__(self, database: Database) -> None:

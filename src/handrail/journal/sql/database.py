@@ -4,47 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from handrail.clock import Clock
 from handrail.concurrency.cancellation import Pending
 from handrail.errors import DefinitionError, HandrailError, JournalError
-from handrail.journal.chains import Chains, NewRecord, is_damage
-from handrail.journal.connection import Connection
-from handrail.journal.digest import key_check, new_key
-from handrail.journal.lease import HostLeases, Leases, check_not_taken, check_owner, new_owner
-from handrail.journal.location import check_private_files, check_surroundings, create_private_file
-from handrail.journal.log_file import OpenFile, check_log
-from handrail.journal.schema import (
-    APPLICATION_ID,
-    VERSION,
-    are_intact,
-    create_tables,
-    distrust_schema,
-    find_alteration,
-    is_blank,
-)
+from handrail.journal.digest import key_check
+from handrail.journal.sql.connection import Connection
+from handrail.journal.sql.leases import Leases, check_not_taken, check_owner, new_owner
+from handrail.journal.sql.schema import VERSION
 from handrail.schema.problems import to_plain
 
+if TYPE_CHECKING:
+    from handrail.journal.sql.chains import Chains, NewRecord
+
 T = TypeVar("T")
+
 
 Work = Callable[[Connection], T]
 Moments = Callable[[Literal["before", "after"], Any], None]
 """A function that is called before each transaction, and again after it, before the caller gets the outcome."""
-
-MEMORY = ":memory:"
-_BUSY_SECONDS = 10.0
-_WAIT_FOR_OTHERS = f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}"
-_DO_NOT_WAIT = "PRAGMA busy_timeout = 0"
-
 
 _threaded: weakref.WeakSet[Database] = weakref.WeakSet()
 """The open databases whose jobs run in a thread of their own."""
@@ -70,12 +56,14 @@ def encode(value: object, what: str, *names: str) -> bytes:
 class Database:
     """Runs jobs on the database one after another, each in its own transaction.
 
-    The jobs run in a separate thread. Only `add_now` runs a brief write in the caller's thread, if it can't block and
-    writes are not synced. With `inline`, all jobs run in the caller's thread, for databases in memory and for
+    The jobs run in a separate thread or, with `inline`, in the caller's thread, for databases in memory and for
     simulations, which need a single order of events. `moments` lets a simulation end the process before or after a
     transaction. `find_key` returns the key of the records' MACs, given whether the journal is new. Raises `JournalError`
     if the database can't be opened.
     """
+
+    chains: Chains
+    leases: Leases
 
     def __init__(
         self,
@@ -83,24 +71,18 @@ class Database:
         *,
         clock: Clock,
         new_id: str,
-        find_key: Callable[[bool], bytes] | None = None,
-        synced: bool = False,
+        find_key: Callable[[bool], bytes],
         inline: bool = False,
         moments: Moments | None = None,
     ) -> None:
         self.path = path
         self.id = ""
         self.key = b""
-        self.chains: Chains
-        self._find_key: Callable[[bool], bytes] = find_key or _random_key
+        self._find_key = find_key
         self.owner = new_owner()
         """The name under which this process owns runs."""
-        self.leases: Leases = HostLeases(self.owner)
         self._clock = clock
         self._moments = moments
-        self._synced = synced
-        self._syncs = synced
-        """Whether the connection syncs at the moment."""
         self._closed = False
         self._was_forked = False
         """Whether this is a copy in a child process, in which the thread does not run."""
@@ -112,20 +94,13 @@ class Database:
 
         So no job is added after the thread was told to end.
         """
-        self._file: OpenFile | None = None
-        self._is_blank = False
-        """Whether the file was empty when this process opened it, so that this is a new journal."""
-        self._intact: bool | None = None
-        """Whether the tables of runs and questions agree with their indexes; None until they have been checked."""
         self._connection: Connection | None = None
         """The connection if all jobs run in the caller's thread; otherwise None."""
-        self._shared: sqlite3.Connection | None = None
+        self._shared: Connection | None = None
         """The thread's connection if brief writes may run in the caller's thread; otherwise None."""
         self._thread: threading.Thread | None = None
         if inline:
             self._connection = self._open(new_id)
-            if path == MEMORY:  # no other process can open it, so garbage collection may close it
-                weakref.finalize(self, self._connection.close)
             return
         is_open = threading.Event()
         opened = Job(lambda connection: None, lambda job: is_open.set())
@@ -139,14 +114,46 @@ class Database:
             self._closed = True
             raise opened.error
 
+    def _open(self, new_id: str) -> Connection:
+        """Open the connection, with `chains` and `leases`. A new journal gets this id."""
+        raise NotImplementedError
+
+    def _execute(self, connection: Connection, job: Job[T]) -> T:
+        """Run a job in a transaction, and return its value."""
+        raise NotImplementedError
+
+    def _failure(self, connection: Connection, error: BaseException) -> BaseException:
+        """Return the error to report for one that a job has raised."""
+        raise NotImplementedError
+
+    def _unreadable(self, connection: Connection, error: Exception) -> JournalError:
+        """Return the error to report for an exception that suggests a damaged value."""
+        raise NotImplementedError
+
+    def is_intact(self, connection: Connection) -> bool:
+        """Return whether the runs and questions agree with their indexes, which lists rely on."""
+        return True
+
+    def note_damage(self) -> None:
+        """Note that a row is damaged, so that lists no longer rely on indexes."""
+
+    def _can_begin(self, shared: Connection) -> bool:
+        """Begin a transaction on the thread's connection, unless that would block. Returns whether it has begun."""
+        raise NotImplementedError
+
     def now(self) -> float:
         """Return the current time in seconds since 1970."""
         return self._clock.now().timestamp()
 
-    @property
-    def changes(self) -> int:
-        """How many rows this process has changed; 0 unless all jobs run in the caller's thread."""
-        return 0 if self._connection is None else self._connection.total_changes
+    async def wait(self, seconds: float) -> None:
+        """Wait until the database may have changed, but at most this many seconds."""
+        raise NotImplementedError
+
+    def subscribe(self, noticed: Callable[[str, str], None]) -> None:
+        """Call a function, in any thread, with the kind and the id of what other processes have changed, if they send notices."""
+
+    async def listen(self) -> None:
+        """Begin to receive notices from other processes, if they send any."""
 
     def close(self) -> None:
         """Finish pending jobs and close the database. Closing it twice is harmless."""
@@ -220,7 +227,7 @@ class Database:
             return False
         job = Job(lambda connection: self._add(connection, run_id, record))
         try:
-            if self._waiting or self._closed or (shared is not None and not _begins(shared)):
+            if self._waiting or self._closed or (shared is not None and not self._can_begin(shared)):
                 return False
             self._run(connection, job)
         finally:
@@ -250,18 +257,6 @@ class Database:
     async def select(self, query: str, *values: object) -> list[Any]:
         """Return the rows that a query finds."""
         return await self.transact(lambda connection: connection.execute(query, values).fetchall())
-
-    def is_intact(self, connection: Connection) -> bool:
-        """Return whether the runs and questions agree with their indexes, which lists rely on. This is checked only once."""
-        if self._intact is None:
-            self._intact = self.path == MEMORY or are_intact(
-                cast(sqlite3.Connection, connection), "runs", "questions"
-            )
-        return self._intact
-
-    def note_damage(self) -> None:
-        """Note that a row is damaged, so that lists no longer rely on indexes."""
-        self._intact = False
 
     def _run_inline(self, connection: Connection, job: Job[T]) -> T:
         with self._lock:
@@ -293,119 +288,58 @@ class Database:
     def _write(self, opened: Job[None], new_id: str) -> None:
         try:
             connection = self._open(new_id)
-            if not self._synced and isinstance(connection, sqlite3.Connection):
-                connection.execute(_DO_NOT_WAIT)
-                self._shared = connection
         except BaseException as error:  # raised again in the thread that opens the journal
             opened.error = error
             return
         finally:
             opened.finish()
         while (job := self._jobs.get()) is not None:
-            if self._shared is not None:
-                self._shared.execute(_WAIT_FOR_OTHERS)
-            self._run(connection, job)
-            if self._shared is not None:
-                self._shared.execute(_DO_NOT_WAIT)
+            self._run_queued(connection, job)
             with self._lock:
                 self._waiting -= 1
             job.finish()
         self._close(connection)
 
+    def _run_queued(self, connection: Connection, job: Job[Any]) -> None:
+        """Run a job in the journal's thread."""
+        self._run(connection, job)
+
     def _close(self, connection: Connection) -> None:
         connection.close()
-        if self._file is not None:
-            self._file.close()
-
-    def _examine(self) -> None:
-        """Look at the file before SQLite does. Raises `JournalError` if SQLite must not open it."""
-        self._is_blank = is_blank(self.path)
-        check_log(self.path)
-
-    def _open(self, new_id: str) -> Connection:
-        if "\0" in self.path:
-            raise JournalError(self.path, "its path contains a null byte", "Pass a path without one.")
-        try:
-            if self.path != MEMORY:
-                check_surroundings(self.path)
-                create_private_file(self.path)
-                self._file = OpenFile(self.path, self._examine)
-                weakref.finalize(self, self._file.close)
-            connection = sqlite3.connect(
-                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            try:
-                if self.path != MEMORY:
-                    distrust_schema(connection)
-                if self._is_blank:
-                    # This precedes the first change that may stay in the log, so that the file itself is marked as a journal.
-                    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute("PRAGMA journal_mode = WAL")
-                # With OFF, data survives the process, because the operating system has it; with FULL, it also survives a power cut.
-                connection.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'OFF'}")
-                self.id, self.key = _prepare(connection, self.path, new_id, self._find_key)
-                self.chains = Chains(self.id, self.path, self.key)
-                if self.path != MEMORY:
-                    check_private_files(self.path)
-            except BaseException:
-                self._close(connection)
-                raise
-        except (sqlite3.Error, OSError) as error:
-            if isinstance(error, sqlite3.Error) and is_damage(error):
-                raise unreadable(self.path, error) from error
-            raise JournalError(
-                self.path, f"it can't be opened: {error}", "Pass the path of a journal or of a new file."
-            ) from error
-        except _UNREADABLE as error:
-            if isinstance(error, HandrailError):
-                raise
-            raise unreadable(self.path, error) from error
-        return connection
 
     def _run(self, connection: Connection, job: Job[Any]) -> None:
+        """Run a job, and note its value or error."""
         moments = self._moments
         if moments is not None:
             moments("before", connection)
-        self._execute(connection, job)
+        try:
+            job.value = self._execute(connection, job)
+        except UNREADABLE as error:
+            job.error = error
+            if not isinstance(error, HandrailError):
+                job.error = self._unreadable(connection, error)
+                job.error.__cause__ = error
+        except BaseException as error:
+            job.error = self._failure(connection, error)
         if moments is not None:
             moments("after", connection)
 
-    def _execute(self, connection: Connection, job: Job[Any]) -> None:
-        """Run a job in a transaction, and note its value or error."""
-        assert isinstance(connection, sqlite3.Connection)
-        try:
-            if self._synced and self._syncs != job.synced:
-                connection.execute(f"PRAGMA synchronous = {'FULL' if job.synced else 'OFF'}")
-                self._syncs = job.synced
-            if not connection.in_transaction:  # `add_now` may have begun it
-                connection.execute("BEGIN IMMEDIATE")
-            try:
-                job.value = job.work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:  # SQLite rolls back on its own if the disk is full
-                    connection.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
-            job.error = find_alteration(connection, self.path) or (
-                unreadable(self.path, error)
-                if is_damage(error)
-                else JournalError(
-                    self.path,
-                    f"it can't be read or written: {error}",
-                    "Check the disk, and whether another program has locked the file. Then try again.",
-                )
-            )
-        except _UNREADABLE as error:
-            job.error = error
-            if not isinstance(error, HandrailError):
-                job.error = find_alteration(connection, self.path) or unreadable(self.path, error)
-                job.error.__cause__ = error
-        except BaseException as error:
-            job.error = error
+    def _identify(self, connection: Connection, new_id: str, is_new: bool, advice: str) -> None:
+        """Find the journal's id and key, or give them to a new journal.
+
+        Raises `JournalError` if `find_key` raises it or, with this advice, if the journal was created with a different key.
+        """
+        self.key = key = self._find_key(is_new)
+        if is_new:
+            for each in (("id", new_id), ("schema", str(VERSION)), ("key", key_check(key, new_id))):
+                connection.execute("INSERT INTO about VALUES (?, ?)", each)
+        about = dict(connection.execute("SELECT key, value FROM about").fetchall())
+        self.id = str(about.get("id"))
+        if about.get("key") != key_check(key, self.id):
+            raise JournalError(self.path, "its records were not written with this key", advice)
 
 
-_UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
+UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
 """Exceptions that are taken as a sign of a value of the wrong kind in the database, such as text that is not UTF-8."""
 
 
@@ -458,15 +392,6 @@ class Job(Generic[T]):
         return self.value  # pyright: ignore[reportReturnType]  # set where there is no error
 
 
-def _begins(connection: sqlite3.Connection) -> bool:
-    """Begin a transaction, unless another process is writing. Returns whether it has begun."""
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-    except sqlite3.Error:  # any other error occurs again in the thread
-        return False
-    return True
-
-
 def deliver(future: asyncio.Future[T] | Future[T], job: Job[T]) -> None:
     """Set a future to the outcome of a job, unless its task was cancelled."""
     if future.done():
@@ -475,41 +400,6 @@ def deliver(future: asyncio.Future[T] | Future[T], job: Job[T]) -> None:
         future.set_exception(job.error)
     else:
         future.set_result(job.result())
-
-
-def _prepare(
-    connection: sqlite3.Connection, path: str, new_id: str, find_key: Callable[[bool], bytes]
-) -> tuple[str, bytes]:
-    """Create the tables in an empty database, or check existing ones, and return the journal's id and key.
-
-    Raises `JournalError` if `create_tables` or `find_key` raises it, or if the journal was created with a different key.
-    """
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        if create_tables(connection, path):
-            key = find_key(True)
-            about = (("id", new_id), ("schema", str(VERSION)), ("key", key_check(key, new_id)))
-            connection.executemany("INSERT INTO about VALUES (?, ?)", about)
-        else:
-            key = find_key(False)
-        about = dict(connection.execute("SELECT key, value FROM about").fetchall())
-        id = str(about.get("id"))
-        if about.get("key") != key_check(key, id):
-            raise JournalError(
-                path,
-                "its records were not written with this key",
-                "Set HANDRAIL_KEY and HANDRAIL_KEY_FILE as they were when the journal was created. If both were unset, restore the key file.",
-            )
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    return id, key
-
-
-def _random_key(is_new: bool) -> bytes:
-    return new_key()
 
 
 def _after_fork() -> None:
