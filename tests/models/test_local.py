@@ -381,7 +381,7 @@ LEAVES: dict[Literal["exit", "fork"], str] = {
     "exit": """
 import contextlib, threading
 from handrail.models import ModelUnavailable
-from handrail.models.engine import Settings, engine_of
+from handrail.models.engine import EngineSettings, engine_of
 
 begun = threading.Event()
 
@@ -391,7 +391,7 @@ def take(piece):
 
 def generate():
     with contextlib.suppress(ModelUnavailable):
-        engine_of("local", Settings(1, 512))._generate({"prompt": "Once", "n_predict": 400}, take)
+        engine_of("local", EngineSettings(1, 512))._generate({"prompt": "Once", "n_predict": 400}, take)
 
 threading.Thread(target=generate, daemon=True).start()
 begun.wait()

@@ -30,13 +30,13 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import provider_tools
-from handrail.models.blocks import emptied, joined, parsed_input, with_calls
+from handrail.models.blocks import decode, emptied, encode, joined, parsed_input, with_calls
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
-from handrail.models.http import Endpoint, body_of, count, decode, encode, text_json
+from handrail.models.http import Endpoint, body_of, count, text_json
 from handrail.models.media import kept_data, said_in_words
 from handrail.models.parts import ANTHROPIC_TAKES, anthropic_blocks
+from handrail.models.provider_tools import ANTHROPIC_TOOLS, joined_tools, write_tools
 from handrail.models.providers import address_of, keys_of, refuse_key, row_of
 from handrail.models.request_settings import ANTHROPIC, anthropic_choice, merge_fields, settings_fields
 from handrail.text.spelling import checked_arguments
@@ -163,7 +163,7 @@ class AnthropicModel:
         address = address_of(self.name, row, base_url)
         wire = ANTHROPIC_TAKES
         taken = row.takes_at(address, name, wire) if takes is None else wire.within(takes)
-        self.traits = Traits(price, native_output, taken, frozenset(provider_tools.ANTHROPIC))
+        self.traits = Traits(price, native_output, taken, frozenset(ANTHROPIC_TOOLS))
         self._endpoint = Endpoint(
             self.name,
             address,
@@ -215,14 +215,14 @@ class AnthropicModel:
         if has_system:
             system = b'{"type":"text","text":%s}' % text_json(request.system)
             written["system"] = (b"[", system if mark is None else marked(system, mark), b"]")
-        own = provider_tools.written(self.name, request, provider_tools.ANTHROPIC)
+        own = write_tools(self.name, request, ANTHROPIC_TOOLS)
         if len(request.tools) or own:
             tools = (
                 request.tools.encoded(_tool)
                 if has_system or mark is None
                 else marked_tools(request, _tool, mark)
             )
-            written["tools"] = provider_tools.joined_tools(own, tools)
+            written["tools"] = joined_tools(own, tools)
         return body_of(more, **written)
 
     def __repr__(self) -> str:

@@ -11,12 +11,30 @@ because they may contain secrets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import msgspec
 
 from handrail.messages import Kept
+
+encode = msgspec.json.encode
+
+
+def _exact(text: str) -> msgspec.Raw:
+    """Return a number as it was written, so that it is sent back with the same digits.
+
+    Raises `ValueError` if it is too large for a float.
+    """
+    if math.isinf(float(text)):
+        raise ValueError(f"the number {text[:20]} is out of range")
+    return msgspec.Raw(text.encode())
+
+
+decode = msgspec.json.Decoder(float_hook=_exact).decode
+"""Decodes JSON. Numbers with a fraction or an exponent become `msgspec.Raw`, so that encoding gives the same bytes."""
+
 
 _GROWING = frozenset({"text", "thinking", "summary", "data", "signature", "content", "encrypted_content"})
 """Fields of streamed items whose pieces are joined.

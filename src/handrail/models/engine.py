@@ -42,8 +42,8 @@ _EXIT_SECONDS = 10.0
 """Maximum seconds to wait at exit for a running generation to stop."""
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """Settings with which an engine is loaded."""
+class EngineSettings(msgspec.Struct, frozen=True):
+    """EngineSettings with which an engine is loaded."""
 
     threads: int
     context: int
@@ -66,7 +66,7 @@ Take = Callable[[str], bool]
 class Engine:
     """An engine that generates text, one answer at a time. It can be used from any thread and event loop."""
 
-    def __init__(self, model: str, settings: Settings) -> None:
+    def __init__(self, model: str, settings: EngineSettings) -> None:
         self._model = model
         self._settings = settings
         self._turn = threading.Lock()
@@ -230,11 +230,11 @@ def _sha256(path: Path, changed: int) -> str:
 
 # --- one engine per settings ------------------------------------------------------------------
 
-_engines: dict[Settings, Engine] = {}
+_engines: dict[EngineSettings, Engine] = {}
 _engines_lock = threading.Lock()
 
 
-def engine_of(model: str, settings: Settings) -> Engine:
+def engine_of(model: str, settings: EngineSettings) -> Engine:
     """Return this process's engine for these settings. The first request loads the engine."""
     with _engines_lock:
         found = _engines.get(settings)

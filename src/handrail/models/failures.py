@@ -18,9 +18,9 @@ from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelRequestRef
 if TYPE_CHECKING:
     from handrail.models.http import Endpoint
 
-_PASSING = frozenset({408, 409, 425})
+_PASSING_IN_ANSWER = frozenset({408, 409, 425})
 """Statuses below 500, apart from 429, after which a retry may help."""
-_KINDS: tuple[tuple[str, type[ModelError]], ...] = (
+_FAILURES: tuple[tuple[str, type[ModelError]], ...] = (
     ("insufficient_quota", ModelRequestRefused),
     ("billing", ModelRequestRefused),
     ("rate_limit", ModelRateLimited),
@@ -52,15 +52,15 @@ def failure_in_answer(endpoint: Endpoint, error: Any) -> ModelError:
     A failure of an unknown kind becomes `ModelUnavailable`, which is retried.
     """
     said = error.get("message") or error if isinstance(error, dict) else error
-    kind, status = _kind(error)
+    kind, status = _failure_kind(error)
     problem = f"it failed in the middle of its answer: {endpoint.quoted(said)}"
     return kind(endpoint.model, problem, status=status)
 
 
-def _kind(error: Any) -> tuple[type[ModelError], int | None]:
+def _failure_kind(error: Any) -> tuple[type[ModelError], int | None]:
     marks = list(_marks(error))
     words = " ".join(mark.lower() for mark in marks if isinstance(mark, str) and not mark.isdecimal())
-    for word, kind in _KINDS:
+    for word, kind in _FAILURES:
         if word in words:
             return kind, None
     for mark in marks:
@@ -86,4 +86,4 @@ def _marks(error: Any) -> Iterator[Any]:
 def _by_status(status: int) -> type[ModelError]:
     if status == 429:
         return ModelRateLimited
-    return ModelUnavailable if status >= 500 or status in _PASSING else ModelRequestRefused
+    return ModelUnavailable if status >= 500 or status in _PASSING_IN_ANSWER else ModelRequestRefused

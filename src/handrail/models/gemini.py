@@ -34,14 +34,15 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import ModelAnswerBroken, ModelRequestRefused, provider_tools
-from handrail.models.blocks import outside_line
+from handrail.models import ModelAnswerBroken, ModelRequestRefused
+from handrail.models.blocks import encode, outside_line
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import GEMINI_ID, id_for_wire, is_object, name_for_wire, raw_object
-from handrail.models.http import Endpoint, body_of, count, encode, text_json
+from handrail.models.http import Endpoint, body_of, count, text_json
 from handrail.models.media import are_samples, attachment_of, kept_data, place_for, said_in_words
 from handrail.models.partial_calls import PartialCall
 from handrail.models.parts import GEMINI_TAKES, RETURNED, gemini_parts, text_with
+from handrail.models.provider_tools import GEMINI_TOOLS, joined_tools, write_tools
 from handrail.models.providers import address_of, keys_of, refuse_key, row_of
 from handrail.models.request_settings import gemini_writes, merge_fields, settings_fields
 from handrail.text.spelling import checked_arguments
@@ -318,7 +319,7 @@ class GeminiModel:
         can_constrain = not _OLDER.match(name) if native_output is None else native_output
         wire = GEMINI_TAKES
         taken = row.takes_at(address, name, wire) if takes is None else wire.within(takes)
-        self.traits = Traits(price, can_constrain, taken, frozenset(provider_tools.GEMINI))
+        self.traits = Traits(price, can_constrain, taken, frozenset(GEMINI_TOOLS))
         self._encode = _encoder(taken)
         self._endpoint = Endpoint(
             self.name,
@@ -366,12 +367,12 @@ class GeminiModel:
         }
         if request.system.strip():
             written["systemInstruction"] = (b'{"parts":[{"text":%s}]}' % text_json(request.system),)
-        own = provider_tools.written(self.name, request, provider_tools.GEMINI)
+        own = write_tools(self.name, request, GEMINI_TOOLS)
         if len(request.tools):
             functions = (b'{"functionDeclarations":[', request.tools.encoded(_tool), b"]}")
-            written["tools"] = provider_tools.joined_tools(own, *functions)
+            written["tools"] = joined_tools(own, *functions)
         elif own:
-            written["tools"] = provider_tools.joined_tools(own)
+            written["tools"] = joined_tools(own)
         return body_of(more, **written)
 
     def _combine(self, fields: dict[str, Any], functions: int) -> None:

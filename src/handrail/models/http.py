@@ -32,13 +32,15 @@ from handrail.models import (
     ModelRequestRefused,
     ModelUnavailable,
 )
-from handrail.models.providers import Key
+from handrail.models.blocks import decode, encode
 from handrail.models.recorder import current_recorder
 from handrail.text.secrets import Secrets, replace_secret
 from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
     import aiohttp
+
+    from handrail.models.providers import Key
 
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -152,19 +154,6 @@ _BOM = b"\xef\xbb\xbf"
 _DONE = b"[DONE]"
 """The data of the event that ends a stream of chat completions."""
 
-
-def _exact(text: str) -> msgspec.Raw:
-    """Return a number as it was written, so that it is sent back with the same digits.
-
-    Raises `ValueError` if it is too large for a float.
-    """
-    if math.isinf(float(text)):
-        raise ValueError(f"the number {text[:20]} is out of range")
-    return msgspec.Raw(text.encode())
-
-
-decode = msgspec.json.Decoder(float_hook=_exact).decode
-"""Decodes JSON. Numbers with a fraction or an exponent become `msgspec.Raw`, so that encoding gives the same bytes."""
 
 Read = Callable[[Any], Iterable[ModelPart]]
 """A function that converts a complete answer, or one event of a stream, to parts."""
@@ -535,9 +524,6 @@ async def _keep_client() -> AsyncGenerator[aiohttp.ClientSession]:
         connector=aiohttp.TCPConnector(limit=0), auto_decompress=True, cookie_jar=aiohttp.DummyCookieJar()
     ) as client:
         yield client
-
-
-encode = msgspec.json.encode
 
 
 _SMALL = 1 << 15

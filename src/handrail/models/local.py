@@ -26,8 +26,8 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelRequestRefused
-from handrail.models.engine import Body, Ended, Engine, Settings, engine_of, find_weights
-from handrail.models.http import encode
+from handrail.models.blocks import encode
+from handrail.models.engine import Body, Ended, Engine, EngineSettings, engine_of, find_weights
 from handrail.models.media import said_in_words
 from handrail.models.parts import ONLY_TEXT, only_in_words
 from handrail.models.request_settings import settings_fields
@@ -86,7 +86,7 @@ class LocalModel:
         self.traits = Traits(Price(Decimal(0), Decimal(0)), native_output=True)
         self._first_call = first_call.name if isinstance(first_call, Tool) else first_call
         self._max_tokens = max_tokens
-        self._settings = Settings(threads, context)
+        self._settings = EngineSettings(threads, context)
 
     async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
         tool = self._to_call(request)

@@ -22,7 +22,7 @@ from handrail.content import MAX_BYTES, Attachment, recognise_type
 from handrail.errors import DefinitionError
 from handrail.messages import AssistantMessage, Takes
 from handrail.models import ModelAnswerBroken
-from handrail.models.http import decode
+from handrail.models.blocks import decode
 from handrail.models.parts import encoded, in_words
 
 PLACE = "handrail:attachment"

@@ -36,15 +36,14 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import provider_tools, responses
-from handrail.models.blocks import is_block, joined, without
+from handrail.models import responses
+from handrail.models.blocks import encode, is_block, joined, without
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import arguments_text, id_for_wire, name_for_wire, object_text
 from handrail.models.http import (
     Endpoint,
     body_of,
     count,
-    encode,
     is_strict,
     text_json,
 )
@@ -58,6 +57,7 @@ from handrail.models.parts import (
     data_url,
     text_with,
 )
+from handrail.models.provider_tools import RESPONSES_TOOLS
 from handrail.models.providers import FREE, Quirks, address_of, keys_of, refuse_key, row_of
 from handrail.models.request_settings import CHAT, merge_fields, settings_fields
 from handrail.text.spelling import checked_arguments
@@ -376,7 +376,7 @@ class OpenAIModel:
             price,
             quirks.native_output if native_output is None else native_output,
             taken,
-            frozenset() if api == "chat" else frozenset(provider_tools.RESPONSES),
+            frozenset() if api == "chat" else frozenset(RESPONSES_TOOLS),
         )
         self._stream = stream if api == "chat" else responses.stream
         self._wire = f"{WIRE if api == 'chat' else responses.WIRE}:{provider}"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from handrail.messages import Model, ModelRequest
 from handrail.models import ModelRequestRefused
-from handrail.models.http import encode
-from handrail.models.request_settings import merge_fields
+from handrail.models.blocks import encode
+from handrail.models.request_settings import Write, merge_fields
 from handrail.tools.provider_tool import ProviderTool
-
-Write = Callable[[Any], Mapping[str, Any]]
-"""A function that takes the value of one limit and returns the fields that express it."""
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -54,19 +51,19 @@ def _same(name: str) -> Write:
 
 _WHERE = {name: _same(name) for name in ("max_uses", "allowed_domains", "blocked_domains")}
 
-ANTHROPIC: Forms = {
+ANTHROPIC_TOOLS: Forms = {
     "web_search": Form({"type": "web_search_20250305", "name": "web_search"}, _WHERE),
     "web_fetch": Form({"type": "web_fetch_20250910", "name": "web_fetch"}, _WHERE),
     "code_execution": Form({"type": "code_execution_20250825", "name": "code_execution"}),
 }
-RESPONSES: Forms = {
+RESPONSES_TOOLS: Forms = {
     "web_search": Form(
         {"type": "web_search"}, {"allowed_domains": lambda value: {"filters": {"allowed_domains": [*value]}}}
     ),
     "code_execution": Form({"type": "code_interpreter", "container": {"type": "auto"}}),
     "file_search": Form({"type": "file_search"}, {"stores": lambda value: {"vector_store_ids": [*value]}}),
 }
-GEMINI: Forms = {
+GEMINI_TOOLS: Forms = {
     "web_search": Form({"googleSearch": {}}, inside="googleSearch"),
     "web_fetch": Form({"urlContext": {}}, inside="urlContext"),
     "code_execution": Form({"codeExecution": {}}, inside="codeExecution"),
@@ -77,14 +74,14 @@ GEMINI: Forms = {
     ),
 }
 _MODELS = {
-    "Anthropic's": ANTHROPIC,
-    "Gemini's": GEMINI,
-    "OpenAI's with OpenAIModel(..., api='responses')": RESPONSES,
+    "Anthropic's": ANTHROPIC_TOOLS,
+    "Gemini's": GEMINI_TOOLS,
+    "OpenAI's with OpenAIModel(..., api='responses')": RESPONSES_TOOLS,
 }
 """The models whose providers have their own tools, as errors name these models, and the forms of their wires."""
 
 
-def written(model: str, request: ModelRequest, forms: Forms) -> bytes:
+def write_tools(model: str, request: ModelRequest, forms: Forms) -> bytes:
     """Return the provider's tools of a request as JSON, separated by commas. The wire must have all of them.
 
     Raises `ModelRequestRefused` with the name of the first limit that the provider does not have.

@@ -10,7 +10,7 @@ from handrail.messages import DEFAULT_SETTINGS, ModelRequest
 from handrail.models import ModelRequestRefused
 
 Write = Callable[[Any], Mapping[str, Any]]
-"""A function that takes the value of one setting and returns the request fields that express it."""
+"""A function that takes the value of one setting, or of one limit of a tool, and returns the fields that express it."""
 
 
 def settings_fields(

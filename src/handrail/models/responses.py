@@ -28,13 +28,13 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
-from handrail.models import provider_tools
-from handrail.models.blocks import emptied, with_calls, without
+from handrail.models.blocks import emptied, encode, with_calls, without
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import RESPONSES_ID, arguments_text, id_for_wire, name_for_wire, object_text
-from handrail.models.http import Endpoint, body_of, count, encode, is_strict, text_json
+from handrail.models.http import Endpoint, body_of, count, is_strict, text_json
 from handrail.models.media import PLACE, attachment_of, kept_data, said_in_words
 from handrail.models.parts import RESPONSES_TAKES, responses_parts
+from handrail.models.provider_tools import RESPONSES_TOOLS, joined_tools, write_tools
 from handrail.models.providers import Quirks
 from handrail.models.request_settings import RESPONSES, merge_fields, settings_fields
 
@@ -83,9 +83,9 @@ def _body(
     }
     if request.system:
         written["instructions"] = (text_json(request.system),)
-    own = provider_tools.written(name, request, provider_tools.RESPONSES)
+    own = write_tools(name, request, RESPONSES_TOOLS)
     if len(request.tools) or own:
-        written["tools"] = provider_tools.joined_tools(own, request.tools.encoded(_tool))
+        written["tools"] = joined_tools(own, request.tools.encoded(_tool))
     return body_of(more, **written)
 
 
