@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from handrail.journal.sqlite import MemoryJournal, SqliteJournal
     from handrail.messages import Model, ModelSettings
     from handrail.models.anthropic import AnthropicModel
-    from handrail.models.choice import by, first_that_works
     from handrail.models.gemini import GeminiModel
     from handrail.models.local import LocalModel
+    from handrail.models.names import by, first_that_works
     from handrail.models.openai import OpenAIModel
     from handrail.models.scripted import ScriptedModel
     from handrail.prompt import MarkdownSection, Prompt, Section
@@ -86,7 +86,7 @@ _HOMES = {
     "handrail.run.limits": "Budget",
     "handrail.messages": "Model ModelSettings",
     "handrail.models.anthropic": "AnthropicModel",
-    "handrail.models.choice": "by first_that_works",
+    "handrail.models.names": "by first_that_works",
     "handrail.models.gemini": "GeminiModel",
     "handrail.models.local": "LocalModel",
     "handrail.models.openai": "OpenAIModel",

@@ -37,7 +37,8 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import ModelRequestRefused, ModelUnavailable, engine
+from handrail.models import ModelRequestRefused, ModelUnavailable
+from handrail.models import local as engine
 from handrail.models.local import LocalModel
 from handrail.models.names import model_named
 from handrail.run.adapter import Adapter
@@ -381,7 +382,7 @@ LEAVES: dict[Literal["exit", "fork"], str] = {
     "exit": """
 import contextlib, threading
 from handrail.models import ModelUnavailable
-from handrail.models.engine import EngineSettings, engine_of
+from handrail.models.local import EngineSettings, engine_of
 
 begun = threading.Event()
 

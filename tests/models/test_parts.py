@@ -26,7 +26,8 @@ from handrail.messages import (
     Traits,
     UserMessage,
 )
-from handrail.models import ModelRequestRefused, openai, parts, responses
+from handrail.models import ModelRequestRefused, openai, responses
+from handrail.models import media as parts
 from handrail.models.anthropic import AnthropicModel
 from handrail.models.gemini import GeminiModel
 from handrail.models.openai import OpenAIModel

@@ -25,7 +25,7 @@ from handrail import (
 from handrail.environment import LaterEnvironment
 from handrail.errors import PromptEvaluationError, RunParked
 from handrail.messages import AssistantMessage, ToolMessage, Traits, UserMessage
-from handrail.models.parts import CHAT_TAKES
+from handrail.models.media import CHAT_TAKES
 from handrail.models.scripted import Reply
 from handrail.prompt import Prompt
 from handrail.run.record.attachments import attached_to

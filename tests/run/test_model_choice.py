@@ -43,8 +43,7 @@ from handrail.models import (
     ModelRequestRefused,
     ModelUnavailable,
 )
-from handrail.models.choice import ModelChoice
-from handrail.models.names import check_name, model_named, reference_to
+from handrail.models.names import ModelChoice, check_name, model_named, reference_to
 from handrail.models.scripted import Reply, Scripted
 from handrail.run.settings import Retry
 from handrail.testing import RecordingSubscriber, VirtualClock

@@ -1,5 +1,8 @@
 """`AnthropicModel`: models behind Anthropic's messages API, on any server that implements it."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# Provider data is untyped until it is validated.
+
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -31,14 +34,19 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models.blocks import decode, emptied, encode, joined, parsed_input, with_calls
-from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
-from handrail.models.http import Endpoint, body_of, count, text_json
-from handrail.models.media import kept_data, said_in_words
-from handrail.models.parts import ANTHROPIC_TAKES, anthropic_blocks
-from handrail.models.provider_tools import ANTHROPIC_TOOLS, joined_tools, write_tools
+from handrail.models.http import Endpoint, body_of, count, failure_in_answer, text_json
+from handrail.models.media import ANTHROPIC_TAKES, anthropic_blocks, kept_data, said_in_words
 from handrail.models.providers import address_of, keys_of, refuse_key, row_of
-from handrail.models.request_settings import ANTHROPIC, anthropic_choice, merge_fields, settings_fields
+from handrail.models.request_settings import (
+    ANTHROPIC,
+    ANTHROPIC_TOOLS,
+    anthropic_choice,
+    joined_tools,
+    merge_fields,
+    settings_fields,
+    write_tools,
+)
 from handrail.text.spelling import checked_arguments
 
 _LOOKBACK = 20
@@ -98,10 +106,6 @@ def _count_blocks(message: Message) -> int:
     if isinstance(message, AssistantMessage):
         return 1 + len(message.calls) if message.kept is None else 1 + message.kept.data.count(b'"type"')
     return 1 + len(message.attachments)
-
-
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# Provider data is untyped until it is validated.
 
 
 WIRE = "anthropic"

@@ -10,8 +10,8 @@ import msgspec
 
 from handrail.errors import DefinitionError, ModelError
 from handrail.models import ModelUnavailable
-from handrail.models.engine import find_weights
 from handrail.models.http import Endpoint
+from handrail.models.local import find_weights
 from handrail.models.providers import BRIDGED, PROVIDERS, Provider
 
 SECONDS = 2.0

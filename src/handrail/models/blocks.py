@@ -6,6 +6,7 @@ are replaced, because Handrail may have corrected their names, ids and arguments
 because they may contain secrets.
 """
 
+
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # Provider data is untyped until it is validated.
 

@@ -50,8 +50,16 @@ from handrail.models import (
 from handrail.models.blocks import decode, encode
 from handrail.models.grammar import ANTHROPIC_ID, CHAT_ID, id_for_wire, name_for_wire, object_text
 from handrail.models.http import count
-from handrail.models.media import attachment_with, kept_data, place_for, said_in_words
-from handrail.models.parts import AUDIO, IMAGES, PDF, text_with
+from handrail.models.media import (
+    AUDIO,
+    IMAGES,
+    PDF,
+    attachment_with,
+    kept_data,
+    place_for,
+    said_in_words,
+    text_with,
+)
 from handrail.models.request_settings import BRIDGE, settings_fields
 from handrail.schema import Schema
 from handrail.text.secrets import replace_secret

@@ -4,6 +4,9 @@ It reads JSON or a stream of events, and raises a `ModelError` for every failed 
 first request. This module also has the helpers that all models over HTTP share.
 """
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# Provider data is untyped until it is validated.
+
 from __future__ import annotations
 
 import asyncio
@@ -11,12 +14,12 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -33,7 +36,6 @@ from handrail.models import (
     ModelUnavailable,
 )
 from handrail.models.blocks import decode, encode
-from handrail.models.recorder import current_recorder
 from handrail.text.secrets import Secrets, replace_secret
 from handrail.tools.result import clean_text
 
@@ -42,10 +44,120 @@ if TYPE_CHECKING:
 
     from handrail.models.providers import Key
 
+# --- errors that a provider reports inside an answer ---
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# Provider data is untyped until it is validated.
+_PASSING_IN_ANSWER = frozenset({408, 409, 425})
+"""Statuses below 500, apart from 429, after which a retry may help."""
+_FAILURES: tuple[tuple[str, type[ModelError]], ...] = (
+    ("insufficient_quota", ModelRequestRefused),
+    ("billing", ModelRequestRefused),
+    ("rate_limit", ModelRateLimited),
+    ("resource_exhausted", ModelRateLimited),
+    ("too_many_requests", ModelRateLimited),
+    ("tool_use_failed", ModelAnswerBroken),
+    ("json_validate_failed", ModelAnswerBroken),
+    ("overloaded", ModelUnavailable),
+    ("timeout", ModelUnavailable),
+    ("unavailable", ModelUnavailable),
+    ("server_error", ModelUnavailable),
+    ("internal", ModelUnavailable),
+    ("invalid", ModelRequestRefused),
+    ("authentication", ModelRequestRefused),
+    ("permission", ModelRequestRefused),
+    ("forbidden", ModelRequestRefused),
+    ("not_found", ModelRequestRefused),
+    ("too_large", ModelRequestRefused),
+    ("context_length", ModelRequestRefused),
+    ("policy", ModelRequestRefused),
+    ("moderation", ModelRequestRefused),
+)
+"""Words in a code, status or type, and the errors that they mean. The first that is found counts."""
 
+
+def failure_in_answer(endpoint: Endpoint, error: Any) -> ModelError:
+    """Create the error for a failure that the provider reported inside an answer, after its response had begun.
+
+    Such a failure has no HTTP status. Its kind is recognised by its code, status or type, which are numbers or words
+    depending on the provider. A failure of an unknown kind becomes `ModelUnavailable`, which is retried.
+    """
+    said = error.get("message") or error if isinstance(error, dict) else error
+    kind, status = _failure_kind(error)
+    problem = f"it failed in the middle of its answer: {endpoint.quoted(said)}"
+    return kind(endpoint.model, problem, status=status)
+
+
+def _failure_kind(error: Any) -> tuple[type[ModelError], int | None]:
+    marks = list(_marks(error))
+    words = " ".join(mark.lower() for mark in marks if isinstance(mark, str) and not mark.isdecimal())
+    for word, kind in _FAILURES:
+        if word in words:
+            return kind, None
+    for mark in marks:
+        status = int(mark) if isinstance(mark, str) and mark.isdecimal() and len(mark) == 3 else mark
+        if type(status) is int and 400 <= status < 600:
+            return _by_status(status), status
+    return ModelUnavailable, None
+
+
+def _marks(error: Any) -> Iterator[Any]:
+    """Yield the values that identify the kind of an error, beginning with its code."""
+    if not isinstance(error, dict):
+        return
+    for name in ("code", "status", "status_code", "type"):
+        value = error.get(name)
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            yield value
+    metadata = error.get("metadata")
+    if isinstance(metadata, dict) and isinstance(metadata.get("error_type"), str):
+        yield metadata["error_type"]
+
+
+def _by_status(status: int) -> type[ModelError]:
+    if status == 429:
+        return ModelRateLimited
+    return ModelUnavailable if status >= 500 or status in _PASSING_IN_ANSWER else ModelRequestRefused
+
+
+# --- recorders ---
+
+Send = Callable[[], AbstractAsyncContextManager[Any]]
+"""Sends a request. The response is an aiohttp response, or has those of its members that `models/http.py` uses."""
+
+
+class Recorder(Protocol):
+    """Intercepts the requests that models post through an `Endpoint` while it is in use, and may answer them itself."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether the answers come from a recording, so that no key is needed."""
+        ...
+
+    def post(
+        self, send: Send, url: str, body: bytes, secrets: Iterable[str]
+    ) -> AbstractAsyncContextManager[Any]:
+        """Return the response to a request. Calling `send` sends the request to the provider. `secrets` are sent with it."""
+        ...
+
+
+_recorders: list[Recorder] = []
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Generator[None]:
+    """Let a recorder intercept the requests of all endpoints in this process. If several are in use, only the newest does."""
+    _recorders.append(recorder)
+    try:
+        yield
+    finally:
+        _recorders.remove(recorder)
+
+
+def current_recorder() -> Recorder | None:
+    """Return the recorder in use, or None if nothing is recorded or replayed."""
+    return _recorders[-1] if _recorders else None
+
+
+# --- rate limits ---
 
 _RESETS = (
     *("x-ratelimit-reset-requests", "x-ratelimit-reset-tokens"),
@@ -137,9 +249,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# Provider data is untyped until it is validated.
-
+# --- endpoints ---
 
 _LARGE = 1 << 20
 """Size in bytes from which a request body is passed to aiohttp as a file, to be read in chunks."""
@@ -525,6 +635,8 @@ async def _keep_client() -> AsyncGenerator[aiohttp.ClientSession]:
     ) as client:
         yield client
 
+
+# --- the JSON of requests ---
 
 _SMALL = 1 << 15
 """Maximum length of a string whose JSON is cached. Longer strings would take too much memory."""

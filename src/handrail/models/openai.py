@@ -3,6 +3,9 @@
 The chat completions API, `POST /chat/completions`, is in this module; the responses API is in `responses`.
 """
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# Provider data is untyped until it is validated.
+
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -38,32 +41,32 @@ from handrail.messages import (
 )
 from handrail.models import responses
 from handrail.models.blocks import encode, is_block, joined, without
-from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import arguments_text, id_for_wire, name_for_wire, object_text
 from handrail.models.http import (
     Endpoint,
     body_of,
     count,
+    failure_in_answer,
     is_strict,
     text_json,
 )
-from handrail.models.media import PLACE, attachment_at, attachment_of, kept_data, said_in_words
-from handrail.models.parts import (
+from handrail.models.media import (
     CHAT_TAKES,
+    PLACE,
     RESPONSES_TAKES,
     RETURNED,
     SOUNDS,
+    attachment_at,
+    attachment_of,
     chat_parts,
     data_url,
+    kept_data,
+    said_in_words,
     text_with,
 )
-from handrail.models.provider_tools import RESPONSES_TOOLS
 from handrail.models.providers import FREE, Quirks, address_of, keys_of, refuse_key, row_of
-from handrail.models.request_settings import CHAT, merge_fields, settings_fields
+from handrail.models.request_settings import CHAT, RESPONSES_TOOLS, merge_fields, settings_fields
 from handrail.text.spelling import checked_arguments
-
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# Provider data is untyped until it is validated.
 
 
 _OWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", "annotations", "audio"})
@@ -315,10 +318,6 @@ def _usage(usage: Any) -> Usage:
         0,
         1,
     )
-
-
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# Provider data is untyped until it is validated.
 
 
 WIRE = "chat"

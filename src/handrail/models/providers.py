@@ -17,7 +17,7 @@ import msgspec
 from handrail.errors import DefinitionError
 from handrail.messages import Price, Takes
 from handrail.models.grammar import CHAT_ID, MISTRAL_ID
-from handrail.models.parts import AUDIO, CHAT_TAKES, DOCUMENTS, IMAGES, ONLY_AUDIO, ONLY_IMAGES, ONLY_TEXT
+from handrail.models.media import AUDIO, CHAT_TAKES, DOCUMENTS, IMAGES, ONLY_AUDIO, ONLY_IMAGES, ONLY_TEXT
 
 Wire = Literal["chat", "anthropic", "gemini", "embedded", "demo"]
 """The API that a provider speaks. Each has a class in `WIRES`."""

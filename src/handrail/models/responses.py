@@ -1,5 +1,6 @@
 """OpenAI's responses API, `POST /responses`. Requests tell the provider to store nothing, unless the model's `options` say otherwise."""
 
+
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # Provider data is untyped until it is validated.
 
@@ -29,14 +30,25 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models.blocks import emptied, encode, with_calls, without
-from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import RESPONSES_ID, arguments_text, id_for_wire, name_for_wire, object_text
-from handrail.models.http import Endpoint, body_of, count, is_strict, text_json
-from handrail.models.media import PLACE, attachment_of, kept_data, said_in_words
-from handrail.models.parts import RESPONSES_TAKES, responses_parts
-from handrail.models.provider_tools import RESPONSES_TOOLS, joined_tools, write_tools
+from handrail.models.http import Endpoint, body_of, count, failure_in_answer, is_strict, text_json
+from handrail.models.media import (
+    PLACE,
+    RESPONSES_TAKES,
+    attachment_of,
+    kept_data,
+    responses_parts,
+    said_in_words,
+)
 from handrail.models.providers import Quirks
-from handrail.models.request_settings import RESPONSES, merge_fields, settings_fields
+from handrail.models.request_settings import (
+    RESPONSES,
+    RESPONSES_TOOLS,
+    joined_tools,
+    merge_fields,
+    settings_fields,
+    write_tools,
+)
 
 WIRE = "responses"
 _OF_CALLS = frozenset({"call_id", "name", "arguments"})

@@ -24,10 +24,10 @@ from handrail.messages import (
 )
 from handrail.models import ModelAnswerBroken, ModelKeyMissing
 from handrail.models.blocks import outside_lines
-from handrail.models.choice import Candidate, candidates_of, falls_over, is_choice
 from handrail.models.media import token_bound_of
+from handrail.models.names import Candidate, candidates_of, falls_over, is_choice
 from handrail.models.prices import most_of
-from handrail.models.provider_tools import check_provider_tools
+from handrail.models.request_settings import check_provider_tools
 from handrail.run.answer import (
     Answer,
     FailedRequest,

@@ -19,7 +19,7 @@ from urllib.parse import quote, quote_plus
 
 import msgspec
 
-from handrail.models.recorder import Send, recording
+from handrail.models.http import Send, recording
 
 SCRUBBED = "[secret]"
 """The text that replaces a secret."""
