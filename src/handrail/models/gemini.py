@@ -63,7 +63,6 @@ from handrail.models.request_settings import (
 )
 from handrail.text.spelling import checked_arguments
 
-
 _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d{1,9})\]|\['((?:[^'\\]|\\.)*)'\]|\["((?:[^"\\]|\\.)*)"\]""")
 _ESCAPED = re.compile(r"\\(.)")
 _VALUES = ("stringValue", "numberValue", "boolValue", "nullValue")

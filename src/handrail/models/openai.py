@@ -68,7 +68,6 @@ from handrail.models.providers import FREE, Quirks, address_of, keys_of, refuse_
 from handrail.models.request_settings import CHAT, RESPONSES_TOOLS, merge_fields, settings_fields
 from handrail.text.spelling import checked_arguments
 
-
 _OWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", "annotations", "audio"})
 """The fields of an answer that the API itself defines. A server that adds others may require them back."""
 _OF_CALLS = frozenset({"id", "type", "index", "function"})
