@@ -15,7 +15,7 @@ from rich.text import Text
 from handrail.cli.activity import answer_text, format_money, format_spending, format_summary
 from handrail.cli.command_options import WorkerOptions
 from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, is_debugging, print_error
-from handrail.cli.run_command import Conversation, Outcome, Subject
+from handrail.cli.run_command import Conversation, TurnOutcome, Subject
 from handrail.cli.streams import configure_logging
 from handrail.errors import HandrailError, UndoRefused
 from handrail.guard import approvals_of
@@ -119,7 +119,7 @@ class Chat:
         self._done += self._view.activity.done
         self._print_outcome(outcome)
 
-    def _print_outcome(self, outcome: Outcome) -> None:
+    def _print_outcome(self, outcome: TurnOutcome) -> None:
         view, response = self._view, outcome.response
         if response is not None:
             view.answer(answer_text(response))

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from handrail.workers import Worker
 
 
-class Outcome(NamedTuple):
+class TurnOutcome(NamedTuple):
     """The end of a turn: a response or a failure."""
 
     code: int
@@ -277,7 +277,7 @@ class Conversation:
             budget=self._budget,
         )
 
-    async def turn(self, message: str) -> Outcome:
+    async def turn(self, message: str) -> TurnOutcome:
         """Run one turn and show its events. Ctrl-C or SIGTERM cancels the turn, and a second one ends the process.
 
         A failed run raises no exception. Its failure is in the outcome.
@@ -307,16 +307,16 @@ class Conversation:
                 unsubscribe()
             return self._outcome(task, canceller.code, SYSTEM_CLOCK.monotonic() - started)
 
-    def _outcome(self, task: asyncio.Task[PromptResponse[Any]], cancelled: int, seconds: float) -> Outcome:
+    def _outcome(self, task: asyncio.Task[PromptResponse[Any]], cancelled: int, seconds: float) -> TurnOutcome:
         if cancelled and (task.cancelled() or task.exception() is not None):
-            return Outcome(cancelled, seconds, failure=Failure(cancelled, "Cancelled", CANCEL_NOTE))
+            return TurnOutcome(cancelled, seconds, failure=Failure(cancelled, "Cancelled", CANCEL_NOTE))
         error = asyncio.CancelledError("the run was cancelled") if task.cancelled() else task.exception()
         if error is not None:
             failure = Failure.of(error, "" if self.journal is None else self.journal.path)
-            return Outcome(failure.code, seconds, failure=failure, error=error)
+            return TurnOutcome(failure.code, seconds, failure=failure, error=error)
         response = task.result()
         code, note = classify_stop(response.stop_reason, self.view.activity.denied)
-        return Outcome(code, seconds, response, note)
+        return TurnOutcome(code, seconds, response, note)
 
 
 class _Canceller:
@@ -368,7 +368,7 @@ def run(options: WorkerOptions, given: str | None, attachments: list[Path], as_j
     return outcome.code
 
 
-def _print_outcome(outcome: Outcome, view: View, quiet: bool) -> None:
+def _print_outcome(outcome: TurnOutcome, view: View, quiet: bool) -> None:
     response = outcome.response
     if response is None:
         if outcome.failure is not None:
@@ -381,7 +381,7 @@ def _print_outcome(outcome: Outcome, view: View, quiet: bool) -> None:
         view.note(format_summary(response.usage, response.cost, outcome.seconds), "dim")
 
 
-def _to_json(outcome: Outcome, view: View) -> dict[str, Any]:
+def _to_json(outcome: TurnOutcome, view: View) -> dict[str, Any]:
     response = outcome.response
     data: dict[str, Any] = {"ok": outcome.code == DONE, "exit_code": outcome.code}
     if response is None:

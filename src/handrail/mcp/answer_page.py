@@ -25,7 +25,7 @@ from handrail.serve.pages import Pages
 from handrail.serve.refusals import RequestRefused
 from handrail.serve.requests import PRINCIPAL, BodyLimit, BodyRoute, read
 
-PATH = "/question"
+QUESTION_PATH = "/question"
 """The path at which the page's script reads and answers a question."""
 
 
@@ -52,8 +52,8 @@ class AnswerPage:
         return [
             Route("/", self._page),
             Route("/assets/{name:path}", self._asset),
-            Route(PATH, self._show, methods=["GET"]),
-            BodyRoute(PATH, self._answer, methods=["POST"], body=self._body),
+            Route(QUESTION_PATH, self._show, methods=["GET"]),
+            BodyRoute(QUESTION_PATH, self._answer, methods=["POST"], body=self._body),
         ]
 
     @staticmethod

@@ -19,7 +19,7 @@ from typing import Any, cast
 from handrail.errors import DefinitionError
 from handrail.mcp.login import Login
 from handrail.mcp.section import McpTools
-from handrail.mcp.tools import Source
+from handrail.mcp.tools import ServersFile
 from handrail.mcp.transport import StdioServer
 from handrail.mcp.url_transport import UrlServer
 from handrail.text.secrets import is_secret_name
@@ -60,7 +60,7 @@ def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
         for name, entry in named.items()
     )
     for section in sections:
-        section.server.source = Source(str(Path(path).resolve()), hashlib.sha256(text).hexdigest())
+        section.server.source = ServersFile(str(Path(path).resolve()), hashlib.sha256(text).hexdigest())
     return sections
 
 

@@ -1,4 +1,4 @@
-"""`Connection`: the connection to one MCP server. If it is lost, it is opened again, with backoff.
+"""`ServerConnection`: the connection to one MCP server. If it is lost, it is opened again, with backoff.
 
 A separate task owns each connection, so that it outlives the call that opened it. Calls use the connection from their own
 tasks on the same event loop.
@@ -91,7 +91,7 @@ class Owner(Protocol):
         """Answer a question from a server that uses an older version of the protocol."""
 
 
-class Connection:
+class ServerConnection:
     """The connection to one server on one event loop."""
 
     def __init__(self, owner: Owner, server: Server) -> None:

@@ -23,7 +23,7 @@ MAX_TEXT = 200_000
 
 def text_of(blocks: Sequence[ContentBlock]) -> str:
     """Return content blocks as one text. After `MAX_TEXT` characters it is cut, and a note is added."""
-    text = "\n".join(map(describe, blocks))
+    text = "\n".join(map(describe_block, blocks))
     if len(text) <= MAX_TEXT:
         return text
     return f"{text[:MAX_TEXT]}\n[cut: the result has {len(text):,} characters, and {MAX_TEXT:,} are shown]"
@@ -57,7 +57,7 @@ def _files(blocks: Sequence[ContentBlock]) -> Iterator[tuple[str, str | None, st
                 pass
 
 
-def describe(block: ContentBlock) -> str:
+def describe_block(block: ContentBlock) -> str:
     """Return one block as text: its own text, or words that say what it is."""
     match block:
         case TextContent():

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from handrail.concurrency.cancellation import shielded
 from handrail.context import ToolContext
-from handrail.mcp.connection import FIRST_WAIT, LONGEST_WAIT, Connection, ServerLost, ServerUnavailable
+from handrail.mcp.connection import FIRST_WAIT, LONGEST_WAIT, ServerConnection, ServerLost, ServerUnavailable
 from handrail.mcp.tasks import EXTENSION, TaskParams, UpdateParams
 from handrail.run.remote_work import is_left, paused_timeouts
 from handrail.text.secrets import Secrets
@@ -92,7 +92,7 @@ async def _unresolved(created: CreatedTask, context: Any) -> NoReturn:
 class RemoteTask:
     """A task on a server. The call that started it waits for its result."""
 
-    def __init__(self, id: str, connection: Connection, secrets: Secrets, answer: Answer) -> None:
+    def __init__(self, id: str, connection: ServerConnection, secrets: Secrets, answer: Answer) -> None:
         self._id = id
         self._connection = connection
         self._secrets = secrets

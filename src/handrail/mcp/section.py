@@ -20,11 +20,11 @@ from handrail.context import ToolContext
 from handrail.errors import DefinitionError, TransientError
 from handrail.events import Progress
 from handrail.mcp import forms as elicitation
-from handrail.mcp.connection import Connection, ServerLost, ServerUnavailable, log
+from handrail.mcp.connection import ServerConnection, ServerLost, ServerUnavailable, log
 from handrail.mcp.contents import attachments_in, text_of
 from handrail.mcp.login import LOCAL
 from handrail.mcp.remote_tasks import CreatedTask, RemoteTask, TaskSupport
-from handrail.mcp.tools import McpTool, Names, Source, ToolRules, build_tool, capabilities_of, map_names
+from handrail.mcp.tools import McpTool, Names, ServersFile, ToolRules, build_tool, capabilities_of, map_names
 from handrail.mcp.transport import Server, StdioServer
 from handrail.mcp.url_transport import UrlServer
 from handrail.prompt.section import LiveSection
@@ -166,12 +166,12 @@ class _Server:
         return self.rules.prefix
 
     @property
-    def source(self) -> Source | None:
+    def source(self) -> ServersFile | None:
         """The file that names the server, if any. It is recorded with each run that has the server's tools."""
         return self.rules.source
 
     @source.setter
-    def source(self, source: Source) -> None:
+    def source(self, source: ServersFile) -> None:
         self.rules = self.rules._replace(source=source)
 
     @property
@@ -203,7 +203,7 @@ class _Account:
         self.extensions: Sequence[ClientExtension] = (TaskSupport(),)
         self._of = of
         self._secrets = of.server.hidden
-        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = WeakKeyDictionary()
+        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, ServerConnection] = WeakKeyDictionary()
         self._described: list[Described] = []
         self._first: frozenset[str] | None = None
         """The names of the tools that the server listed first; None if it has not listed its tools yet."""
@@ -214,16 +214,16 @@ class _Account:
         self.tools: tuple[Tool[Any, Any], ...] = ()
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ServerConnection:
         """The connection on the running event loop."""
         loop = asyncio.get_running_loop()
         found = self._connections.get(loop)
         if found is None:
-            found = self._connections[loop] = Connection(self, self._of.server)
+            found = self._connections[loop] = ServerConnection(self, self._of.server)
         return found
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[ServerConnection]:
         """The connections on all event loops."""
         return list(self._connections.values())
 

@@ -40,14 +40,14 @@ class McpTool(Tool[Any, Any]):
 
     remote: str
     """The server's name for the tool."""
-    source: Source | None
+    source: ServersFile | None
 
     def is_called(self, names: Names) -> bool:
         """Return whether the tool has this name and this capability. The server is not compared."""
         return self.name == names.name and names.capability in self.capabilities
 
 
-class Source(NamedTuple):
+class ServersFile(NamedTuple):
     """The file that names a server. `handrail runs resume` reads it again."""
 
     path: str
@@ -63,7 +63,7 @@ class ToolRules(NamedTuple):
     trusted: bool = False
     """Whether the server's claims about effects are believed."""
     timeout: float | None = None
-    source: Source | None = None
+    source: ServersFile | None = None
     gateway: str = ""
     """The gateway that offers the tools, as approvers and records name it; "" if there is none."""
     first: frozenset[str] | None = None
