@@ -17,7 +17,7 @@ from handrail.cli.runs_commands import app
 from handrail.errors import RunParked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.mcp import ToolServer
-from handrail.mcp.call_model import CallMessage
+from handrail.mcp.served_tools import CallMessage
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem

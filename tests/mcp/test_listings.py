@@ -10,7 +10,7 @@ from mcp_types import JSONRPCResponse
 
 from handrail.mcp import McpTools, StdioServer
 from handrail.mcp.connection import ServerUnavailable
-from handrail.mcp.listings import Listings
+from handrail.mcp.transport import Listings
 from handrail.text.secrets import Secrets
 from support import SUPPORT
 from support.mcp_http import ECHO, Reply, Request, json_reply, listening, ordinary

@@ -18,8 +18,7 @@ from handrail import Adapter, Prompt, ScriptedModel, ToolCall
 from handrail.mcp import Login, McpTools, UrlServer, connection
 from handrail.mcp import url_transport as addresses
 from handrail.mcp.connection import ServerUnavailable
-from handrail.mcp.login import LOGIN_SECONDS, LoginNeeded, _code_in, _listening  # pyright: ignore[reportPrivateUsage]
-from handrail.mcp.tokens import TokenFile
+from handrail.mcp.login import LOGIN_SECONDS, LoginNeeded, TokenFile, _code_in, _listening  # pyright: ignore[reportPrivateUsage]
 from handrail.mcp.url_transport import Reach, reach_of
 from handrail.messages import ToolMessage
 from handrail.protocols import Environment

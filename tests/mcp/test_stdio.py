@@ -22,7 +22,7 @@ APP = '''
 import asyncio
 
 from handrail import Prompt, ToolContext, tool
-from handrail.mcp import stdio
+from handrail.mcp import server as stdio
 
 stdio.DRAIN_SECONDS = 0.2
 

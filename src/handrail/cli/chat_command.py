@@ -15,7 +15,7 @@ from rich.text import Text
 from handrail.cli.activity import answer_text, format_money, format_spending, format_summary
 from handrail.cli.command_options import WorkerOptions
 from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, is_debugging, print_error
-from handrail.cli.run_command import Conversation, TurnOutcome, Subject
+from handrail.cli.run_command import Conversation, Subject, TurnOutcome
 from handrail.cli.streams import configure_logging
 from handrail.errors import HandrailError, UndoRefused
 from handrail.guard import approvals_of

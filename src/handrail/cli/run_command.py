@@ -307,7 +307,9 @@ class Conversation:
                 unsubscribe()
             return self._outcome(task, canceller.code, SYSTEM_CLOCK.monotonic() - started)
 
-    def _outcome(self, task: asyncio.Task[PromptResponse[Any]], cancelled: int, seconds: float) -> TurnOutcome:
+    def _outcome(
+        self, task: asyncio.Task[PromptResponse[Any]], cancelled: int, seconds: float
+    ) -> TurnOutcome:
         if cancelled and (task.cancelled() or task.exception() is not None):
             return TurnOutcome(cancelled, seconds, failure=Failure(cancelled, "Cancelled", CANCEL_NOTE))
         error = asyncio.CancelledError("the run was cancelled") if task.cancelled() else task.exception()

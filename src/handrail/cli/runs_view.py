@@ -21,7 +21,7 @@ from handrail.environment.form import DIFF_LINES, diff_lines
 from handrail.environment.text import Styler, format_rows, is_terminal
 from handrail.events import ApprovalRemembered
 from handrail.journal.records import QuestionRecord, RunRecord, RunRow, Verification, WorkerRow
-from handrail.mcp.call_model import CallMessage
+from handrail.mcp.served_tools import CallMessage
 from handrail.question import Question
 from handrail.run.answer import FailedRequest, Unanswered
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing

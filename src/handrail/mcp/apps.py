@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from handrail.agent import Agent
 from handrail.errors import DefinitionError
-from handrail.mcp.call_model import NoModel
+from handrail.mcp.served_tools import NoModel
 from handrail.mcp.server import ToolServer
 from handrail.messages import Model
 from handrail.prompt import MarkdownSection, Prompt, Section

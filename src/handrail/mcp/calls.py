@@ -26,9 +26,8 @@ from handrail.events import ApprovalDecided, Progress, PromptRendered, QuestionA
 from handrail.ids import random_id
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, RunRow
-from handrail.mcp.call_model import CallMessage, CallModel
 from handrail.mcp.forms import answer_of, key_of
-from handrail.mcp.served_tools import ServedTools
+from handrail.mcp.served_tools import CallMessage, CallModel, ServedTools
 from handrail.prompt import Prompt
 from handrail.protocols import Environment, RunMode
 from handrail.question import Answer, Question

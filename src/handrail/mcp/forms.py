@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from handrail.context import ToolContext
 from handrail.errors import ContextExpired, Declined, NoAnswer
+from handrail.mcp.contents import plain_schema
 from handrail.mcp.login import LoginNeeded
 from handrail.question import Answer, Question
 from handrail.schema import to_json
@@ -56,7 +57,7 @@ def form_of(question: Question, problem: str = "") -> wire.ElicitRequestFormPara
     fields = flat_fields(schema)
     message = message_of(question, problem)
     if fields is None:
-        shown = to_json(_plain(question.schema)).decode()
+        shown = to_json(plain_schema(question.schema)).decode()
         message = f"{message}\nAnswer as JSON. It must match this JSON Schema: {shown}"
         fields = {_JSON: {"type": "string", "title": "Answer as JSON"}}
         needed: list[str] = [_JSON]
@@ -196,20 +197,13 @@ def _expanded(value: Any, definitions: Mapping[str, Any], depth: int = 0) -> Any
                 rest = {name: each for name, each in named.items() if name != "$ref"}
                 return _expanded({**cast("Mapping[str, Any]", found), **rest}, definitions, depth + 1)
         return {
-            name: _expanded(each, definitions, depth + 1) if depth < 8 else _plain(each)
+            name: _expanded(each, definitions, depth + 1) if depth < 8 else plain_schema(each)
             for name, each in named.items()
             if name != "$defs"
         }
     if isinstance(value, list | tuple):
         return [_expanded(each, definitions, depth) for each in cast("list[Any]", value)]
     return value
-
-
-def _plain(value: Any) -> Any:
-    """Return a read-only schema as plain dicts and lists."""
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in cast("Mapping[str, Any]", value).items()}
-    return [_plain(each) for each in cast("list[Any]", value)] if isinstance(value, list | tuple) else value
 
 
 FORM = "mcp.form"

@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 
 from handrail.content import guess_type
 from handrail.errors import FileError, HandrailError
+from handrail.mcp.contents import block_of
 from handrail.mcp.forms import can_ask
-from handrail.mcp.results import block_of
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import (
     LiveSection,

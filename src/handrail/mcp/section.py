@@ -203,7 +203,9 @@ class _Account:
         self.extensions: Sequence[ClientExtension] = (TaskSupport(),)
         self._of = of
         self._secrets = of.server.hidden
-        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, ServerConnection] = WeakKeyDictionary()
+        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, ServerConnection] = (
+            WeakKeyDictionary()
+        )
         self._described: list[Described] = []
         self._first: frozenset[str] | None = None
         """The names of the tools that the server listed first; None if it has not listed its tools yet."""

@@ -21,8 +21,8 @@ from handrail import runs
 from handrail.errors import RunBusy
 from handrail.journal.records import OVER, RunRow
 from handrail.mcp.calls import CallRefused, CallUnknown, LiveCall
+from handrail.mcp.contents import content_of
 from handrail.mcp.forms import can_ask, key_of
-from handrail.mcp.results import content_of
 from handrail.question import Question
 from handrail.run.record.begin import decode_outcome
 from handrail.run.record.parking import is_due

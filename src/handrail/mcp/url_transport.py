@@ -22,10 +22,8 @@ from mcp_types import INTERNAL_ERROR
 
 from handrail.errors import DefinitionError
 from handrail.mcp import transport
-from handrail.mcp.listings import Listings
-from handrail.mcp.login import AskLogin, Login
-from handrail.mcp.tokens import LoginNeeded
-from handrail.mcp.transport import Flood, Lost, Mode
+from handrail.mcp.login import AskLogin, Login, LoginNeeded
+from handrail.mcp.transport import Flood, Listings, Lost, Mode
 from handrail.text.raised_errors import in_short
 from handrail.text.secrets import Secrets, is_secret_name
 
