@@ -19,7 +19,7 @@ import pytest
 import support
 from handrail.cli import main
 from handrail.cli.outcome import Failure
-from handrail.cli.serve_command import page_note
+from handrail.cli.serve_commands import page_note
 from handrail.cli.workers_commands import STARTER
 from handrail.errors import DefinitionError, RunParked
 from handrail.journal.location import default_journal, make_private_folder

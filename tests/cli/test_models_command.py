@@ -18,8 +18,7 @@ from pydantic import BaseModel, Field
 
 from handrail import Agent, tool
 from handrail.cli import models_commands
-from handrail.cli.command_options import ServeOptions
-from handrail.cli.mcp_options import McpOptions
+from handrail.cli.command_options import McpOptions, ServeOptions
 from handrail.events import TextDelta
 from handrail.models import ModelUnavailable
 from handrail.models.availability import survey

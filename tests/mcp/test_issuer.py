@@ -22,8 +22,8 @@ from jwt.algorithms import ECAlgorithm
 from mcp.client.streamable_http import streamable_http_client
 
 from handrail import CapabilityPolicy, Prompt, ToolContext, tool
-from handrail.cli.mcp_command import serve
-from handrail.cli.mcp_options import McpOptions
+from handrail.cli.command_options import McpOptions
+from handrail.cli.serve_commands import serve_mcp
 from handrail.errors import DefinitionError
 from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import HttpServer, ToolServer
@@ -426,5 +426,5 @@ def test_options_that_contradict_each_other(
     token.write_text("a-token-that-nobody-guesses\n")
     token.chmod(0o600)
     given: dict[str, Any] = {**options, **({"token_file": token} if "token_file" in options else {})}
-    assert serve(McpOptions(app=str(app), port=0, no_journal=True, **given)) == 2
+    assert serve_mcp(McpOptions(app=str(app), port=0, no_journal=True, **given)) == 2
     assert said in capsys.readouterr().err

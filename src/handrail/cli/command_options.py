@@ -1,4 +1,4 @@
-"""The options of `run`, `chat`, `worker`, `submit` and `serve`, and the functions that interpret options."""
+"""The options of `run`, `chat`, `worker`, `submit`, `serve` and `mcp`, and the functions that interpret options."""
 
 from __future__ import annotations
 
@@ -65,6 +65,60 @@ JournalFile = Annotated[
         help="Where runs are recorded: a file, or postgresql://USER@HOST/DATABASE. Default: $HANDRAIL_JOURNAL, "
         "or else a file for the current folder under $XDG_STATE_HOME/handrail.",
     ),
+]
+
+App = Annotated[
+    str,
+    typer.Argument(
+        metavar="APP",
+        help="A module (pkg.mod, pkg.mod:prompt, app.py), a worker's file, or a folder of workers.",
+    ),
+]
+Host = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS", help="The address to listen on. 0.0.0.0 is every interface; use TLS with it."
+    ),
+]
+Port = Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port, or 0 for any free one.")]
+TlsCertificate = Annotated[
+    Path | None,
+    typer.Option("--tls-cert", metavar="FILE", help="A certificate in PEM, to serve over TLS."),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's private key.")
+]
+AccessLog = Annotated[
+    Path | None,
+    typer.Option("--access-log", metavar="FILE", help="Append every request to this file, as JSON lines."),
+]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="Another host name that this server answers to, such as proxy.example; repeatable.",
+    ),
+]
+Origins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-origin",
+        metavar="URL",
+        help="Another site that may use this server, such as https://chat.example; repeatable.",
+    ),
+]
+Prefix = Annotated[
+    str,
+    typer.Option(
+        "--prefix",
+        metavar="PATH",
+        help="The path below which a proxy offers this server, such as /agents, whether or not the proxy removes it.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Message = Annotated[
+    str | None, typer.Argument(metavar="INPUT", help="Your message; - or nothing reads standard input.")
 ]
 
 
@@ -176,13 +230,7 @@ class WorkerOptions:
 class FleetOptions:
     """The options of `worker` and `submit`."""
 
-    app: Annotated[
-        str,
-        typer.Argument(
-            metavar="APP",
-            help="A module (pkg.mod, pkg.mod:prompt, app.py), a worker's file, or a folder of workers.",
-        ),
-    ]
+    app: App
     model: ModelName = None
     files: Annotated[
         Path | None,
@@ -208,22 +256,9 @@ class FleetOptions:
 class ServeOptions:
     """The options of `serve`."""
 
-    app: Annotated[
-        str,
-        typer.Argument(
-            metavar="APP",
-            help="A module (pkg.mod, pkg.mod:prompt, app.py), a worker's file, or a folder of workers.",
-        ),
-    ]
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS", help="The address to listen on. 0.0.0.0 is every interface; use TLS with it."
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="N", help="The port, or 0 for any free one.")
-    ] = 8600
+    app: App
+    host: Host = "127.0.0.1"
+    port: Port = 8600
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -233,13 +268,8 @@ class ServeOptions:
             "is opened with a link that works once.",
         ),
     ] = None
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option("--tls-cert", metavar="FILE", help="A certificate in PEM, to serve over TLS."),
-    ] = None
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's private key.")
-    ] = None
+    tls_cert: TlsCertificate = None
+    tls_key: TlsKey = None
     model: ModelName = None
     files: Annotated[
         Path | None,
@@ -283,37 +313,125 @@ class ServeOptions:
             help="The client id at that provider. The client's secret is read from $HANDRAIL_OIDC_SECRET.",
         ),
     ] = None
-    access_log: Annotated[
-        Path | None,
-        typer.Option(
-            "--access-log", metavar="FILE", help="Append every request to this file, as JSON lines."
-        ),
-    ] = None
+    access_log: AccessLog = None
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False
-    hosts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host",
-            metavar="NAME",
-            help="Another host name that this server answers to, such as proxy.example; repeatable.",
-        ),
-    ] = None
-    origins: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-origin",
-            metavar="URL",
-            help="Another site that may use this server, such as https://chat.example; repeatable.",
-        ),
-    ] = None
-    prefix: Annotated[
+    hosts: Hosts = None
+    origins: Origins = None
+    prefix: Prefix = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class McpOptions:
+    """The options of `mcp`."""
+
+    app: Annotated[
         str,
-        typer.Option(
-            "--prefix",
-            metavar="PATH",
-            help="The path below which a proxy offers this server, such as /agents, whether or not the proxy removes it.",
+        typer.Argument(
+            metavar="APP",
+            help="A module (pkg.mod, pkg.mod:agent, app.py), a worker's file, or a folder of workers.",
         ),
     ] = ""
+    proxy: Annotated[
+        Path | None,
+        typer.Option(
+            "--proxy",
+            metavar="FILE",
+            help="In place of APP: an mcp.json, whose servers are put behind the gate (needs --policies).",
+        ),
+    ] = None
+    policies: Annotated[
+        Path | None,
+        typer.Option(
+            "--policies", metavar="FILE", help="With --proxy: the policies and limits, as in a worker's file."
+        ),
+    ] = None
+    trust_client: Annotated[
+        bool,
+        typer.Option(
+            "--trust-client",
+            help="With --proxy: the client's user approves calls. By default, approvers do, in the inbox of `handrail serve` "
+            "on the same journal.",
+        ),
+    ] = False
+    http: Annotated[
+        bool,
+        typer.Option(
+            "--http", help="Serve over HTTP, to any number of clients, instead of standard input and output."
+        ),
+    ] = False
+    host: Host = "127.0.0.1"
+    port: Port = 8603
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="A file with the token that clients send; or set $HANDRAIL_TOKEN. Without one, a token is printed.",
+        ),
+    ] = None
+    issuer: Annotated[
+        str | None,
+        typer.Option(
+            "--issuer",
+            metavar="URL",
+            help="An OAuth 2.1 issuer. Clients send its access tokens (JWTs), and each subject is a principal.",
+        ),
+    ] = None
+    audience: Annotated[
+        str | None,
+        typer.Option(
+            "--audience",
+            metavar="URL",
+            help="With --issuer: the audience that access tokens must have. Default: the address of this server's endpoint.",
+        ),
+    ] = None
+    scopes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scope",
+            metavar="NAME",
+            help="With --issuer: a scope that access tokens must have; repeatable.",
+        ),
+    ] = None
+    tls_cert: TlsCertificate = None
+    tls_key: TlsKey = None
+    model: ModelName = None
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files",
+            metavar="FOLDER",
+            help="The folder tools may change; 'work/{principal}' gives each person their own. Default: `files` "
+            "beside the workers, if any.",
+        ),
+    ] = None
+    resources: Annotated[
+        str | None,
+        typer.Option(
+            "--resources",
+            metavar="ADDRESS",
+            help="Let clients read the files of --files as resources, at addresses that begin with ADDRESS, such as files:///",
+        ),
+    ] = None
+    startup_files: StartupFiles = None
+    journal: JournalFile = None
+    no_journal: Annotated[
+        bool,
+        typer.Option(
+            "--no-journal", help="Do not record calls. A call that waits for an answer ends with the server."
+        ),
+    ] = False
+    approve: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="What happens to calls that need approval. ask: ask the client's user; all: approve; strict: deny.",
+        ),
+    ] = "ask"
+    access_log: AccessLog = None
+    hosts: Hosts = None
+    origins: Origins = None
+    prefix: Prefix = ""
 
 
 def takes_options(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

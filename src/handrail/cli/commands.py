@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from handrail.cli.command_options import FleetOptions, JournalFile, ServeOptions, WorkerOptions, takes_options
-from handrail.cli.mcp_options import McpOptions
+from handrail.cli.command_options import (
+    FleetOptions,
+    JournalFile,
+    Json,
+    McpOptions,
+    Message,
+    ServeOptions,
+    WorkerOptions,
+    takes_options,
+)
 from handrail.cli.outcome import EXIT_CODES
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES) + "."
@@ -53,10 +62,7 @@ def _main(
 @takes_options(WorkerOptions)
 def run(
     options: WorkerOptions,
-    message: Annotated[
-        str | None,
-        typer.Argument(metavar="INPUT", help="Your message; - or nothing reads standard input."),
-    ] = None,
+    message: Message = None,
     attach: Attach = None,
     as_json: Annotated[
         bool,
@@ -114,9 +120,9 @@ def workers(
 @takes_options(ServeOptions)
 def serve(options: ServeOptions) -> None:
     """Serve an app, as a page for people and as AG-UI for programs. Ctrl-C stops it without losing anything."""
-    from handrail.cli import serve_command
+    from handrail.cli import serve_commands
 
-    raise typer.Exit(serve_command.serve(options))
+    raise typer.Exit(serve_commands.serve(options))
 
 
 @app.command(epilog=_EPILOG)
@@ -156,10 +162,7 @@ def worker(
 @takes_options(FleetOptions)
 def submit(
     options: FleetOptions,
-    message: Annotated[
-        str | None,
-        typer.Argument(metavar="INPUT", help="Your message; - or nothing reads standard input."),
-    ] = None,
+    message: Message = None,
     at: Annotated[
         str | None,
         typer.Option(
@@ -180,7 +183,7 @@ def submit(
         str | None, typer.Option(metavar="ID", help="The session to continue. Its runs take turns.")
     ] = None,
     attach: Attach = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Leave a run in the journal for a worker to execute, and print its id."""
     from handrail.cli import fleet_commands
@@ -192,9 +195,9 @@ def submit(
 @takes_options(McpOptions)
 def mcp(options: McpOptions) -> None:
     """Serve an app's tools, agents and workers to MCP clients, over standard input and output or HTTP."""
-    from handrail.cli import mcp_command
+    from handrail.cli import serve_commands
 
-    raise typer.Exit(mcp_command.serve(options))
+    raise typer.Exit(serve_commands.serve_mcp(options))
 
 
 @app.command()
@@ -214,61 +217,32 @@ def audit(
 
 
 @app.command()
-def models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def models(as_json: Json = False) -> None:
     """List the models that work here, and say what the others need: a key, a server or a package."""
     from handrail.cli import models_commands
 
     raise typer.Exit(models_commands.models(as_json))
 
 
-class _RunsGroup(TyperGroup):
-    """Loads the commands of `handrail runs` only when they are needed."""
+class _Group(TyperGroup):
+    """A group whose commands are in a module of their own, which is loaded only when they are needed."""
 
-    def load(self) -> Any:
-        from handrail.cli import runs_commands
-
-        return typer.main.get_command(runs_commands.app)
+    def _load(self) -> Any:
+        module = "models" if self.name == "model" else self.name
+        return typer.main.get_command(import_module(f"handrail.cli.{module}_commands").app)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return self.load().list_commands(ctx)
+        return self._load().list_commands(ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return self.load().get_command(ctx, cmd_name)
+        return self._load().get_command(ctx, cmd_name)
 
 
-class _UsersGroup(_RunsGroup):
-    """Loads the commands of `handrail users` only when they are needed."""
-
-    def load(self) -> Any:
-        from handrail.cli import users_commands
-
-        return typer.main.get_command(users_commands.app)
-
-
-class _WorkspacesGroup(_RunsGroup):
-    """Loads the commands of `handrail workspaces` only when they are needed."""
-
-    def load(self) -> Any:
-        from handrail.cli import workspaces_commands
-
-        return typer.main.get_command(workspaces_commands.app)
-
-
-class _ModelGroup(_RunsGroup):
-    """Loads the commands of `handrail model` only when they are needed."""
-
-    def load(self) -> Any:
-        from handrail.cli import models_commands
-
-        return typer.main.get_command(models_commands.app)
-
-
-def _add_group(name: str, group: type[TyperGroup], help: str, epilog: str | None = None) -> None:
-    """Add a group whose commands `group` loads."""
+def _add_group(name: str, help: str, epilog: str | None = None) -> None:
     app.add_typer(
         typer.Typer(
             name=name,
-            cls=group,
+            cls=_Group,
             help=help,
             epilog=epilog,
             no_args_is_help=True,
@@ -278,21 +252,18 @@ def _add_group(name: str, group: type[TyperGroup], help: str, epilog: str | None
     )
 
 
-_add_group("model", _ModelGroup, "Serve the embedded model to other programs.")
+_add_group("model", "Serve the embedded model to other programs.")
 _add_group(
     "runs",
-    _RunsGroup,
     "Look at recorded runs and continue them. A run is named by its id, or by the beginning of its id.",
     "Exit codes: 0 done; 1 the command failed, or the replay differs; 2 the command line is wrong; "
     "4 the run reached its deadline or budget; 5 the run waits for an answer; 130 cancelled by Ctrl-C.",
 )
 _add_group(
     "users",
-    _UsersGroup,
     "Manage a server's users and their sessions, which are stored beside the journal.",
 )
 _add_group(
     "workspaces",
-    _WorkspacesGroup,
     "Copy files into workspaces and out of them. A run works in one with --files workspace:NAME.",
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Annotated
 
 import msgspec
 import typer
 
-from handrail.cli.outcome import DONE, fail, print_json
+from handrail.cli.command_options import Port
+from handrail.cli.outcome import DONE, fail, print_json, print_line
 from handrail.cli.streams import unguarded
 from handrail.environment.text import Styler, wants_colour
 from handrail.text.rendering import escape_line
@@ -48,9 +48,7 @@ def _model() -> None:
 
 @app.command()
 def serve(
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="N", help="The port, or 0 for any free one.")
-    ] = 8601,
+    port: Port = 8601,
 ) -> None:
     """Serve the embedded model through OpenAI's chat completions and responses APIs, on this machine only.
 
@@ -63,14 +61,9 @@ def serve(
 
 
 def _serve(port: int) -> None:
-    import importlib.util
+    from handrail.cli.serve_commands import check_extra, listen_at
 
-    from handrail.cli.serve_command import listen_at
-    from handrail.serve import REQUIRED, missing_extra
-
-    for name in REQUIRED:
-        if importlib.util.find_spec(name) is None:
-            raise missing_extra(name)
+    check_extra()
     from handrail.models.local import LocalModel
     from handrail.serve.model_server import run
     from handrail.serve.server import address_of
@@ -80,11 +73,10 @@ def _serve(port: int) -> None:
     address = f"{address_of(listening)}v1"
 
     def ready() -> None:
-        sys.stdout.write(
+        print_line(
             f"{model.name} is at {address} (Ctrl-C stops it). To use it, in another terminal:\n"
             f"  export OPENAI_BASE_URL={address}\n"
-            f"  handrail run WORKER --model openai:{model.name.partition(':')[2]}\n"
+            f"  handrail run WORKER --model openai:{model.name.partition(':')[2]}"
         )
-        sys.stdout.flush()
 
     asyncio.run(run(model, listening, ready))

@@ -173,9 +173,14 @@ def print_error(message: str, colour: Style = "red") -> None:
     stream.flush()
 
 
-def print_json(data: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(data) + "\n")
+def print_line(line: str) -> None:
+    """Print a line to standard output at once, even if that is a pipe."""
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def print_json(data: dict[str, Any]) -> None:
+    print_line(json.dumps(data))
 
 
 def print_traceback(error: BaseException, verbose: bool) -> None:
