@@ -8,7 +8,7 @@ import errno
 import importlib.util
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from handrail.cli.command_options import (
     McpOptions,
