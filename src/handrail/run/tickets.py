@@ -19,8 +19,7 @@ from handrail.run.call import Call
 from handrail.run.call_log import keep_fact, log_again
 from handrail.run.limits import BudgetTracker, Reservation
 from handrail.run.place import Place, inner_call_id
-from handrail.run.record.format import Deposit
-from handrail.run.record.logs import end_of
+from handrail.run.record.format import Deposit, end_of
 from handrail.run.record.recorded_calls import apply_inner, charge, settled_by
 from handrail.run.transaction import Settled, Transaction
 from handrail.session.serialization import count_as_read

@@ -12,8 +12,9 @@ import msgspec
 import pydantic_core
 
 from handrail.content import Attachment
+from handrail.context import RunContext
 from handrail.errors import RunBusy, ToolValidationError
-from handrail.events import CallStatus
+from handrail.events import CallStatus, ToolInvoked
 from handrail.journal.records import CommitUnit, WorkspaceDelta
 from handrail.messages import Usage
 from handrail.resources.paths import folder_id_of, folder_of
@@ -492,3 +493,18 @@ def _write_effect(done: Settled) -> RecordedEffect:
         b"null" if tool is None else to_json(done.value),
         str(done.place),
     )
+
+
+def end_of(
+    end: CommitUnit | InnerCall, context: RunContext, tools: Mapping[str, Tool[Any, Any]] = {}
+) -> ToolInvoked:
+    """Return the end of a call as its record has it. The record has no error, no number of attempts, and no parsed arguments.
+
+    The result of an act has no value, because the value may be private.
+    """
+    path = end.path or (end.tool if isinstance(end, CommitUnit) else "",)
+    is_act = isinstance(end, InnerCall) and end.act
+    tool = None if is_act else tools.get(path[-1])
+    result = read_plain(end.result, has_value=not is_act) if tool is None else read_result(tool, end.result)
+    status: Any = end.status
+    return ToolInvoked(end.call_id, path[-1], path, status, result, None, end.seconds, 1, (), None, context)

@@ -14,14 +14,10 @@ from handrail.ids import span_of, trace_of
 from handrail.journal.records import CommitUnit, Entry
 from handrail.messages import StopPart, Usage
 from handrail.run.place import RUN, Place
-from handrail.run.record.format import Begun, InnerCall, Tried, read_plain, read_result
+from handrail.run.record.format import Begun, InnerCall, Tried, end_of
 from handrail.session import Session
 from handrail.session.serialization import decode_item, encode_item
 from handrail.tools import Tool
-
-Recorded = CommitUnit | Entry
-
-_NO_TOOLS: Mapping[str, Tool[Any, Any]] = {}
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -44,7 +40,9 @@ class RecordedLogs:
     Within one call they have the order in which it logged them. The logs of calls that were cut off come last.
     """
 
-    def __init__(self, run_id: str, session_id: str, trace_id: str, records: Iterable[Recorded]) -> None:
+    def __init__(
+        self, run_id: str, session_id: str, trace_id: str, records: Iterable[CommitUnit | Entry]
+    ) -> None:
         self._run_id = run_id
         self._session_id = session_id
         self._trace_id = trace_id or trace_of(run_id)
@@ -66,9 +64,7 @@ class RecordedLogs:
                 self._begun[Place.parse(each.key)] = msgspec.msgpack.decode(each.body, type=Begun)
         self._over = {place for place, end in self._ends if not isinstance(end, _Answer)}
 
-    def restore(
-        self, session: Session, tools: Mapping[str, Tool[Any, Any]] = _NO_TOOLS, *, is_over: bool
-    ) -> None:
+    def restore(self, session: Session, tools: Mapping[str, Tool[Any, Any]] = {}, *, is_over: bool) -> None:
         """Add the run's logs to a session, without publishing anything.
 
         Unless the run is over, calls that were cut off may be entered again, and log again then, and answers of the model
@@ -82,7 +78,7 @@ class RecordedLogs:
         """Return the logs of a run that is over, in the form in which a journal records them."""
         return [
             each if isinstance(each, bytes) else encode_item(each, self._session_id)
-            for each in self._read(True, _NO_TOOLS)
+            for each in self._read(True, {})
         ]
 
     def _read(
@@ -131,18 +127,3 @@ class RecordedLogs:
 def _is_repeated(end: _End) -> bool:
     """Return whether a resumed run logs this again: it replays a model's answer, and asks again for a lost secret."""
     return isinstance(end, _Answer) or (isinstance(end, InnerCall) and end.lost)
-
-
-def end_of(
-    end: CommitUnit | InnerCall, context: RunContext, tools: Mapping[str, Tool[Any, Any]] = _NO_TOOLS
-) -> ToolInvoked:
-    """Return the end of a call as its record has it. The record has no error, no number of attempts, and no parsed arguments.
-
-    The result of an act has no value, because the value may be private.
-    """
-    path = end.path or (end.tool if isinstance(end, CommitUnit) else "",)
-    is_act = isinstance(end, InnerCall) and end.act
-    tool = None if is_act else tools.get(path[-1])
-    result = read_plain(end.result, has_value=not is_act) if tool is None else read_result(tool, end.result)
-    status: Any = end.status
-    return ToolInvoked(end.call_id, path[-1], path, status, result, None, end.seconds, 1, (), None, context)
