@@ -22,7 +22,7 @@ from handrail.environment import LaterEnvironment
 from handrail.errors import RunParked
 from handrail.models.scripted import ScriptedModel
 from handrail.question import Answer
-from handrail.run.turn import ToolCall
+from handrail.run.call import ToolCall
 from handrail.runs import list_runs
 
 

@@ -23,9 +23,8 @@ from handrail.events import Fact
 from handrail.protocols import PolicyDecision
 from handrail.resources.memory import MemoryFilesystem
 from handrail.run import open_gate
-from handrail.run.call import new_call
+from handrail.run.call import ToolCall, new_call, run_turn
 from handrail.run.gate import Gate
-from handrail.run.turn import ToolCall, run_turn
 from handrail.session import Session
 
 ROUNDS = int(os.environ.get("ROUNDS", "15"))

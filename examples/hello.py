@@ -22,7 +22,7 @@ from handrail import (
     open_gate,
     tool,
 )
-from handrail.run.turn import run_turn
+from handrail.run.call import run_turn
 
 
 @tool(effect="read")

@@ -12,7 +12,7 @@ import zlib
 
 from handrail import Agent, Attachment, MemoryJournal, ScriptedModel, ToolCall, tool
 from handrail.messages import ToolMessage, UserMessage
-from handrail.run.record.attachments import attached_to
+from handrail.run.record.log import attached_to
 
 
 def png(rows: list[list[int]]) -> bytes:

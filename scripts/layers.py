@@ -20,9 +20,9 @@ LAYERS = {
         5: "cli fleet serve mcp __main__",
         4: "agent environment handoff workers durable runs",
         3: """models sections
-            run.entry run.redemption run.adapter run.apps run.settings run.response run.loop run.request
-            run.answer run.deltas run.advice run.conversation run.mask run.evaluation run.remarks
-            run.record.begin run.record.resume run.record.lineage run.record.undone""",
+            run.entry run.redemption run.adapter run.response run.loop run.request
+            run.answer run.advice run.conversation run.evaluation
+            run.record.begin run.record.resume run.record.lineage run.record.notices""",
         2: "run guard",
         1: "session prompt resources journal",
         0: """tools content context schema concurrency text errors clock ids protocols redaction events question messages neighbours

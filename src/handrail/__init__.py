@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from handrail.resources.workspace import Workspace
     from handrail.run import open_gate
     from handrail.run.adapter import Adapter
+    from handrail.run.call import ToolCall
     from handrail.run.limits import Budget
     from handrail.run.response import PromptResponse
-    from handrail.run.turn import ToolCall
     from handrail.sections import FileTools, ShellTools
     from handrail.session import Session, kept
     from handrail.tools import PathArg, ProviderTool, Tool, ToolExample, ToolResult, tool, tool_context
@@ -74,7 +74,8 @@ _HOMES = {
     "handrail.content": "Attachment",
     "handrail.context": "AgentContext ToolContext UserContext WorkerContext",
     "handrail.concurrency.timers": "Deadline",
-    "handrail.run": "ToolCall open_gate",
+    "handrail.run": "open_gate",
+    "handrail.run.call": "ToolCall",
     "handrail.environment": "AgentEnvironment HeadlessEnvironment LaterEnvironment TerminalEnvironment",
     "handrail.errors": "CallFailed DeadlineExceededError Declined HandrailError NoAnswer PromptEvaluationError RunParked TransientError VisibilityExpansionRequired",
     "handrail.events": "ToolInvoked",

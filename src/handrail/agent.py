@@ -20,10 +20,9 @@ from handrail.models.names import check_name
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import walk
 from handrail.protocols import ToolPolicy
-from handrail.run.adapter import Adapter
+from handrail.run.adapter import Adapter, checked_model
 from handrail.run.options import ResumeArguments, RunArguments, RunOptions, check_names
 from handrail.run.response import PromptResponse, RunStream
-from handrail.run.settings import checked_model
 from handrail.text.spelling import checked_arguments
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 

@@ -16,7 +16,7 @@ from handrail.cli.commands import app
 from handrail.cli.recorded_run import continuation
 from handrail.journal.records import RunRecord, RunRow, WorkerRow
 from handrail.journal.sqlite import SqliteJournal
-from handrail.run.apps import code_of
+from handrail.run.record.begin import code_of
 from support import fleet_app
 
 
@@ -150,7 +150,9 @@ def test_a_run_without_a_worker_for_its_version_says_so_until_it_is_adopted(
     assert waits_for() == [f"no worker for {name}"]
     announce(journal, f"{name}@{'5' * 64}")
     assert waits_for() == [f"no worker for version {code[:12]}"]
-    monkeypatch.setattr("handrail.run.apps.code_of", lambda app: "5" * 64)  # as if the file had been edited
+    monkeypatch.setattr(
+        "handrail.run.record.begin.code_of", lambda app: "5" * 64
+    )  # as if the file had been edited
     moved = json.loads(handrail("runs", "adopt", run["run_id"], "--json"))
     assert moved["queue"] == f"{name}@{'5' * 64}"
     assert waits_for() == [""]
@@ -161,8 +163,8 @@ def test_a_run_whose_app_is_elsewhere_is_not_adopted(
 ):
     """`adopt` needs the code of the app. Where it is missing, the error names the app and says what to do."""
     run = submitted("pay rent")
-    monkeypatch.setattr("handrail.run.apps.sys", SimpleNamespace(modules={}))
-    monkeypatch.setattr("handrail.run.apps.find_app", lambda module: None)  # as in another folder
+    monkeypatch.setattr("handrail.run.record.begin.sys", SimpleNamespace(modules={}))
+    monkeypatch.setattr("handrail.run.record.begin.find_app", lambda module: None)  # as in another folder
     said = handrail("runs", "adopt", run["run_id"], code=2)
     assert all(
         part in said for part in (run["queue"].partition("@")[0], "No module named", "--app module:name")

@@ -73,7 +73,7 @@ class Line:
 
     def record(self, run_id: str, *script: Any, app: str = "the_app:prompt", **options: Any) -> list[str]:
         """Record a run of the app in this folder, and return the ids of its calls."""
-        from handrail.run.apps import prompt_of
+        from handrail.run.record.begin import prompt_of
 
         async def main() -> list[str]:
             recorder = Recorder(self.base)

@@ -42,7 +42,7 @@ from handrail.question import Answer, Question
 from handrail.resources.bindings import given as bound
 from handrail.resources.memory import FileLimits
 from handrail.resources.shell import Allow, Shell, probe
-from handrail.run.turn import run_turn
+from handrail.run.call import run_turn
 from handrail.sections.commands import run_command_tool
 from handrail.sections.files import delete_file, write_file
 from handrail.session.serialization import load, save

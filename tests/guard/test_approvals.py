@@ -17,8 +17,8 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.protocols import Environment, PolicyDecision
 from handrail.question import Question
 from handrail.run import open_gate
+from handrail.run.call import ToolCall, run_turn
 from handrail.run.gate import Gate
-from handrail.run.turn import ToolCall, run_turn
 from handrail.session import Session
 from handrail.testing import Agent, Nobody, Person, RecordingSubscriber, VirtualClock
 

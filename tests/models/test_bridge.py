@@ -57,7 +57,7 @@ from handrail.models import (
 from handrail.models.bridge import BridgedModel, kept_of, messages_of
 from handrail.models.names import model_named
 from handrail.models.providers import BRIDGED, PROVIDERS
-from handrail.run.settings import Retry
+from handrail.run.adapter import Retry
 from handrail.schema import Schema
 from support.raw_server import raw_server, whole
 from support.stages import openai_provider

@@ -24,8 +24,8 @@ from handrail.context import RATE_LIMIT, ToolContext
 from handrail.events import ModelFailed, ToolInvoked
 from handrail.messages import Model
 from handrail.models import ModelRateLimited
+from handrail.run.adapter import Retry
 from handrail.run.limits import BudgetTracker
-from handrail.run.settings import Retry
 from support.raw_server import raw_server, streamed, whole
 from support.wire_grammar import strict_json
 

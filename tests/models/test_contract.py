@@ -43,7 +43,7 @@ from handrail.models import (
     ModelRequestRefused,
     ModelUnavailable,
 )
-from handrail.run.settings import Retry
+from handrail.run.adapter import Retry
 from support.servers import CAN
 from support.stages import EXAMPLES, MESSAGE, SHOWN, SIGNATURE, WIRES, Call, Fail, Fault, Line, Say, Stage
 from support.wire_grammar import check

@@ -36,8 +36,8 @@ from handrail.events import ModelFailed, ModelRequested, ModelResponded, PromptE
 from handrail.messages import AssistantMessage, ModelPart, ModelRequest, Price, Traits, Usage, UsagePart
 from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply
+from handrail.run.adapter import Retry
 from handrail.run.limits import BudgetTracker
-from handrail.run.settings import Retry
 from handrail.runs import show
 from handrail.testing import RecordingSubscriber
 from support.parked_runs import answer_to, park_and_resume

@@ -36,7 +36,7 @@ from handrail.models import (
 )
 from handrail.models.names import model_named
 from handrail.models.prices import tariff_of
-from handrail.run.settings import Retry
+from handrail.run.adapter import Retry
 from handrail.session import save
 from support.raw_server import raw_server, streamed, whole
 from support.wire_grammar import problems

@@ -17,7 +17,7 @@ from handrail.events import AttachmentDelta, TextDelta
 from handrail.messages import AssistantMessage
 from handrail.models.media import attachment_at, attachment_of
 from handrail.models.providers import PROVIDERS
-from handrail.run.settings import Retry
+from handrail.run.adapter import Retry
 from support.raw_server import Raw, delta, raw_server, said, streamed, whole
 
 PROMPT = Prompt("artist", "Draw.")

@@ -28,7 +28,7 @@ from handrail import (
 )
 from handrail.events import MessageAdded, ModelResponded
 from handrail.messages import AssistantMessage, Model, Price, Traits, Usage
-from handrail.run.settings import Retry
+from handrail.run.adapter import Retry
 from handrail.runs.tree import said
 from handrail.testing import Cassette
 from handrail.testing.cassette import CassetteError

@@ -24,7 +24,7 @@ from handrail import (
 )
 from handrail.errors import DefinitionError, HandrailError
 from handrail.messages import Model
-from handrail.run.settings import Retry
+from handrail.run.adapter import Retry
 from handrail.session import save
 from handrail.testing import Cassette, RecordingSubscriber
 from support.planted_secrets import Recording, everything

@@ -46,8 +46,8 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import prices
+from handrail.run.adapter import Retry, Throttle
 from handrail.run.limits import BudgetTracker
-from handrail.run.settings import Retry, Throttle
 from support import PATIENCE
 from support.raw_server import Raw, delta, raw_server, said, streamed, whole
 

@@ -18,7 +18,7 @@ from handrail import (
 )
 from handrail.environment import LaterEnvironment
 from handrail.errors import PromptDefinitionError, RunParked
-from handrail.run.record.attachments import attached_to
+from handrail.run.record.log import attached_to
 from support.parked_runs import answer_to
 
 PNG = b"\x89PNG\r\n\x1a\n"

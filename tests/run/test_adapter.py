@@ -55,8 +55,8 @@ from handrail.messages import AssistantMessage, Price, Sent, Takes, ToolMessage,
 from handrail.models import ModelRateLimited, ModelUnavailable
 from handrail.models.providers import Quirks
 from handrail.models.scripted import Reply
+from handrail.run.adapter import Retry, Throttle
 from handrail.run.limits import BudgetTracker
-from handrail.run.settings import Retry, Throttle
 from handrail.session import load, save
 from handrail.testing import Agent, RecordingSubscriber, VirtualClock, run_virtual
 from support.parked_runs import park_and_resume

@@ -28,7 +28,7 @@ from handrail.messages import AssistantMessage, ToolMessage, Traits, UserMessage
 from handrail.models.media import CHAT_TAKES
 from handrail.models.scripted import Reply
 from handrail.prompt import Prompt
-from handrail.run.record.attachments import attached_to
+from handrail.run.record.log import attached_to
 from handrail.runs.copies import export, fork, import_
 from support.parked_runs import answer_to
 

@@ -19,7 +19,7 @@ from handrail import ToolContext, TransientError, tool
 from handrail.concurrency.isolation import isolated
 from handrail.events import ToolInvoked, ToolStarted
 from handrail.protocols import PolicyDecision
-from handrail.run.turn import ToolCall, run_turn
+from handrail.run.call import ToolCall, run_turn
 from support import PATIENCE
 from support.rig import Rig
 

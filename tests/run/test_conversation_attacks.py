@@ -45,7 +45,7 @@ from handrail.models import ModelUnavailable
 from handrail.models.http import text_json
 from handrail.models.scripted import Reply
 from handrail.question import Answer, Question
-from handrail.run.settings import Retry
+from handrail.run.adapter import Retry
 from handrail.session import load, save
 from handrail.testing import Agent, Person, VirtualClock
 from support.raw_server import raw_server, said

@@ -13,7 +13,7 @@ import pytest
 from handrail import Deadline, ToolContext, ToolResult, TransientError, tool
 from handrail.events import ToolInvoked, ToolStarted
 from handrail.protocols import PolicyDecision
-from handrail.run.turn import ToolCall, run_turn
+from handrail.run.call import ToolCall, run_turn
 from handrail.testing import VirtualClock
 from handrail.tools import EFFECTS, Effect
 from support.rig import Note, Rig, leave_traces, nothing, staged

@@ -23,8 +23,8 @@ from handrail.errors import (
 )
 from handrail.events import ToolInvoked
 from handrail.protocols import PolicyDecision
+from handrail.run.call import ToolCall, run_turn
 from handrail.run.limits import Budget
-from handrail.run.turn import ToolCall, run_turn
 from handrail.session import Session
 from handrail.testing import run_virtual
 from support.rig import Note, Rig, leave_traces, staged

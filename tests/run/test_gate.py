@@ -28,10 +28,9 @@ from handrail.errors import ContextExpired, EffectRefused, EventRefused, PromptE
 from handrail.events import Emitted, Fact, Progress, ToolInvoked, ToolStarted
 from handrail.journal.records import CommitUnit
 from handrail.protocols import PolicyDecision
-from handrail.run.call import new_call
+from handrail.run.call import ToolCall, new_call, run_turn
 from handrail.run.failures import SignatureMismatch
 from handrail.run.place import inner_call_id
-from handrail.run.turn import ToolCall, run_turn
 from handrail.testing import VirtualClock, virtual_time
 from support import PATIENCE
 from support.rig import Note, Rig, leave_traces, nothing, staged

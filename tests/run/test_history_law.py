@@ -33,8 +33,8 @@ from handrail.messages import (
 )
 from handrail.models import ModelAnswerBroken, ModelUnavailable
 from handrail.models.providers import Quirks
+from handrail.run.adapter import Retry
 from handrail.run.conversation import check_well_formed, root_conversation
-from handrail.run.settings import Retry
 from handrail.testing import RecordingSubscriber, VirtualClock
 
 Doing = Literal["fine", "raise", "slow", "fail", "stop the run", "retry", "cancel itself"]

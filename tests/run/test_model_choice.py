@@ -45,7 +45,7 @@ from handrail.models import (
 )
 from handrail.models.names import ModelChoice, check_name, model_named, reference_to
 from handrail.models.scripted import Reply, Scripted
-from handrail.run.settings import Retry
+from handrail.run.adapter import Retry
 from handrail.testing import RecordingSubscriber, VirtualClock
 from support.parked_runs import answer_to
 

@@ -36,7 +36,7 @@ from handrail.events import ToolInvoked, ToolStarted, ToolWithheld
 from handrail.messages import Traits
 from handrail.models import ModelUnavailable
 from handrail.prompt.section import LiveSection
-from handrail.run.settings import Retry
+from handrail.run.adapter import Retry
 from handrail.testing import VirtualClock
 from support.parked_runs import park_and_resume
 

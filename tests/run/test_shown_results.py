@@ -17,7 +17,7 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import ToolMessage
 from handrail.models.scripted import ScriptedModel
 from handrail.resources.memory import MemoryFilesystem
-from handrail.run.turn import ToolCall
+from handrail.run.call import ToolCall
 from handrail.session import Session
 from support.rig import Rig, leave_traces
 

@@ -30,8 +30,8 @@ from handrail.events import ModelFailed, PartialOutput, TextDelta
 from handrail.messages import CallPart, ModelPart, ModelRequest, StopPart, TextPart, ToolMessage, Traits
 from handrail.models import ModelUnavailable
 from handrail.models.scripted import ScriptedModel
+from handrail.run.adapter import Retry
 from handrail.run.response import Output
-from handrail.run.settings import Retry
 
 pytestmark = pytest.mark.once  # pydantic reads the types in the same way under every Python version
 

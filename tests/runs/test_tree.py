@@ -14,8 +14,8 @@ from handrail.cli.runs_view import print_item
 from handrail.errors import PromptEvaluationError
 from handrail.messages import AssistantMessage
 from handrail.models import ModelUnavailable
+from handrail.run.adapter import Retry
 from handrail.run.record.begin import decode_outcome
-from handrail.run.settings import Retry
 from handrail.runs import CallNode, RunTree, cancel, show
 from handrail.serve.snapshots import run_tree
 from support.operations import close_when

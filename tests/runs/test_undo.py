@@ -19,7 +19,7 @@ from handrail.journal.sqlite import SqliteJournal
 from handrail.messages import UserMessage
 from handrail.models.scripted import ScriptedModel
 from handrail.resources.directory import DirectoryFilesystem
-from handrail.run.turn import ToolCall
+from handrail.run.call import ToolCall
 from handrail.runs import fork, show, undo, undo_problems
 from support.damage import set_lease
 from support.examples import at_most

@@ -14,7 +14,7 @@ from handrail.content import guess_type
 from handrail.messages import AssistantMessage, UserMessage
 from handrail.models.scripted import Reply
 from handrail.prompt import Prompt
-from handrail.run.record.attachments import attached_to
+from handrail.run.record.log import attached_to
 from handrail.serve.agui.message_writer import Known, MessageWriter, OpenRun
 from handrail.serve.attachments import SHOWN, response_with
 from handrail.serve.limits import Limits

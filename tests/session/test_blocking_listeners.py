@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from handrail import ToolContext, tool
 from handrail.events import Emitted, Fact, Progress, ToolInvoked, ToolStarted
-from handrail.run.turn import ToolCall, run_turn
+from handrail.run.call import ToolCall, run_turn
 from handrail.session import Session
 from handrail.session.bus import ALLOWANCE, MOST, SLOW, Dispatcher, OwnThread
 from handrail.testing import VirtualClock, VirtualTimeLoop, virtual_time

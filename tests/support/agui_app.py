@@ -15,7 +15,7 @@ from handrail import Adapter, Attachment, DirectoryFilesystem, SqliteJournal, To
 from handrail.messages import AttachmentPart, CallPart, ModelPart, ModelRequest, TextPart, UserMessage
 from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply, Scripted
-from handrail.run.settings import Retry
+from handrail.run.adapter import Retry
 from handrail.serve.app import asgi
 from handrail.serve.sources import PromptSource
 from support.served import PLAYS, PROMPT, READ, Booking, PlayedModel, said, source_in

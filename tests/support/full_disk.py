@@ -21,7 +21,7 @@ from handrail.errors import HandrailError, UndoRefused
 from handrail.journal.records import CallKey
 from handrail.models.scripted import ScriptedModel
 from handrail.resources.directory.disk import Disk
-from handrail.run.turn import ToolCall
+from handrail.run.call import ToolCall
 from support.crashing import snapshot
 from support.filesystems import fill
 

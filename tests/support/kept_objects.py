@@ -21,8 +21,8 @@ from handrail.events import ToolInvoked, ToolRolledBack
 from handrail.protocols import PolicyDecision
 from handrail.resources.memory import MemoryFilesystem
 from handrail.run import open_gate
+from handrail.run.call import ToolCall, run_turn
 from handrail.run.gate import Gate
-from handrail.run.turn import ToolCall, run_turn
 from handrail.session import Session
 
 DOCUMENT = "x" * 100_000

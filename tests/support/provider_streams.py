@@ -29,8 +29,8 @@ from handrail import (
 )
 from handrail.errors import ModelError
 from handrail.messages import ModelRequest, Sent
+from handrail.run.adapter import Retry
 from handrail.run.conversation import check_well_formed, root_conversation
-from handrail.run.settings import Retry
 from support.strict_wires import check_everywhere, note
 
 WIRES = ("chat", "responses", "messages", "gemini")

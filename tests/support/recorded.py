@@ -15,7 +15,7 @@ from handrail.journal.sqlite import SqliteJournal
 from handrail.models.scripted import ScriptedModel
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
-from handrail.run.turn import ToolCall
+from handrail.run.call import ToolCall
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from handrail.environment import LaterEnvironment
 from handrail.errors import QuestionTimedOut
 from handrail.guard import CapabilityPolicy, RateLimitPolicy
 from handrail.question import Answer, Question
-from handrail.run.turn import ToolCall
+from handrail.run.call import ToolCall
 from handrail.session import kept
 from handrail.testing import Person
 from handrail.testing.simulation import Play, Scenario, Seen, Stage, World

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from handrail import Adapter, Agent, LaterEnvironment, Prompt, ToolContext, UserContext, Workspace, tool
-from handrail.run.turn import ToolCall
+from handrail.run.call import ToolCall
 from handrail.testing import Person
 from handrail.testing.simulation import Play, Scenario, Seen, Stage
 from support.simulated import Colour

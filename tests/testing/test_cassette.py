@@ -27,7 +27,7 @@ from handrail import (
     tool,
 )
 from handrail.events import TextDelta
-from handrail.run.settings import Retry
+from handrail.run.adapter import Retry
 from handrail.testing import Cassette, CassetteError
 from handrail.testing.cassette import (
     Secret,

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from handrail import Adapter, Handoff, Parked, Prompt, ToolContext, ToolResult, tool
 from handrail.environment import LaterEnvironment
 from handrail.errors import DefinitionError, JournalError
-from handrail.run.turn import ToolCall
+from handrail.run.call import ToolCall
 from handrail.testing import Person
 from handrail.testing.simulation import (
     Play,

@@ -21,8 +21,8 @@ from handrail.fleet import FleetApp, Runner, Submission, submit
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.messages import ToolMessage, Traits, UserMessage
 from handrail.models.scripted import Reply
-from handrail.run.record.attachments import load
 from handrail.run.record.begin import decode_outcome
+from handrail.run.record.log import load_attachments
 from support import PATIENCE
 from support.parked_runs import answer_to
 from support.worker_folders import sound
@@ -132,14 +132,14 @@ def test_attachments_are_restored_whole_or_not_at_all(
 
     recorded = references()
     journal.kept = {each.digest: each.content for each in attachments}
-    asyncio.run(load(journal, "run", recorded))
+    asyncio.run(load_attachments(journal, "run", recorded))
     assert [(each, each.content) for each in recorded] == [(each, each.content) for each in attachments]
     if recorded:
         lost = data.draw(st.sampled_from(recorded))
         del journal.kept[lost.digest]
         first = next(each for each in recorded if each.digest == lost.digest)
         with pytest.raises(RunError) as refused:
-            asyncio.run(load(journal, "run", references()))
+            asyncio.run(load_attachments(journal, "run", references()))
         assert repr(first.name) in str(refused.value)
 
 

@@ -21,8 +21,7 @@ from handrail.models.names import give, model_named, reference_to
 from handrail.neighbours import import_app
 from handrail.question import Question
 from handrail.run.adapter import Adapter
-from handrail.run.apps import code_of, prompt_of
-from handrail.run.record.begin import decode_begin
+from handrail.run.record.begin import code_of, decode_begin, prompt_of
 from handrail.text.raised_errors import with_place
 
 

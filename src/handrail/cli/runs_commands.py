@@ -301,7 +301,7 @@ async def adopt(
 ) -> Report:
     """Move a run to the app's current code, so that workers with that version continue it."""
     from handrail.fleet import FleetApp
-    from handrail.run.apps import code_of
+    from handrail.run.record.begin import code_of
 
     recorded = await RecordedRun.find(journal, run)
     row = recorded.row

@@ -86,7 +86,7 @@ def _submit(options: ServeOptions, loaded: Loaded, journal: Journal) -> Submit:
     Raises `UsageError` for `--files` and for an `--approve` other than `ask`, because workers take these options themselves.
     """
     from handrail.fleet import FleetApp, Submission, submit
-    from handrail.run.apps import code_of
+    from handrail.run.record.begin import code_of
 
     for name, is_given in (("--files", options.files is not None), ("--approve", options.approve != "ask")):
         if is_given:

@@ -10,7 +10,7 @@ from typing import Any
 from handrail.errors import DefinitionError
 from handrail.journal.records import WORKSPACE, queue_of
 from handrail.messages import Model
-from handrail.run.apps import code_of
+from handrail.run.record.begin import code_of
 from handrail.serve.sources import Source, load
 
 

@@ -29,9 +29,9 @@ from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
 from handrail.fleet.submission import repeat, this_host
 from handrail.journal.records import OVER, RunRow, WorkerRow
 from handrail.run.limits import Budget
-from handrail.run.record.attachments import load as load_attachments
 from handrail.run.record.begin import RunOutcome, decode_request
 from handrail.run.record.lease import renew_now
+from handrail.run.record.log import load_attachments
 from handrail.runs import cancel
 from handrail.runs import session as load_session
 from handrail.serve import REQUIRED

@@ -17,8 +17,8 @@ from handrail.ids import NewId, check_id, random_id
 from handrail.journal.protocol import Journal
 from handrail.journal.records import WORKSPACE, RunRecord, RunRow
 from handrail.run.limits import Budget
-from handrail.run.record.attachments import contents, load
 from handrail.run.record.begin import RunRequest
+from handrail.run.record.log import contents, load_attachments
 
 LOCAL = "local"
 """The default principal of submitted runs."""
@@ -150,7 +150,7 @@ async def repeat(journal: Journal, row: RunRow, request: RunRequest, dispatcher:
     due = request.due_at + request.every * (late // request.every + 1)
     key = f"{request.key}@{due:.3f}"
     new_id = f"{request.key}-{due:.3f}".removesuffix(".000")
-    await load(journal, row.record.id, request.attachments)
+    await load_attachments(journal, row.record.id, request.attachments)
     has_own_session = row.record.session_id == row.record.id
     record = msgspec.structs.replace(
         row.record,

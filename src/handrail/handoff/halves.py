@@ -29,6 +29,7 @@ from handrail.ids import NewId
 from handrail.messages import Model
 from handrail.protocols import Filesystem, ToolPolicy, WorkerSource
 from handrail.resources.bindings import Binding
+from handrail.run.adapter import checked_workers
 from handrail.run.call import CALL, PART, Call, CallKind, new_call
 from handrail.run.current_call import call_around, check_given
 from handrail.run.gate import Gate
@@ -37,7 +38,6 @@ from handrail.run.nested import nested_run
 from handrail.run.options import GateArguments, RunOptions
 from handrail.run.place import is_in_run
 from handrail.run.run import Run, open_run, show_tools
-from handrail.run.settings import checked_workers
 from handrail.schema import clear_json, is_instance
 from handrail.schema.problems import describe_kind
 from handrail.session import Session

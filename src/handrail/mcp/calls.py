@@ -33,9 +33,9 @@ from handrail.protocols import Environment, RunMode
 from handrail.question import Answer, Question
 from handrail.run import open_gate
 from handrail.run.options import GateArguments, ResumeArguments, SharedArguments
-from handrail.run.record.attachments import load
 from handrail.run.record.begin import decode_begin, decode_outcome
 from handrail.run.record.format import read_result
+from handrail.run.record.log import load_attachments
 from handrail.run.record.parking import Parking
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool, ToolResult
@@ -201,7 +201,7 @@ class Calls:
         for unit in await self.journal_of_tasks().calls.load(row.record.id):
             if tool is not None and unit.place == _PLACE:
                 found = read_result(tool, unit.result)
-                await load(self.journal_of_tasks(), row.record.id, found.attachments)
+                await load_attachments(self.journal_of_tasks(), row.record.id, found.attachments)
                 return found
         return ToolResult.error(decode_outcome(row).error or f"The call was {row.status}.")
 

@@ -38,7 +38,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelRequestRefused
-from handrail.run.turn import ToolCall
+from handrail.run.call import ToolCall
 from handrail.schema import to_json
 from handrail.text.spelling import checked_arguments
 from handrail.tools.provider_tool import PROVIDER_TOOLS

@@ -1,11 +1,10 @@
-"""The gate and its parts. `gate.py` describes the steps of a call.
+"""Runs: the object of a run, its options, the loop that asks its model, and the gate. `gate.py` describes the steps of a call.
 
-The names in `_HOMES` are imported on first use, so that importing `handrail.run.options` does not load the gate.
+`open_gate` imports the gate on first use, so that importing `handrail.run.options` does not load it.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,27 +16,7 @@ if TYPE_CHECKING:
     from handrail.run.adapter import Adapter
     from handrail.run.gate import Gate
     from handrail.run.options import GateArguments
-    from handrail.run.run import Run
-    from handrail.run.turn import ToolCall, Turn, run_turn
     from handrail.tools import Tool
-
-__all__ = ["Gate", "Run", "ToolCall", "Turn", "open_gate", "run_turn"]
-
-_HOMES = {
-    "Run": "run",
-    "Gate": "gate",
-    "ToolCall": "turn",
-    "Turn": "turn",
-    "run_turn": "turn",
-}
-
-
-if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def open_gate(

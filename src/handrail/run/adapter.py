@@ -1,14 +1,27 @@
-"""`Adapter`: runs a prompt on a model until the model is done."""
+"""`Adapter`: runs a prompt on a model until the model is done, and `Retry`, `Throttle` and `Settings`: how it asks the model."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from weakref import WeakKeyDictionary
 
+import msgspec
+
+from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.operation import Operation
+from handrail.concurrency.threads import forget_closed
+from handrail.errors import DefinitionError, ModelError
+from handrail.ids import Chance, random_fraction
 from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings
-from handrail.models.names import model_named
-from handrail.prompt import Prompt
+from handrail.models.names import is_model, model_named
+from handrail.models.prices import Tariff, tariff_of
+from handrail.prompt import OPENER, Prompt
+from handrail.prompt.section import walk
 from handrail.protocols import EventBus, Filesystem, WorkerSource
 from handrail.run.current_call import call_around, check_given, refuse_inside_call
 from handrail.run.options import (
@@ -21,24 +34,258 @@ from handrail.run.options import (
     check_kinds,
     check_value,
 )
-from handrail.run.response import PromptResponse, RunStream
-from handrail.run.settings import (
-    Retry,
-    Settings,
-    Throttle,
-    check_prompt,
-    check_sampling,
-    checked_model,
-    checked_workers,
-    one_message,
-)
+from handrail.run.response import ANSWER_TOOL, PromptResponse, RunStream
+from handrail.schema.problems import describe_kind
 from handrail.session import Dispatcher, Session
+from handrail.tools import Tool
 
 if TYPE_CHECKING:
     from handrail.context import PromptModel
     from handrail.resources.bindings import Binding
     from handrail.run.attempt import Attempt
     from handrail.run.entry import CallAdapter
+    from handrail.run.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Determines when a request is retried after a transient failure.
+
+    Waits double each time, up to `longest_wait`, with jitter. If the provider says how long to wait, that wait is used, made
+    longer by up to a tenth; if it exceeds `longest_wait`, the request is not retried. Nothing is retried past the run's deadline.
+    """
+
+    attempts: int = 5
+    first_wait: float = 0.5
+    longest_wait: float = 60.0
+    chance: Chance = random_fraction
+
+    def __post_init__(self) -> None:
+        if type(self.attempts) is not int or self.attempts < 1:
+            raise DefinitionError(f"attempts is {self.attempts!r}. Pass an integer of at least 1.")
+        waits = (self.first_wait, self.longest_wait)
+        if not all(type(each) in (int, float) for each in waits) or not 0 <= waits[0] <= waits[1]:
+            raise DefinitionError(
+                f"first_wait is {self.first_wait!r}, and longest_wait is {self.longest_wait!r}. "
+                "Pass numbers of at least 0, with first_wait not greater than longest_wait."
+            )
+
+    def wait_after(self, attempt: int, error: ModelError) -> float | None:
+        """Return the number of seconds until the next attempt; None to give up."""
+        if not error.transient or attempt >= self.attempts:
+            return None
+        wanted = error.retry_after
+        if wanted is not None and 0 <= wanted < math.inf:
+            return wanted * (1 + self.chance() / 10) if wanted <= self.longest_wait else None
+        highest = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt - 1, 64))
+        return highest * (1 + self.chance()) / 2
+
+
+class Throttle:
+    """Limits how many requests run at once in each event loop, and how many start per minute altogether.
+
+    If a provider asks for a pause, the throttle also holds back new requests for that long. All runs of an adapter share
+    its throttle, and several adapters can share one.
+    """
+
+    def __init__(
+        self, *, at_once: int | None = None, per_minute: float | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        if at_once is not None and (type(at_once) is not int or at_once < 1):
+            raise DefinitionError(
+                f"at_once={at_once!r} is not a valid limit. Pass a whole number of at least 1."
+            )
+        if per_minute is not None and (
+            type(per_minute) not in (int, float) or not 0 < per_minute < float("inf")
+        ):
+            raise DefinitionError(
+                f"per_minute={per_minute!r} is not a valid rate. Pass a positive number, or leave it out."
+            )
+        self._at_once = at_once
+        self._spacing = 0.0 if per_minute is None else 60.0 / per_minute
+        self._clock = clock
+        self._next = 0.0
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def hold(self, seconds: float) -> None:
+        """Hold back new requests for this many seconds."""
+        self._next = max(self._next, self._clock.monotonic() + seconds)
+
+    async def enter(self) -> None:
+        """Wait until a request may be sent. Once this has returned, call `leave` when the request has ended."""
+        if self._at_once is not None:
+            loop = asyncio.get_running_loop()
+            slot = self._slots.get(loop)
+            if slot is None:
+                forget_closed(self._slots)
+                slot = self._slots[loop] = asyncio.Semaphore(self._at_once)
+            await slot.acquire()
+        if not self._next and not self._spacing:
+            return
+        try:
+            now = self._clock.monotonic()
+            begin = max(now, self._next)
+            self._next = begin + self._spacing
+            if begin > now:
+                await asyncio.sleep(begin - now)
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Mark a request as ended, so that another may be sent."""
+        if self._at_once is not None:
+            self._slots[asyncio.get_running_loop()].release()
+
+
+@dataclass(slots=True, eq=False)
+class Settings:
+    """Determines how a run asks its model. Nested runs inherit these settings, except for `tool_choice`, and may override them."""
+
+    model: Model
+    _: KW_ONLY
+    retry: Retry
+    throttle: Throttle | None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    streaming: bool = False
+    model_settings: ModelSettings = DEFAULT_SETTINGS
+    opens_in_place: bool = True
+    tariff: Tariff = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tariff = tariff_of(self.model.name, self.model.traits)
+
+    def override(
+        self,
+        *,
+        model: Model | str | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        streaming: bool | None = None,
+        model_settings: ModelSettings | None = None,
+    ) -> Settings:
+        """Return these settings with some of them replaced.
+
+        Model settings belong to a model: if `model` is passed, only the `model_settings` passed with it apply.
+        """
+        check_sampling(temperature, max_tokens)
+        around = self.model_settings if model is None else DEFAULT_SETTINGS
+        return replace(
+            self,
+            model=model_named(model) if isinstance(model, str) else model or self.model,
+            temperature=self.temperature if temperature is None else temperature,
+            max_tokens=max_tokens or self.max_tokens,
+            streaming=self.streaming if streaming is None else streaming,
+            model_settings=around if model_settings is None else model_settings.over(around),
+        )
+
+    def inherited(self) -> Settings:
+        """Return the settings that nested runs inherit: all but `tool_choice`, which is about this run's own tools."""
+        own = self.model_settings
+        if own.tool_choice is None:
+            return self
+        return replace(self, model_settings=msgspec.structs.replace(own, tool_choice=None))
+
+
+def settings_of(prompt: Prompt[Any], options: RunOptions) -> ModelSettings | None:
+    """Return a run's own model settings, completed by those of its prompt; None if neither has any."""
+    own = options.model_settings
+    if prompt.model_settings is DEFAULT_SETTINGS:
+        return own
+    return prompt.model_settings if own is None else own.over(prompt.model_settings)
+
+
+def check_prompt(prompt: object) -> None:
+    """Raise `DefinitionError` if the argument is not a prompt."""
+    if not isinstance(prompt, Prompt):
+        raise DefinitionError(
+            f"evaluate takes a Prompt, not {describe_kind(prompt)}. "
+            'Write `evaluate(Prompt("guide", "Answer briefly."), "the message")`.'
+        )
+
+
+def one_message(params: str, message: str | None) -> str:
+    """Return the message that was passed as params. Raises `DefinitionError` if `message` was passed as well."""
+    if message is not None:
+        raise DefinitionError(
+            "two messages were passed: a string as params is the user's message, and so is `message`. "
+            "Pass only one of them."
+        )
+    return params
+
+
+def check_sampling(temperature: Any, max_tokens: Any) -> None:
+    """Raise `DefinitionError` for a temperature or a number of tokens that no provider accepts."""
+    if temperature is not None and (
+        isinstance(temperature, bool)
+        or not isinstance(temperature, int | float)
+        or not 0 <= temperature < float("inf")
+    ):
+        raise DefinitionError(
+            f"temperature is {temperature!r}. Pass a number of at least 0, or None for the model's default."
+        )
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise DefinitionError(
+            f"max_tokens is {max_tokens!r}. Pass a whole number of at least 1, or None for no bound."
+        )
+
+
+def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
+    """Raise `DefinitionError` unless the tools added to a run are valid and have unique names."""
+    if not tools:
+        return
+    from handrail.run.run import check_tool
+
+    taken = {tool.name for tool in prompt.tools}
+    taken.update(tool.name for _, section in walk(prompt.sections) for tool in section.tools)
+    taken.update((OPENER, ANSWER_TOOL))
+    for tool in tools:
+        check_tool(tool)
+        if tool.name in taken:
+            raise DefinitionError(
+                f"a tool {tool.name!r} was added to a run of prompt {prompt.name!r}, but the name is taken by another tool of "
+                "the run. Rename it."
+            )
+        taken.add(tool.name)
+
+
+def check_files(prompt: Prompt[Any], run: Run) -> None:
+    """Raise `DefinitionError` if a section needs files and the run has none."""
+    wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
+    if wanting and run.world.filesystem is None and not run.world.resources.binds(Filesystem):
+        raise DefinitionError(
+            f"prompt {prompt.name!r} has {wanting[0]}, but the run has no files. Pass a filesystem: "
+            "evaluate(..., filesystem=DirectoryFilesystem('folder'))."
+        )
+
+
+def checked_model(model: Any) -> Model:
+    if not is_model(model):
+        raise DefinitionError(
+            f"{model!r} is not a model. Pass one, such as OpenAIModel('gpt-5') or ScriptedModel([...]), "
+            "or a name like 'openai:gpt-5'."
+        )
+    return model
+
+
+def checked_workers(workers: Any) -> WorkerSource | None:
+    if workers is None or callable(getattr(workers, "enter", None)):
+        return workers
+    raise DefinitionError(f"workers is {describe_kind(workers)}. Pass WorkerRegistry(folder).")
+
+
+def forward_events(session: Session, *buses: EventBus | None) -> Callable[[], None]:
+    """Publish the session's events on these buses as well. Returns a function that stops this."""
+    own = session.dispatcher
+    stops = [own.subscribe(object, bus.publish) for bus in buses if bus is not None and bus is not own]
+
+    def stop() -> None:
+        for each in stops:
+            each()
+
+    return stop
+
 
 OutputT = TypeVar("OutputT")
 

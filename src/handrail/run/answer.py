@@ -38,13 +38,13 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models.grammar import is_object
-from handrail.run.record.charges import Charge, Charged
+from handrail.run.limits import Charge, Charged
 from handrail.schema.immutability import read_only
 from handrail.tools import ProviderTool, Tool
 from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
-    from handrail.run.mask import SecretMask
+    from handrail.run.conversation import SecretMask
 
 _NONE = Usage(requests=1)
 _WHY_CUT = {

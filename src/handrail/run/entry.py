@@ -35,13 +35,12 @@ from handrail.messages import AssistantMessage, Message, Model, UserMessage
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.protocols import EventBus, SessionView
 from handrail.resources.paths import folder_of
+from handrail.run.adapter import Settings, check_added, check_files, forward_events, one_message, settings_of
 from handrail.run.answer import spent_by
-from handrail.run.apps import prompt_of
 from handrail.run.conversation import NO_MESSAGE, Conversation, root_conversation
 from handrail.run.loop import run_in
 from handrail.run.nested import nested_run
 from handrail.run.options import NestedArguments, Recoverable, RunFiles, RunOptions, check_value
-from handrail.run.record.attachments import attached_to, load
 from handrail.run.record.begin import (
     RunOutcome,
     attach_sections,
@@ -51,22 +50,15 @@ from handrail.run.record.begin import (
     continue_turn,
     decode_begin,
     decode_outcome,
+    prompt_of,
 )
 from handrail.run.record.lease import acquire_in_process, acquire_run, stopped
 from handrail.run.record.lineage import end_stopped
-from handrail.run.record.log import NO_LOG, RunLog
+from handrail.run.record.log import NO_LOG, RunLog, attached_to, load_attachments
 from handrail.run.record.parking import Parking
 from handrail.run.record.resume import continue_session, load_resumed, load_session
 from handrail.run.response import Output, PromptResponse, made_in, respond
 from handrail.run.run import Run, open_run
-from handrail.run.settings import (
-    Settings,
-    check_added,
-    check_files,
-    forward_events,
-    one_message,
-    settings_of,
-)
 from handrail.schema import Schema
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool
@@ -202,7 +194,7 @@ async def _recorded_answer(
         raise found.altered[0]
     response = _answer_of(row, prompt, await load_session(journal, row, session, until=row.record.id))
     attached = (*response.attachments, *attached_to(response.messages))
-    await load(journal, row.record.id, attached, some=True)
+    await load_attachments(journal, row.record.id, attached, some=True)
     return response
 
 

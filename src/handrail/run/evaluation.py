@@ -33,10 +33,9 @@ from handrail.protocols import Filesystem, Forkable, SessionView
 from handrail.resources.bindings import CallResources
 from handrail.run.attempt import Attempt
 from handrail.run.call import Call
-from handrail.run.conversation import Conversation
+from handrail.run.conversation import Conversation, SecretMask
 from handrail.run.failures import Refused
 from handrail.run.gate import Gate
-from handrail.run.mask import SecretMask
 from handrail.run.place import Place
 from handrail.run.policies import check_policies, close_policy_context, close_resources, reason_to_ask
 from handrail.run.response import ANSWER_TOOL, Output

@@ -59,9 +59,9 @@ from handrail.run.policies import (
     reason_to_ask,
     tell_policies,
 )
-from handrail.run.record.attachments import store
 from handrail.run.record.commits import commit_recorded, commit_unrecorded, record_end
 from handrail.run.record.format import InnerCall, inner_call, mark_begun, note_attempt
+from handrail.run.record.log import store_attachments
 from handrail.run.record.recorded_calls import decide_interrupted, replay_call, resume_attempt
 from handrail.run.run import Run
 from handrail.run.tickets import answer_for_tickets
@@ -453,7 +453,7 @@ class Gate:
                 done = await self._commit_claimed(passage, inner)
             if done and log.is_kept:
                 if result.attachments:
-                    await shielded(store(log.journal, log.run_id, result.attachments))
+                    await shielded(store_attachments(log.journal, log.run_id, result.attachments))
                 passage.recorded = await shielded(log.note("inner call", passage.call.place, inner))
             return done
         return await self._commit_claimed(passage)

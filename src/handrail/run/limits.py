@@ -1,4 +1,4 @@
-"""Budgets: spending limits, reservations that are made before spending and settled afterwards, and cost totals."""
+"""Budgets: spending limits, reservations that are made before spending and settled afterwards, cost totals, and what a request cost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from decimal import Context, Decimal
 from math import inf
 from types import TracebackType
 from typing import Literal, Protocol, get_args, runtime_checkable
+
+import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import BudgetExceededError, DefinitionError
@@ -345,3 +347,31 @@ class Heartbeat:
         if self._lease is not None:
             self._lease.extend()
         self.last_beat = self._clock.monotonic()
+
+
+Charged = Mapping[Unit, int | Decimal]
+"""The amounts that a budget was charged, by unit."""
+
+
+class Charge(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recorded request to a model used and cost."""
+
+    usage: Usage | None = None
+    """The tokens used; None if the provider did not report them, or the request failed before any answer came."""
+    cost: Decimal | None = None
+    """The cost in US dollars; None if it is unknown."""
+    charged: Charged = {}
+    """The amounts that the budget was charged, if the provider did not report the usage; otherwise empty."""
+
+    def spent(self) -> Charged:
+        """Return the amounts that a budget is charged for the request."""
+        if self.charged or self.usage is None:
+            return self.charged or {"requests": 1}
+        known: Charged = {"requests": 1, "tokens": self.usage.tokens}
+        return known if self.cost is None else {**known, "money": self.cost}
+
+
+class AnswerCharge(Charge, frozen=True):
+    """What a recorded answer used and cost, with the earlier requests for it, which failed or were not used."""
+
+    failed: tuple[Charge, ...] = ()

@@ -20,14 +20,14 @@ from handrail.models import ModelRequestRefused
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.run.advice import Advisers
 from handrail.run.answer import Answer
+from handrail.run.call import OpenTurn
 from handrail.run.conversation import Conversation, first_text
 from handrail.run.evaluation import Evaluation
 from handrail.run.record.format import RecordedResult, is_masked
-from handrail.run.remarks import leave_remarks, untold
+from handrail.run.record.notices import leave_remarks, untold
 from handrail.run.request import ask
 from handrail.run.response import ANSWER_TOOL, REPAIRS, Outcome, Output, made_in, what_to_correct
 from handrail.run.run import Run
-from handrail.run.turn import OpenTurn
 from handrail.text.raised_errors import described
 from handrail.tools import ToolResult
 from handrail.tools.result import shown_text

@@ -1,4 +1,4 @@
-"""`Attempts`: asks the model until it answers, within the run's deadline, with retries and fallback models."""
+"""`Attempts`: asks the model until it answers, within the run's deadline, with retries and fallback models, and publishes the answer as it arrives."""
 
 from __future__ import annotations
 
@@ -11,13 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.concurrency.cancellation import finish, open_scope
 from handrail.errors import BudgetExceededError, DeadlineExceededError, DefinitionError, ModelError
-from handrail.events import ModelFailed, ModelRequested, ModelResponded
+from handrail.events import (
+    AttachmentDelta,
+    CallDelta,
+    ModelFailed,
+    ModelRequested,
+    ModelResponded,
+    PartialOutput,
+    TextDelta,
+    ThoughtDelta,
+)
 from handrail.messages import (
     AssistantMessage,
     AttachmentPart,
+    CallPart,
     Message,
     ModelPart,
     ModelRequest,
+    StopPart,
+    TextPart,
     ThinkingPart,
     ToolMessage,
     Usage,
@@ -37,18 +49,111 @@ from handrail.run.answer import (
     read_answer,
     write_answer,
 )
-from handrail.run.deltas import Deltas
+from handrail.run.conversation import StreamMask
 from handrail.run.limits import BudgetTracker, Reservation
-from handrail.run.record.attachments import load, store
-from handrail.run.record.undone import tell_undone
-from handrail.run.remarks import tell_remarks
+from handrail.run.record.log import load_attachments, store_attachments
+from handrail.run.record.notices import tell_remarks, tell_undone
+from handrail.run.response import ANSWER_TOOL
+from handrail.run.run import Run
 from handrail.text.raised_errors import in_short
 from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
     from handrail.concurrency.timers import Deadline
+    from handrail.run.adapter import Retry
     from handrail.run.evaluation import Evaluation
-    from handrail.run.settings import Retry
+    from handrail.schema.partial_values import PartialValue
+
+
+_COPIED = 4
+"""Maximum number of values that are copied into partial outputs for each character of the answer, so that the cost is linear."""
+
+
+class Deltas:
+    """Publishes the parts of one answer as they arrive, with secrets masked, and the part of a typed answer that is complete."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+        masking = evaluation.masking
+        self._mask = None if masking is None else StreamMask(masking)
+        listens = evaluation.output is not None and evaluation.run.session.dispatcher.listens_for(
+            PartialOutput
+        )
+        self._output = evaluation.output if listens else None
+        self._names: dict[int, str] = {}
+        """The name of each call, as far as it has arrived."""
+        self._growing: dict[int, _Growing | None] = {}
+        """The typed answer of each call that gives one, or that of the text at -1."""
+
+    def publish(self, part: ModelPart) -> None:
+        """Publish a part of the answer."""
+        evaluation, run = self._evaluation, self._evaluation.run
+        if isinstance(part, TextPart):
+            evaluation.has_shown = True
+            if evaluation.on_text is not None:
+                evaluation.on_text(part.text)
+            run.publish(TextDelta(part.text, run.run_context))
+            if self._output is not None and not evaluation.answers_by_call:
+                self._grow(-1, part.text)
+        elif isinstance(part, CallPart):
+            if self._mask is not None:
+                part = self._mask.take(part)
+                if not (part.id or part.name or part.arguments):
+                    return
+            evaluation.has_shown = True
+            run.publish(CallDelta(part.index, part.id, part.name, part.arguments, run.run_context))
+            if self._output is not None and evaluation.answers_by_call:
+                self._names[part.index] = name = self._names.get(part.index, "") + part.name
+                if name == ANSWER_TOOL:
+                    self._grow(part.index, part.arguments)
+        elif isinstance(part, AttachmentPart):
+            evaluation.has_shown = True
+            run.publish(AttachmentDelta(part.attachment, run.run_context))
+        elif isinstance(part, ThinkingPart):
+            evaluation.has_shown = True
+            run.publish(ThoughtDelta(part.text, run.run_context))
+        elif isinstance(part, StopPart) and self._mask is not None:
+            for rest in self._mask.rest():
+                run.publish(CallDelta(rest.index, "", "", rest.arguments, run.run_context))
+
+    def _grow(self, index: int, text: str) -> None:
+        if index not in self._growing:
+            assert self._output is not None
+            partial = self._output.partial()
+            begun = "".join(self._evaluation.begun) if index < 0 else ""
+            self._growing[index] = None if partial is None else _Growing(self._evaluation.run, partial, begun)
+        growing = self._growing[index]
+        if growing is not None:
+            growing.take(text)
+
+
+class _Growing:
+    """A typed answer that is published as it arrives. `begun` is the text of earlier answers that this one continues."""
+
+    def __init__(self, run: Run, partial: PartialValue, begun: str) -> None:
+        self._run = run
+        self._partial = partial
+        self._published = 0
+        """The number of changes that have been published."""
+        self._may_copy = 0
+        if begun:
+            partial.take(begun)
+            self._published = partial.changes
+
+    def take(self, text: str) -> None:
+        partial = self._partial
+        partial.take(text)
+        self._may_copy += _COPIED * len(text)
+        if partial.changes and not self._published:
+            self._published = 1
+            self._publish([] if partial.is_list else {})
+        if partial.changes > self._published and (partial.is_complete or partial.size <= self._may_copy):
+            self._published = partial.changes
+            self._may_copy -= partial.size
+            self._publish(partial.copy())
+
+    def _publish(self, value: object) -> None:
+        self._run.publish(PartialOutput(value, self._run.run_context))
 
 
 OUTPUT_BOUND = 4096
@@ -130,7 +235,7 @@ async def _keep_bytes(evaluation: Evaluation, part: ModelPart) -> None:
     """Store the bytes of a picture or a sound, before an event or a record refers to them."""
     log = evaluation.run.log
     if isinstance(part, AttachmentPart) and log.is_kept:
-        await finish(store(log.journal, log.run_id, [part.attachment]))
+        await finish(store_attachments(log.journal, log.run_id, [part.attachment]))
 
 
 def _charge_cut(
@@ -259,7 +364,7 @@ async def ask(evaluation: Evaluation) -> Answer:
         await tell_remarks(evaluation, place)
         recorded = run.log.find("model answer", place, RecordedAnswer)
         if recorded is not None:
-            await load(run.log.journal, run.log.run_id, recorded.attachments)
+            await load_attachments(run.log.journal, run.log.run_id, recorded.attachments)
             return _replay(evaluation, recorded)
         evaluation.leave_record()
     deadline = run.deadline

@@ -46,9 +46,9 @@ from handrail.tools import RunMode, Tool
 from handrail.tools.named_tools import check_named_tools
 
 if TYPE_CHECKING:
+    from handrail.run.adapter import Settings
     from handrail.run.attempt import Attempt
     from handrail.run.record.parking import Parking
-    from handrail.run.settings import Settings
 
 
 class ProviderSide(Protocol):

@@ -17,7 +17,7 @@ from handrail.run.place import Place
 from handrail.run.record.begin import heed_undone
 from handrail.run.record.format import InnerCall
 from handrail.run.record.lease import acquire_run, is_executing
-from handrail.run.record.undone import UndoneCall, runs_of_others, undone_in
+from handrail.run.record.notices import UndoneCall, runs_of_others, undone_in
 from handrail.session import Session
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from handrail.resources.workspace import Workspace
 from handrail.resources.workspace.cache import PERMISSIONS, WorkspaceCache
 from handrail.resources.workspace.filesystem import check_size
 from handrail.resources.workspace.workspace import bring, is_ignored
-from handrail.run.turn import ToolCall
+from handrail.run.call import ToolCall
 from handrail.text.rendering import counted
 from handrail.tools import tool
 

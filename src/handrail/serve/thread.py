@@ -23,7 +23,7 @@ from handrail.messages import Message, UserMessage
 from handrail.question import Answer, Question
 from handrail.run.place import is_in_run
 from handrail.run.record.begin import is_outdated
-from handrail.run.remarks import unread_remarks
+from handrail.run.record.notices import unread_remarks
 from handrail.runs import Undoing
 from handrail.serve.agui.interrupts import frontend_tools_of
 from handrail.serve.agui.message_writer import Known

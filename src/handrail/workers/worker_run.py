@@ -25,7 +25,7 @@ from handrail.run.attempt import Attempt, attempt_of
 from handrail.run.conversation import ROOT
 from handrail.run.entry import CallAdapter
 from handrail.run.options import RunOptions
-from handrail.run.record.attachments import attached_to, load, store
+from handrail.run.record.log import attached_to, load_attachments, store_attachments
 from handrail.run.run import Run
 from handrail.schema import to_json
 from handrail.text.spelling import nearest
@@ -205,13 +205,13 @@ async def _attachments(
     log, place = call.run.log, call.place
     recorded = log.find("attachments", place, list[Attachment])
     if recorded is not None:
-        await load(log.journal, log.run_id, recorded)
+        await load_attachments(log.journal, log.run_id, recorded)
         return tuple(recorded)
     named = any(isinstance(each, str) for each in given)
     own = _own(call.run) if named else ()
     found = accept(worker.name, worker.attachments, given, lambda: context.filesystem, own)
     if log.is_kept and named:
-        await store(log.journal, log.run_id, found)
+        await store_attachments(log.journal, log.run_id, found)
         await log.note("attachments", place, found)
     return found
 

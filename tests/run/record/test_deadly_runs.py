@@ -16,7 +16,7 @@ APP = textwrap.dedent(
     """
     import asyncio, os, signal, sys
     from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, ToolContext, tool
-    from handrail.run.turn import ToolCall
+    from handrail.run.call import ToolCall
     from handrail.session import Session
 
     @tool(effect="staged")
@@ -64,7 +64,7 @@ SLOW = textwrap.dedent(
     """
     import asyncio, os, signal, sys
     from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, tool
-    from handrail.run.turn import ToolCall
+    from handrail.run.call import ToolCall
 
     @tool(effect="staged")
     async def step(number: int) -> str:

@@ -365,7 +365,7 @@ class Small(Environment):
         return session
 
     def new_adapter(self) -> Adapter:
-        from handrail.run.settings import Retry
+        from handrail.run.adapter import Retry
 
         return Adapter(
             self.stage.model, environment=self, journal=self.journal, retry=Retry(attempts=3, first_wait=0.0)

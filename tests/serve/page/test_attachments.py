@@ -13,7 +13,7 @@ from handrail import Adapter, Attachment, Prompt, ScriptedModel
 from handrail.messages import ModelRequest, UserMessage
 from handrail.models.media import attachment_of, attachment_with
 from handrail.models.scripted import Reply
-from handrail.run.record.attachments import attached_to
+from handrail.run.record.log import attached_to
 from handrail.serve.sources import PromptSource
 from support.browsers import PATIENCE, browser
 from support.served import serving

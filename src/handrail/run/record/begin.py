@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import sys
 from collections.abc import Coroutine, Iterable, Sequence
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -27,18 +30,16 @@ from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunRecord, RunRow, RunStatus, SessionTurn, workspace_name
 from handrail.messages import Message, ModelSettings, Usage
 from handrail.models.names import reference_to
+from handrail.neighbours import find_app, import_app
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.resources.paths import folder_of
 from handrail.resources.startup_files import allowed_in
 from handrail.run.answer import Unanswered, offer_of
-from handrail.run.apps import code_of
-from handrail.run.conversation import Conversation, sendable
-from handrail.run.mask import SecretMask
-from handrail.run.record.attachments import attached_to, load, store
+from handrail.run.conversation import Conversation, SecretMask, sendable
 from handrail.run.record.lease import STOPPED, leased, note_deadline, stopped
-from handrail.run.record.log import RunLog
+from handrail.run.record.log import RunLog, attached_to, load_attachments, store_attachments
+from handrail.run.record.notices import UndoneCalls, forget_undone, undone_in
 from handrail.run.record.parking import next_end
-from handrail.run.record.undone import UndoneCalls, forget_undone, undone_in
 from handrail.run.response import Outcome, Output
 from handrail.run.run import Run
 from handrail.schema import to_json
@@ -47,6 +48,64 @@ from handrail.session.serialization import encode_item, save
 from handrail.text.raised_errors import described
 from handrail.tools import Tool
 from handrail.tools.result import clean_text
+
+
+def code_of(app: str) -> str:
+    """Return a digest of an app's own files: its module, or the `.md` and `.py` files in its folder; "" if there is no app.
+
+    Nothing is imported, except the packages around a module. Raises `ImportError` if there is no such module or file.
+    """
+    if not app:
+        return ""
+    module, colon, _ = app.partition(":")
+    if colon and not app.endswith(".md"):
+        loaded = sys.modules.get(module)
+        spec = find_app(module) if loaded is None else None
+        if loaded is None and spec is None:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+        files = [Path(str(spec.origin if spec else getattr(loaded, "__file__", "")))]
+    elif app.endswith(".md") and not Path(app).is_file():
+        raise ImportError(f"there is no file {app!r}")
+    else:
+        folder = Path(app) if Path(app).is_dir() else Path(app).parent
+        files = sorted([*folder.glob("*.md"), *folder.glob("*.py")])
+    found = hashlib.sha256()
+    for file in files:
+        with contextlib.suppress(OSError):
+            found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def prompt_of(run_id: str, app: str) -> Prompt[Any]:
+    """Import and return the prompt of an app, `module:name`.
+
+    Raises `RunError` if `app` has a different form, if importing it raises `ImportError`, or if it has no prompt.
+    """
+    module, colon, name = app.partition(":")
+    if not colon or app.endswith(".md"):
+        raise RunError(
+            run_id,
+            f"its app {app!r} does not have the form module:name"
+            if app
+            else "it began without a reference to its prompt",
+            "Pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
+        )
+    try:
+        found: Any = getattr(import_app(module), name, None)
+    except ImportError as error:
+        raise RunError(
+            run_id,
+            f"its prompt is at {app!r}, which can't be imported: {error}",
+            "Resume where it can be imported, or pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
+        ) from error
+    prompt: object = getattr(found, "prompt", found)  # the prompt itself, or an agent that has one
+    if not isinstance(prompt, Prompt):
+        raise RunError(
+            run_id,
+            f"there is no Prompt at {app!r}",
+            "Pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
+        )
+    return cast("Prompt[Any]", prompt)
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,7 +264,7 @@ async def begin_run(
     add_history(run, rendered, conversation)
     attach_sections(run, rendered, conversation)
     if run.log.is_kept:
-        await load(run.log.journal, run.log.run_id, attached_to(conversation.messages), some=True)
+        await load_attachments(run.log.journal, run.log.run_id, attached_to(conversation.messages), some=True)
         await _record(run, prompt, rendered)
     return rendered.text
 
@@ -287,9 +346,9 @@ async def _record(run: Run, prompt: Prompt[Any], rendered: RenderedPrompt[Any]) 
         code=code,
     )
     follow(session, journal, await journal.runs.begin(record, followed=followed(session, journal)))
-    await store(journal, run.run_context.run_id, attachments)
+    await store_attachments(journal, run.run_context.run_id, attachments)
     said = (fact.message for fact in session[MessageAdded].all())
-    await store(journal, run.run_context.run_id, [*options.attachments, *attached_to(said)])
+    await store_attachments(journal, run.run_context.run_id, [*options.attachments, *attached_to(said)])
 
 
 def tools_of(rendered: RenderedPrompt[Any]) -> tuple[Tool[Any, Any], ...]:

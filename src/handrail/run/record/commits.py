@@ -14,8 +14,8 @@ from handrail.errors import PromptEvaluationError, UnfinishedCommit
 from handrail.events import CallStatus
 from handrail.journal.protocol import Journal
 from handrail.journal.records import CommitUnit, WorkspaceDelta
-from handrail.run.record.attachments import store
 from handrail.run.record.format import commit_unit, inner_call
+from handrail.run.record.log import store_attachments
 from handrail.run.transaction import key_of
 from handrail.tools import ToolResult
 
@@ -90,7 +90,7 @@ async def record_end(
     if _meets_its_budget_again(attempt, ending):
         return False
     if result.attachments:
-        await shielded(store(log.journal, log.run_id, result.attachments))
+        await shielded(store_attachments(log.journal, log.run_id, result.attachments))
     if attempt.parent is None:
         await shielded(log.journal.calls.commit(commit_unit(attempt, result, status)))
         return True
@@ -159,7 +159,7 @@ async def _commit(
 async def _store(journal: Journal, attempt: Attempt, result: ToolResult[Any]) -> None:
     """Store the attachments of a result, before the record that refers to them."""
     if result.attachments:
-        await store(journal, attempt.run.log.run_id, result.attachments)
+        await store_attachments(journal, attempt.run.log.run_id, result.attachments)
 
 
 async def _commit_durable(journal: Journal, attempt: Attempt, result: ToolResult[Any]) -> None:

@@ -14,9 +14,8 @@ from handrail.messages import Usage
 from handrail.run.call_log import CallLog, log_again
 from handrail.run.effects import compensate, probe
 from handrail.run.failures import Unsuccessful
+from handrail.run.limits import AnswerCharge
 from handrail.run.place import Place
-from handrail.run.record.attachments import load
-from handrail.run.record.charges import AnswerCharge
 from handrail.run.record.format import (
     GIVEN_SECRET,
     NO_USAGE,
@@ -35,7 +34,7 @@ from handrail.run.record.format import (
     read_value,
     write_result,
 )
-from handrail.run.record.log import RunLog
+from handrail.run.record.log import RunLog, load_attachments
 from handrail.run.transaction import Settled, Transaction, new_transaction, note_past
 from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, ToolResult
@@ -97,7 +96,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
 async def _with_bytes(result: ToolResult[Any], log: RunLog) -> ToolResult[Any]:
     """Return a recorded result after loading the bytes of its attachments."""
     if result.attachments:
-        await load(log.journal, log.run_id, (*result.attachments, *attachments_in(result.value)))
+        await load_attachments(log.journal, log.run_id, (*result.attachments, *attachments_in(result.value)))
     return result
 
 
