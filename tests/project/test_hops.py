@@ -1,0 +1,27 @@
+"""Tests that a call passes few files on its way to a tool's handler, so that following it means opening few of them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "hops.py"
+MOST_FILES = {
+    "a call without a journal, until its handler": 50,
+    "a call with a journal, until its handler": 67,
+    "a run that is parked, until its handler": 71,
+    "an answered approval, until its handler": 13,
+    "a resumed run, until its handler": 73,
+}
+"""The number of the package's files whose functions are entered. When a way gets shorter, its number here is lowered."""
+
+
+def test_the_way_of_a_call_has_few_files():
+    """No way to a handler enters more of the package's files than it did before."""
+    result = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True)
+    files = {
+        way: int(count) for way, count in re.findall(r"(.*): \d+ functions in (\d+) files", result.stdout)
+    }
+    assert files.keys() >= MOST_FILES.keys(), result.stdout
+    longer = {way: files[way] for way, most in MOST_FILES.items() if files[way] > most}
+    assert not longer, f"find the files with `python scripts/hops.py --list`: {longer}"
