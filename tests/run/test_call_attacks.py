@@ -220,7 +220,7 @@ class SlowJournal(MemoryJournal):
             await asyncio.sleep(0.05)
             await commit(unit)
 
-        calls.commit, calls.commit_now = slow, None
+        calls.commit, calls.commit_now = slow, lambda unit: False
 
 
 @tool(effect="staged")

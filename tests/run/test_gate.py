@@ -443,7 +443,7 @@ async def test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody() 
         await asyncio.sleep(5)
         await commit(unit)
 
-    journal.calls.commit, journal.calls.commit_now = commit_slowly, None
+    journal.calls.commit, journal.calls.commit_now = commit_slowly, lambda unit: False
     rig = Rig([staged(nothing)], journal=journal, clock=clock, deadline=Deadline.after(3, clock=clock))
     assert (await rig.call("work", text="a")).success
     assert rig.notes == ["a"]

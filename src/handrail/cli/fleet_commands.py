@@ -133,7 +133,7 @@ def submit(
         )
         with contextlib.closing(open_journal(options.journal, app.source.files)) as journal:
             row = asyncio.run(fleet.submit(journal, app, submission))
-            show = runs_command("show", row.record.id, str(getattr(journal, "path", "")))
+            show = runs_command("show", row.record.id, journal.path)
     except Exception as error:
         return fail(error, as_json=as_json)
     data = {

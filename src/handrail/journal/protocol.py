@@ -38,6 +38,7 @@ from handrail.journal.records import (
 from handrail.question import Answer, Question, Vote
 
 if TYPE_CHECKING:
+    from handrail.concurrency.cancellation import Pending
     from handrail.protocols import Asker
 
 
@@ -259,6 +260,23 @@ class Calls(Protocol):
 
     async def commit(self, unit: CommitUnit, /) -> None:
         """Record everything that one call changed, atomically."""
+        ...
+
+    def commit_now(self, unit: CommitUnit, /) -> bool:
+        """Record a call that changes no files in the caller's thread, if this can't block.
+
+        Returns False if nothing was recorded and `commit` must be awaited instead. Raises `DefinitionError` if a value in the call
+        can't be recorded, and `RunBusy` if the run is recorded and this process does not own it.
+        """
+        ...
+
+    def commit_soon(self, unit: CommitUnit, /) -> Pending[bool] | None:
+        """Begin to record a call that changes no files. Returns None if `commit` must be awaited instead.
+
+        The pending value is True once the call is recorded, and False if nothing was recorded and `commit` must be awaited
+        instead. Waiting for it raises `RunBusy` if the run is recorded and this process does not own it. Raises
+        `DefinitionError` at once if a value in the call can't be recorded.
+        """
         ...
 
     async def applied(self, unit: CommitUnit, /) -> None:
@@ -560,6 +578,11 @@ class Journal(Protocol):
     @property
     def id(self) -> str:
         """The id of the journal. It is the same each time the journal is opened."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """The path of the journal's file, or the URL of its database without the password; "" or ":memory:" for neither."""
         ...
 
     @property

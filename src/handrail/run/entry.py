@@ -262,7 +262,7 @@ def _open(
         run.parking = Parking(run, environment)
     check_files(prompt, run)
     if log.is_kept:
-        check_out_of_reach(getattr(options.journal, "path", ""), folder_of(run.world.filesystem))
+        check_out_of_reach(log.journal.path, folder_of(run.world.filesystem))
     check_added(prompt, options.tools)
     return run
 

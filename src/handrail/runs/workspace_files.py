@@ -77,7 +77,7 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
             str(source),
             "a workspace does not record a file with this name or of this kind. Choose another file",
         )
-    if has_journal(str(at), str(getattr(journal, "path", ""))):
+    if has_journal(str(at), journal.path):
         raise FileError(
             str(source), "the journal is there, and its key would be copied. Choose a path without it"
         )

@@ -493,7 +493,7 @@ class Thread(ThreadRecord):
         return not self._is_elsewhere(await self._journal.runs.get(run_id))
 
     def _is_leased(self, row: RunRow) -> bool:
-        return row.held and row.owner != getattr(self._journal, "owner", "")
+        return row.held and row.owner != self._journal.owner
 
     async def begun(self, run_id: str) -> LiveRun:
         """Create a run of this thread. `execute` starts it."""

@@ -58,13 +58,6 @@ class SqlCalls:
         """The ids of the calls that change files, and that this process is committing or applying."""
 
     def commit_now(self, unit: CommitUnit, /) -> bool:
-        """Record a call that changes no files, if this can't block or all writes are made in the caller's thread.
-
-        Returns False if nothing was recorded and `commit` must be awaited instead.
-
-        Raises `DefinitionError` if a value in the call can't be recorded, and `RunBusy` if the run is recorded and this
-        process does not own it.
-        """
         database = self._database
         if not database.adds_now:
             return False
@@ -72,12 +65,6 @@ class SqlCalls:
         return len(record.body) <= _BRIEF and database.add_now(unit.run_id, record)
 
     def commit_soon(self, unit: CommitUnit, /) -> Pending[bool] | None:
-        """Begin to record a call that changes no files, if the journal has its own thread; otherwise return None.
-
-        The pending value is True once the call is recorded, and False if nothing was recorded and `commit` must be awaited
-        instead. Waiting for it raises `RunBusy` if the run is recorded and this process does not own it. Raises
-        `DefinitionError` at once if a value in the call can't be recorded.
-        """
         return self._database.add_soon(unit.run_id, _record_of(unit))
 
     async def commit(self, unit: CommitUnit, /) -> None:

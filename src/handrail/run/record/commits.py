@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from handrail.concurrency.cancellation import Pending, shielded, unless_stopped
@@ -123,15 +123,11 @@ def commit_recorded(
     if result.attachments:
         return shielded(_commit(journal, attempt, result))
     unit = commit_unit(attempt, result)
-    commit_now: Callable[[CommitUnit], bool] | None = getattr(journal.calls, "commit_now", None)
     has_siblings = len(attempt.run.live) > 1
-    if commit_now is not None and not has_siblings and not journal.synced and commit_now(unit):
+    if not has_siblings and not journal.synced and journal.calls.commit_now(unit):
         transaction.apply()
         return None
-    commit_soon: Callable[[CommitUnit], Pending[bool] | None] | None = getattr(
-        journal.calls, "commit_soon", None
-    )
-    begun = None if commit_soon is None else commit_soon(unit)
+    begun = journal.calls.commit_soon(unit)
     if begun is None:
         return shielded(_commit(journal, attempt, result, unit))
     return _finish(begun, journal, attempt, result, unit)
