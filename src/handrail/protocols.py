@@ -250,7 +250,7 @@ class CancelSignal(Protocol):
         ...
 
 
-class Heartbeat(Protocol):
+class HeartbeatProtocol(Protocol):
     """Records that a call is alive, and renews the lease on its job if there is one."""
 
     def beat(self) -> None: ...
@@ -258,7 +258,7 @@ class Heartbeat(Protocol):
     def last_beat(self) -> float | None: ...
 
 
-class BudgetTracker(Protocol):
+class BudgetTrackerProtocol(Protocol):
     """Tracks what this run may still spend, within the budgets of all runs above it."""
 
     def remaining(self) -> Mapping[str, float]:
@@ -266,7 +266,7 @@ class BudgetTracker(Protocol):
         ...
 
 
-class CostTracker(Protocol):
+class CostTrackerProtocol(Protocol):
     """Tracks what this run and everything below it have spent."""
 
     def spent(self) -> Mapping[str, Decimal]: ...

@@ -11,8 +11,7 @@ import pytest
 
 from handrail import Deadline, ToolContext, ToolResult, TransientError, gather, tool
 from handrail.errors import ContextExpired, ResourceError
-from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
-from handrail.protocols import Filesystem, PolicyDecision
+from handrail.protocols import BudgetTrackerProtocol, Filesystem, PolicyDecision
 from handrail.resources import Binding, given
 from handrail.resources import scopes as scopes_module
 from handrail.resources.memory import MemoryFilesystem

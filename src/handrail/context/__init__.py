@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from handrail.protocols import (
         ApprovalController,
         BoundAdapter,
-        BudgetTracker,
+        BudgetTrackerProtocol,
         CancelSignal,
-        CostTracker,
+        CostTrackerProtocol,
         EventBus,
         Filesystem,
-        Heartbeat,
+        HeartbeatProtocol,
         PromptView,
         RenderedPromptView,
         Resources,
@@ -320,17 +320,17 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.signal
 
     @property
-    def heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> HeartbeatProtocol:
         """The heartbeat of this call. It renews the lease on the job in which the call runs, if there is one."""
         return self._source.heartbeat
 
     @property
-    def budget_tracker(self) -> BudgetTracker:
+    def budget_tracker(self) -> BudgetTrackerProtocol:
         """The budget's tracker, which has no limits if there is no budget. It is the same object as `resources.get(BudgetTracker)`."""
         return self._source.budget_tracker
 
     @property
-    def cost_tracker(self) -> CostTracker:
+    def cost_tracker(self) -> CostTrackerProtocol:
         """Tracks the model usage and cost of this run and of the runs nested in it."""
         return self._source.cost_tracker
 

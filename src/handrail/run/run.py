@@ -26,6 +26,7 @@ from handrail.journal.protocol import Steps
 from handrail.protocols import (
     ApprovalBroker,
     BoundAdapter,
+    BudgetTrackerProtocol,
     Environment,
     Filesystem,
     Forkable,
@@ -34,7 +35,6 @@ from handrail.protocols import (
     ToolPolicy,
     Workers,
 )
-from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
 from handrail.resources.bindings import RunResources, given
 from handrail.run.limits import Budget, BudgetTracker, CostTracker
 from handrail.run.options import RunFiles, RunOptions, check_kinds

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from handrail.errors import JournalAltered
 from handrail.journal.postgres.accounts import alterations
 from handrail.journal.postgres.statements import PostgresConnection
-from handrail.journal.sql.chains import MAC_BYTES, Chains, NewRecord, Record, run_chain
+from handrail.journal.sql.chains import MAC_BYTES, ChainRecord, Chains, NewRecord, run_chain
 from handrail.journal.sql.connection import Connection
 
 NOBODY = "-"
@@ -177,7 +177,7 @@ class PostgresChains(Chains):
         super().remove(connection, chain)
         self._known.pop(chain, None)
 
-    def read(self, connection: Connection, chain: str) -> list[Record]:
+    def read(self, connection: Connection, chain: str) -> list[ChainRecord]:
         found = super().read(connection, chain)
         if found:  # what this process adds next comes after everything that it has seen
             self._last = max(self._last, found[-1].number)

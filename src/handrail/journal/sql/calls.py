@@ -13,7 +13,7 @@ from handrail.concurrency.cancellation import Pending
 from handrail.errors import JournalAltered, RunBusy, RunUnknown
 from handrail.journal.local import LocalSteps
 from handrail.journal.records import CommitUnit, Entry
-from handrail.journal.sql.chains import NewRecord, Record, run_chain, step_chain
+from handrail.journal.sql.chains import ChainRecord, NewRecord, run_chain, step_chain
 from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Database, encode
 from handrail.journal.sql.leases import check_owner, is_owner
@@ -115,7 +115,7 @@ class SqlCalls:
             WHERE state = 'committed' ORDER BY number"""
 
         def find(connection: Connection) -> list[CommitUnit]:
-            chains: dict[str, dict[int, Record]] = {}
+            chains: dict[str, dict[int, ChainRecord]] = {}
             found: list[CommitUnit] = []
             for number, chain in fetch(connection, query):
                 if chain not in chains:
@@ -126,7 +126,7 @@ class SqlCalls:
 
         return tuple(unit for unit in await database.transact(find) if unit.call_id not in self._applying)
 
-    def _units_in(self, connection: Connection, chain: str) -> dict[int, Record]:
+    def _units_in(self, connection: Connection, chain: str) -> dict[int, ChainRecord]:
         """Return the records of the calls in a run's chain that were committed and not voided, by their numbers.
 
         The result is empty if another live process owns the run, or if the run was altered. An alteration is logged.
@@ -152,18 +152,18 @@ class SqlCalls:
         return tuple(map(committed_unit, sorted(each for _, units, _ in records for each in units)))
 
     async def history(self, session_id: str, /) -> Sequence[tuple[str, CommitUnit | Entry]]:
-        found: list[tuple[Record, str, CommitUnit | Entry]] = []
+        found: list[tuple[ChainRecord, str, CommitUnit | Entry]] = []
         for run_id, units, run in await self._records_of(session_id):
             found += [(each, run_id, committed_unit(each)) for each in units]
             found += [(each, run_id, entry_of(each)) for each in run.newest]
         return tuple((run_id, what) for _, run_id, what in sorted(found, key=lambda each: each[0]))
 
-    async def _records_of(self, session_id: str) -> list[tuple[str, list[Record], RunRecords]]:
+    async def _records_of(self, session_id: str) -> list[tuple[str, list[ChainRecord], RunRecords]]:
         """Return the verified records of each run in a session: the run's id, its units in the session, and all its records."""
         chains = self._database.chains
         query = "SELECT DISTINCT chain FROM records WHERE session_id = ? AND opens = 1"
 
-        def load(connection: Connection) -> list[tuple[str, list[Record], RunRecords]]:
+        def load(connection: Connection) -> list[tuple[str, list[ChainRecord], RunRecords]]:
             ids = dict.fromkeys(check_session(connection, chains, session_id))
             ids |= dict.fromkeys(
                 chain.removeprefix("run ") for (chain,) in fetch(connection, query, session_id)
@@ -184,10 +184,10 @@ class SqlCalls:
                 SELECT number FROM records WHERE records.chain = chains.chain ORDER BY link DESC LIMIT 1
             ) > ?"""
 
-        def find(connection: Connection) -> list[Record]:
+        def find(connection: Connection) -> list[ChainRecord]:
             verify_session(connection, chains, unit.run_id)
             ((number,),) = fetch(connection, last, run_chain(unit.run_id), unit.call_id)
-            found: list[Record] = []
+            found: list[ChainRecord] = []
             if number is None:
                 return found
             for (chain,) in fetch(connection, since, number, number):
@@ -230,8 +230,8 @@ class SqlCalls:
         query = """SELECT DISTINCT runs.id FROM runs JOIN records ON chain = 'run ' || runs.id
             WHERE runs.session_id = ? AND kind IN ('undone', 'told')"""
 
-        def find(connection: Connection) -> list[tuple[Record, str]]:
-            found: list[tuple[Record, str]] = []
+        def find(connection: Connection) -> list[tuple[ChainRecord, str]]:
+            found: list[tuple[ChainRecord, str]] = []
             for (run_id,) in fetch(connection, query, session_id):
                 records = verified(connection, chains, run_id)
                 found += [(each, run_id) for each in records.own if each.kind in ("undone", "told")]

@@ -106,7 +106,7 @@ def reading(chains: Chains, chain: str, link: int, what: str = "") -> Generator[
         raise chains.altered(chain, link, f"it can't be read: {error}", what=what) from error
 
 
-class Record(NamedTuple):
+class ChainRecord(NamedTuple):
     """One record of a chain."""
 
     number: int
@@ -126,7 +126,7 @@ class Record(NamedTuple):
 
 
 class NewRecord(msgspec.Struct, gc=False):
-    """A record that is about to be added to `chain`. The other fields are those of `Record`."""
+    """A record that is about to be added to `chain`. The other fields are those of `ChainRecord`."""
 
     chain: str
     kind: str
@@ -320,16 +320,16 @@ class Chains:
         except (TypeError, ValueError, OverflowError):  # Handrail never writes such a value
             return False
 
-    def read(self, connection: Connection, chain: str) -> list[Record]:
+    def read(self, connection: Connection, chain: str) -> list[ChainRecord]:
         """Return the records of a chain, in order. Raises `JournalAltered` if they are not as they were written."""
         with reading(self, chain, 1):
             return self._read(connection, chain)
 
-    def _read(self, connection: Connection, chain: str) -> list[Record]:
-        found: list[Record] = []
+    def _read(self, connection: Connection, chain: str) -> list[ChainRecord]:
+        found: list[ChainRecord] = []
         seal = b""
         for row in self._rows(connection, chain):
-            record = Record(*row)
+            record = ChainRecord(*row)
             expected = len(found) + 1
             if record.link != expected:
                 raise self.altered(chain, expected, "it is missing")
@@ -362,14 +362,14 @@ class Chains:
                 link += 1
         raise self.altered(chain, link, "it can't be read, because the file is damaged")
 
-    def _of(self, chain: str, record: Record, seal: bytes) -> bytes:
+    def _of(self, chain: str, record: ChainRecord, seal: bytes) -> bytes:
         try:
             return self._digest(chain, *record[:6], record.opens, seal, record.body)
         except (TypeError, ValueError, OverflowError):  # Handrail never writes such a value
             raise self.altered(chain, record.link, "it is not what was recorded there", record) from None
 
     def altered(
-        self, chain: str, link: int, problem: str, record: Record | None = None, what: str = ""
+        self, chain: str, link: int, problem: str, record: ChainRecord | None = None, what: str = ""
     ) -> JournalAltered:
         """Create the error for an altered record of a chain."""
         kind, _, id = str(chain).partition(" ")  # an altered column can hold anything

@@ -17,8 +17,8 @@ from handrail.errors import JournalAltered, RunUnknown
 from handrail.journal.records import OVER, CommitUnit, Entry, Verification
 from handrail.journal.sql.chains import (
     SESSIONS,
+    ChainRecord,
     Chains,
-    Record,
     decision_chain,
     decisions_of,
     outside_chain,
@@ -124,7 +124,9 @@ def session_alterations(
         yield altered
 
 
-def read_decisions(connection: Connection, chains: Chains, session_id: str, principal: str) -> list[Record]:
+def read_decisions(
+    connection: Connection, chains: Chains, session_id: str, principal: str
+) -> list[ChainRecord]:
     """Return a principal's decisions in a session.
 
     Raises `JournalAltered` if they or the session's chain were altered, or if that chain does not record how they began.
@@ -140,14 +142,14 @@ def read_decisions(connection: Connection, chains: Chains, session_id: str, prin
 
 
 def _begun(
-    chains: Chains, chain: str, records: Iterable[Record], forgettable: str
-) -> dict[tuple[str, str], Record]:
+    chains: Chains, chain: str, records: Iterable[ChainRecord], forgettable: str
+) -> dict[tuple[str, str], ChainRecord]:
     """Return the records of everything that began and was not forgotten, by kind and key.
 
     `forgettable` is the kind of thing that `forgotten` records refer to. Raises `JournalAltered` if something began twice
     without being forgotten in between.
     """
-    begun: dict[tuple[str, str], Record] = {}
+    begun: dict[tuple[str, str], ChainRecord] = {}
     for each in records:
         if each.kind == FORGOTTEN:
             begun.pop((forgettable, each.key), None)
@@ -163,7 +165,7 @@ def _compare(
     chains: Chains,
     chain: str,
     length: int,
-    begun: dict[tuple[str, str], Record],
+    begun: dict[tuple[str, str], ChainRecord],
     found: dict[tuple[str, str], object],
 ) -> None:
     for name, record in begun.items():
@@ -216,7 +218,7 @@ _ATTEMPT = re.compile(r"~\d+")
 """Matches the number of an attempt in the text of a place, such as `~2`."""
 
 
-def entry_of(record: Record) -> Entry:
+def entry_of(record: ChainRecord) -> Entry:
     """Return the entry in a record that is not one of the journal's own."""
     return Entry(record.kind, record.key, record.at, record.body)  # pyright: ignore[reportArgumentType]  # what is not internal is an entry
 
@@ -224,12 +226,12 @@ def entry_of(record: Record) -> Entry:
 class RunRecords:
     """The verified records of one run."""
 
-    def __init__(self, own: list[Record], outside: list[Record]) -> None:
+    def __init__(self, own: list[ChainRecord], outside: list[ChainRecord]) -> None:
         self.own = own
         self.outside = outside
 
     @property
-    def units(self) -> list[Record]:
+    def units(self) -> list[ChainRecord]:
         """The committed calls that were not voided."""
         void = self.voided
         return [each for each in self.own if each.kind == UNIT and each.link not in void]
@@ -240,9 +242,9 @@ class RunRecords:
         return {int(each.body) for each in self.own if each.kind == VOID}
 
     @property
-    def newest(self) -> list[Record]:
+    def newest(self) -> list[ChainRecord]:
         """The records of the newest entry of each kind and key, in the order in which they were recorded."""
-        found: dict[tuple[str, str], Record] = {}
+        found: dict[tuple[str, str], ChainRecord] = {}
         for each in self.own:
             if each.kind not in _INTERNAL:
                 found.pop((each.kind, each.key), None)
@@ -265,13 +267,13 @@ class RunRecords:
 
         Answer and time are None for an open question. Withdrawn questions are left out.
         """
-        asked: dict[str, Record] = {}
+        asked: dict[str, ChainRecord] = {}
         for each in self.own:
             if each.kind == QUESTION:
                 asked[each.key] = each
             elif each.kind == WITHDRAWN:
                 asked.pop(each.key, None)
-        given: dict[str, Record] = {}
+        given: dict[str, ChainRecord] = {}
         for each in self.outside:
             if each.kind == ANSWER:
                 given[each.key] = each
@@ -320,7 +322,7 @@ class RunRecords:
         return (ends[-1].key, ends[-1].body) if ends else ("", b"")
 
     @property
-    def origin(self) -> Record | None:
+    def origin(self) -> ChainRecord | None:
         """The first record of a run that was created by a fork or an import; None for any other run."""
         first = self.own[0] if self.own else None
         return first if first is not None and first.kind in (FORK, IMPORT) else None
@@ -351,7 +353,7 @@ def add_outside(
         chains.append(connection, run_chain(run_id), OUTSIDE, "", chains.head(connection, chain), at=at)
 
 
-def steps_in(records: list[Record]) -> dict[str, bytes | None]:
+def steps_in(records: list[ChainRecord]) -> dict[str, bytes | None]:
     """Return the encoded values of the steps in a chain, by key; None for a step that was reserved but never settled.
 
     Steps that were cleared are left out.
@@ -403,7 +405,7 @@ def _check_indexes(connection: Connection, chains: Chains, run_id: str, records:
         raise chains.altered(chain, link, "an index of the journal does not agree with it")
 
 
-def read_outside(connection: Connection, chains: Chains, run_id: str) -> list[Record]:
+def read_outside(connection: Connection, chains: Chains, run_id: str) -> list[ChainRecord]:
     """Return what was added to a run from outside. Raises `JournalAltered` if the records of the run were altered."""
     return _read(connection, chains, run_id).outside
 
@@ -610,6 +612,6 @@ def is_intact(digest: str, data: object) -> bool:
     return isinstance(data, bytes) and hashlib.sha256(data).hexdigest() == digest
 
 
-def committed_unit(record: Record) -> CommitUnit:
+def committed_unit(record: ChainRecord) -> CommitUnit:
     """Decode the committed call in a record."""
     return msgspec.msgpack.decode(record.body, type=CommitUnit)
