@@ -10,7 +10,7 @@ from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.journal.records import Decision
 from handrail.journal.sql.chains import Chains, decision_chain
 from handrail.journal.sql.connection import Connection
-from handrail.journal.sql.database import Database
+from handrail.journal.sql.database import Role, transaction
 from handrail.journal.sql.leases import check_not_taken
 from handrail.journal.sql.verification import DECISIONS, add_to_session, read_decisions
 from handrail.question import Answer, Question
@@ -93,11 +93,8 @@ def decision_in(question: Question, answer: Answer, now: datetime) -> Decision |
     return None if fact is None else written(fact, fact.run_context.session_id, question.principal)
 
 
-class SqlDecisions:
+class SqlDecisions(Role):
     """The role `Decisions` of a journal."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def write(self, decision: Decision, /, *, run_id: str = "") -> None:
         database = self._database
@@ -108,11 +105,9 @@ class SqlDecisions:
 
         database.transact_now(write)
 
-    async def read(self, session_id: str, principal: str, /) -> Sequence[Decision]:
-        chains = self._database.chains
-        records = await self._database.transact(
-            lambda connection: read_decisions(connection, chains, session_id, principal)
-        )
+    @transaction
+    def read(self, connection: Connection, session_id: str, principal: str, /) -> Sequence[Decision]:
+        records = read_decisions(connection, self._database.chains, session_id, principal)
         return tuple(
             Decision(
                 session_id=session_id,

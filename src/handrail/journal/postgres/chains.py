@@ -137,18 +137,7 @@ class PostgresChains(Chains):
         number = self._last = max(self._last + 1, head.number + 1, self._micros())
         link, session_id = head.links + 1, record.session_id
         opens = 1 if session_id and session_id != head.session_id else 0
-        digest = self._digest(
-            record.chain,
-            number,
-            link,
-            record.kind,
-            record.key,
-            record.at,
-            session_id,
-            opens,
-            head.seal,
-            record.body,
-        )
+        digest = self._digest(record.chain, record, number, link, opens, head.seal)
         mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
         kind, key, at, body, state = record.kind, record.key, record.at, record.body, record.state
         values = (number, link, kind, key, at, session_id, body, mac, state, opens)

@@ -15,7 +15,7 @@ from handrail.journal.local import LocalSteps
 from handrail.journal.records import CommitUnit, Entry
 from handrail.journal.sql.chains import ChainRecord, NewRecord, run_chain, step_chain
 from handrail.journal.sql.connection import Connection, fetch
-from handrail.journal.sql.database import Database, encode
+from handrail.journal.sql.database import Database, Role, encode, transaction
 from handrail.journal.sql.leases import check_owner, is_owner
 from handrail.journal.sql.run_rows import find_run
 from handrail.journal.sql.verification import (
@@ -49,11 +49,11 @@ def _record_of(unit: CommitUnit) -> NewRecord:
     return NewRecord(run_chain(unit.run_id), UNIT, unit.call_id, body, unit.at, unit.session_id, state)
 
 
-class SqlCalls:
+class SqlCalls(Role):
     """The role `Calls` of a journal."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._applying: set[str] = set()
         """The ids of the calls that change files, and that this process is committing or applying."""
 
@@ -143,9 +143,9 @@ class SqlCalls:
             return {}
         return {each.number: each for each in records.units}
 
-    async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
-        records = await self._verified(run_id)
-        return tuple(map(committed_unit, records.units))
+    @transaction
+    def load(self, connection: Connection, run_id: str, /) -> Sequence[CommitUnit]:
+        return tuple(map(committed_unit, verified(connection, self._database.chains, run_id).units))
 
     async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
         records = await self._records_of(session_id)
@@ -158,24 +158,20 @@ class SqlCalls:
             found += [(each, run_id, entry_of(each)) for each in run.newest]
         return tuple((run_id, what) for _, run_id, what in sorted(found, key=lambda each: each[0]))
 
-    async def _records_of(self, session_id: str) -> list[tuple[str, list[ChainRecord], RunRecords]]:
+    @transaction
+    def _records_of(
+        self, connection: Connection, session_id: str
+    ) -> list[tuple[str, list[ChainRecord], RunRecords]]:
         """Return the verified records of each run in a session: the run's id, its units in the session, and all its records."""
         chains = self._database.chains
         query = "SELECT DISTINCT chain FROM records WHERE session_id = ? AND opens = 1"
+        ids = dict.fromkeys(check_session(connection, chains, session_id))
+        ids |= dict.fromkeys(chain.removeprefix("run ") for (chain,) in fetch(connection, query, session_id))
+        runs = [(run_id, verified(connection, chains, run_id)) for run_id in ids]
+        return [(id, [each for each in run.units if each.session_id == session_id], run) for id, run in runs]
 
-        def load(connection: Connection) -> list[tuple[str, list[ChainRecord], RunRecords]]:
-            ids = dict.fromkeys(check_session(connection, chains, session_id))
-            ids |= dict.fromkeys(
-                chain.removeprefix("run ") for (chain,) in fetch(connection, query, session_id)
-            )
-            runs = [(run_id, verified(connection, chains, run_id)) for run_id in ids]
-            return [
-                (id, [each for each in run.units if each.session_id == session_id], run) for id, run in runs
-            ]
-
-        return await self._database.transact(load)
-
-    async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
+    @transaction
+    def later(self, connection: Connection, unit: CommitUnit, /) -> Sequence[CommitUnit]:
         chains = self._database.chains
         last = "SELECT max(number) FROM records WHERE chain = ? AND kind = 'unit' AND key = ? AND state != 'void'"
         # Each half of the UNION finds every run with later records. A damaged page may hide a run from one half, but not from both.
@@ -183,25 +179,17 @@ class SqlCalls:
             WHERE chain LIKE 'run %' AND (
                 SELECT number FROM records WHERE records.chain = chains.chain ORDER BY link DESC LIMIT 1
             ) > ?"""
-
-        def find(connection: Connection) -> list[ChainRecord]:
-            verify_session(connection, chains, unit.run_id)
-            ((number,),) = fetch(connection, last, run_chain(unit.run_id), unit.call_id)
-            found: list[ChainRecord] = []
-            if number is None:
-                return found
-            for (chain,) in fetch(connection, since, number, number):
-                # Verified, because a call that somebody removed may have built on this one.
-                records = verified(connection, chains, str(chain).removeprefix("run "))
-                undone = {each.key for each in records.own if each.kind == "undone"}
-                found += [each for each in records.units if each.number > number and each.key not in undone]
-            return sorted(found)
-
-        return tuple(map(committed_unit, await self._database.transact(find)))
-
-    async def _verified(self, run_id: str) -> RunRecords:
-        chains = self._database.chains
-        return await self._database.transact(lambda connection: verified(connection, chains, run_id))
+        verify_session(connection, chains, unit.run_id)
+        ((number,),) = fetch(connection, last, run_chain(unit.run_id), unit.call_id)
+        found: list[ChainRecord] = []
+        if number is None:
+            return ()
+        for (chain,) in fetch(connection, since, number, number):
+            # Verified, because a call that somebody removed may have built on this one.
+            records = verified(connection, chains, str(chain).removeprefix("run "))
+            undone = {each.key for each in records.own if each.kind == "undone"}
+            found += [each for each in records.units if each.number > number and each.key not in undone]
+        return tuple(map(committed_unit, sorted(found)))
 
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
         database = self._database
@@ -222,8 +210,9 @@ class SqlCalls:
 
         await database.transact(note)
 
-    async def entries(self, run_id: str, /) -> Sequence[Entry]:
-        return tuple((await self._verified(run_id)).entries)
+    @transaction
+    def entries(self, connection: Connection, run_id: str, /) -> Sequence[Entry]:
+        return tuple(verified(connection, self._database.chains, run_id).entries)
 
     async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
         chains = self._database.chains
@@ -245,11 +234,11 @@ class SqlCalls:
         return tuple(newest.values())
 
 
-class SqlSteps:
+class SqlSteps(Role):
     """The role `Steps` of a journal. A value that is read from the database is returned as plain data."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._local = LocalSteps()
         self._known: dict[str, dict[str, bytes | None]] = {}
         """The verified steps of runs that this process has owned. While it owns a run, no other process can add steps to it."""
@@ -289,10 +278,9 @@ class SqlSteps:
 
         return await self._local.run(key, recorded, run_id=run_id)
 
-    async def load(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
-        chains = self._database.chains
-        records = await self._database.transact(lambda connection: verified(connection, chains, run_id))
-        return tuple(sorted(records.steps.items()))
+    @transaction
+    def load(self, connection: Connection, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
+        return tuple(sorted(verified(connection, self._database.chains, run_id).steps.items()))
 
     async def _reserved(self, key: str, run_id: str) -> tuple[bytes | None] | None:
         """Reserve a step, and return what `_reserve` returns.

@@ -164,20 +164,16 @@ class Chains:
     def _digest(
         self,
         chain: str,
+        record: NewRecord | ChainRecord,
         number: int,
         link: int,
-        kind: str,
-        key: str,
-        at: float,
-        session_id: str,
         opens: int,
         seal: bytes | bytearray,
-        body: bytes,
     ) -> bytes:
         hashed = self._keyed.copy()
-        hashed.update(
-            _encode((self._journal, chain, number, link, kind, key, at, session_id, opens, seal, body))
-        )
+        hashed.update(_encode((
+            self._journal, chain, number, link, record.kind, record.key, record.at, record.session_id, opens, seal, record.body
+        )))  # fmt: skip
         return hashed.digest()
 
     def append(
@@ -260,18 +256,7 @@ class Chains:
 
         They are bytearrays, because sqlite3 looks up an adapter for each `bytes` object, which takes longer than binding it.
         """
-        digest = self._digest(
-            record.chain,
-            number,
-            link,
-            record.kind,
-            record.key,
-            record.at,
-            record.session_id,
-            opens,
-            seal,
-            record.body,
-        )
+        digest = self._digest(record.chain, record, number, link, opens, seal)
         return bytearray(digest[:MAC_BYTES]), bytearray(digest[MAC_BYTES:])
 
     def _head(self, connection: Connection, chain: str) -> _Head:
@@ -364,7 +349,7 @@ class Chains:
 
     def _of(self, chain: str, record: ChainRecord, seal: bytes) -> bytes:
         try:
-            return self._digest(chain, *record[:6], record.opens, seal, record.body)
+            return self._digest(chain, record, record.number, record.link, record.opens, seal)
         except (TypeError, ValueError, OverflowError):  # Handrail never writes such a value
             raise self.altered(chain, record.link, "it is not what was recorded there", record) from None
 

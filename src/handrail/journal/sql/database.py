@@ -8,8 +8,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import wraps
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
 
 import msgspec
 
@@ -341,6 +343,29 @@ class Database:
 
 UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
 """Exceptions that are taken as a sign of a value of the wrong kind in the database, such as text that is not UTF-8."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R", bound="Role")
+
+
+class Role:
+    """A role of a journal, in its database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
+def transaction(
+    work: Callable[Concatenate[R, Connection, P], T],
+) -> Callable[Concatenate[R, P], CoroutineType[Any, Any, T]]:
+    """Make a method of a role a coroutine function, which runs the method in a transaction, in the journal's thread."""
+
+    @wraps(work)
+    async def transact(self: R, *args: P.args, **named: P.kwargs) -> T:
+        return await self._database.transact(lambda connection: work(self, connection, *args, **named))  # pyright: ignore[reportPrivateUsage]  # it is this module's own class
+
+    return transact
 
 
 def unreadable(

@@ -26,7 +26,7 @@ from handrail.journal.local import (
 from handrail.journal.records import QuestionRecord
 from handrail.journal.sql.chains import Chains, run_chain
 from handrail.journal.sql.connection import Connection, fetch
-from handrail.journal.sql.database import Database, Work, encode
+from handrail.journal.sql.database import Database, Role, Work, encode, transaction
 from handrail.journal.sql.leases import check_not_taken
 from handrail.journal.sql.queue import make_due
 from handrail.journal.sql.run_rows import rescue_runs
@@ -99,14 +99,14 @@ def settle(
 log = logging.getLogger("handrail.questions")
 
 
-class SqlQuestions:
+class SqlQuestions(Role):
     """The role `Questions` of a journal. Its clock decides when they expire.
 
     `watch` is the number of seconds between checks for answers from other processes; None means no regular checks.
     """
 
     def __init__(self, database: Database, clock: Clock, key: bytes, watch: float | None) -> None:
-        self._database = database
+        super().__init__(database)
         self._clock = clock
         self._key = key
         self._local = LocalQuestions(clock, key=key, record=self._record)
@@ -455,11 +455,8 @@ class Watch:
                 await self._try_to_look(question_id)
 
 
-class SqlVotes:
+class SqlVotes(Role):
     """The role `Votes` of a journal."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def cast(self, run_id: str, vote: Vote, /) -> Sequence[Vote]:
         chains, encoded = self._database.chains, encode(vote, "a vote has")
@@ -503,10 +500,9 @@ class SqlVotes:
             )
         return settle(connection, self._database, asked)
 
-    async def on(self, run_id: str, question_id: str, digest: str, /) -> Sequence[Vote]:
-        return await self._database.transact(
-            lambda connection: self._read(connection, run_id, question_id, digest)
-        )
+    @transaction
+    def on(self, connection: Connection, run_id: str, question_id: str, digest: str, /) -> Sequence[Vote]:
+        return self._read(connection, run_id, question_id, digest)
 
     def _read(self, connection: Connection, run_id: str, question_id: str, digest: str) -> Sequence[Vote]:
         records = read_outside(connection, self._database.chains, run_id)

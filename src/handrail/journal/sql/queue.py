@@ -12,7 +12,7 @@ from handrail.errors import DefinitionError, JournalAltered
 from handrail.journal.records import OVER, RunRecord, RunRow, WorkerRow
 from handrail.journal.sql.chains import Chains
 from handrail.journal.sql.connection import Connection, fetch
-from handrail.journal.sql.database import Database, encode
+from handrail.journal.sql.database import Database, Role, encode, transaction
 from handrail.journal.sql.leases import acquire, earliest
 from handrail.journal.sql.run_rows import COLUMNS, StoredRun, check_run, find_run, update_run
 from handrail.journal.sql.runs import check_new, insert_new, release, take_turn
@@ -45,18 +45,20 @@ _FEW, _ALL = 50, 2**62
 """How many of the due runs are read first, since one of them can usually be claimed, and how many if none can."""
 
 
-class SqlQueue:
+class SqlQueue(Role):
     """The role `Queue` of a journal. `lost` is called with the id of each run whose cached values may be out of date."""
 
     def __init__(self, database: Database, runs: SqlRuns, lost: Callable[[str], None]) -> None:
-        self._database = database
+        super().__init__(database)
         self._runs = runs
         self._lost = lost
         self._reported: set[str] = set()
         """The texts of the alterations that have already been logged."""
 
-    async def submit(
+    @transaction
+    def submit(
         self,
+        connection: Connection,
         run: RunRecord,
         /,
         *,
@@ -72,21 +74,16 @@ class SqlQueue:
             )
         database = self._database
         now = database.now()
-
-        def submit(connection: Connection) -> RunRow:
-            query = "SELECT id FROM runs WHERE principal = ? AND key = ?"
-            earlier = connection.execute(query, (run.principal, key)).fetchone() if key else None
-            if earlier is None:
-                check_new(connection, run.id)
-                due = now if at is None else at
-                queue = (run.queue, host, key, due)
-                insert_new(connection, database.chains, run, "queued", now, queue=queue)
-                for data in blobs:
-                    put_blob(connection, database.chains, data, run.id, at=now)
-            found = find_run(connection, database.chains, run.id if earlier is None else earlier[0])
-            return self._runs.shown(connection, found)
-
-        return await database.transact(submit)
+        query = "SELECT id FROM runs WHERE principal = ? AND key = ?"
+        earlier = connection.execute(query, (run.principal, key)).fetchone() if key else None
+        if earlier is None:
+            check_new(connection, run.id)
+            due = now if at is None else at
+            insert_new(connection, database.chains, run, "queued", now, queue=(run.queue, host, key, due))
+            for data in blobs:
+                put_blob(connection, database.chains, data, run.id, at=now)
+        row = find_run(connection, database.chains, run.id if earlier is None else earlier[0])
+        return self._runs.shown(connection, row)
 
     async def claim(
         self,
@@ -129,16 +126,18 @@ class SqlQueue:
             self._lost(claimed.record.id)  # another process may have had the run
         return claimed
 
-    async def due(
-        self, queues: Sequence[str] | None = None, /, *, host: str | None = None, limit: int = 100
+    @transaction
+    def due(
+        self,
+        connection: Connection,
+        queues: Sequence[str] | None = None,
+        /,
+        *,
+        host: str | None = None,
+        limit: int = 100,
     ) -> Sequence[RunRow]:
-        now = self._database.now()
-
-        def find(connection: Connection) -> list[RunRow]:
-            rows, _ = self._due(connection, queues, host, now)
-            return [self._runs.shown(connection, row) for row in rows[:limit]]
-
-        return tuple(await self._database.transact(find))
+        rows, _ = self._due(connection, queues, host, self._database.now())
+        return tuple(self._runs.shown(connection, row) for row in rows[:limit])
 
     def _due(
         self,
@@ -178,41 +177,32 @@ class SqlQueue:
             self._reported.add(str(altered))
             log.error("a run is not given to a worker: %s", altered)
 
-    async def wake(self, run_id: str, /, at: float | None = None) -> None:
+    @transaction
+    def wake(self, connection: Connection, run_id: str, /, at: float | None = None) -> None:
         database = self._database
         due = database.now() if at is None else at
+        row = find_run(connection, database.chains, run_id)
+        if row.status not in OVER and row.owner in ("", database.owner):
+            update_run(connection, database.chains, row, due_at=due)
 
-        def wake(connection: Connection) -> None:
-            row = find_run(connection, database.chains, run_id)
-            if row.status not in OVER and row.owner in ("", database.owner):
-                update_run(connection, database.chains, row, due_at=due)
-
-        await database.transact(wake)
-
-    async def adopt(self, run_id: str, queue: str, /) -> None:
+    @transaction
+    def adopt(self, connection: Connection, run_id: str, queue: str, /) -> None:
         database = self._database
         now = database.now()
+        row = find_run(connection, database.chains, run_id)
+        update_run(connection, database.chains, row, queue=queue, changed_at=now)
 
-        def adopt(connection: Connection) -> None:
-            row = find_run(connection, database.chains, run_id)
-            update_run(connection, database.chains, row, queue=queue, changed_at=now)
-
-        await database.transact(adopt)
-
-    async def cancel(self, run_id: str, outcome: bytes, /) -> bool:
+    @transaction
+    def cancel(self, connection: Connection, run_id: str, outcome: bytes, /) -> bool:
         database = self._database
         now = database.now()
-
-        def cancel(connection: Connection) -> bool:
-            row = find_run(connection, database.chains, run_id)
-            is_free = database.leases.is_free(connection, row.owner, row.leased_until, now)
-            if row.status != "queued" or not is_free:
-                return False
-            verify_session(connection, database.chains, run_id)
-            release(connection, database.chains, row, "cancelled", outcome, now)
-            return True
-
-        return await database.transact(cancel)
+        row = find_run(connection, database.chains, run_id)
+        is_free = database.leases.is_free(connection, row.owner, row.leased_until, now)
+        if row.status != "queued" or not is_free:
+            return False
+        verify_session(connection, database.chains, run_id)
+        release(connection, database.chains, row, "cancelled", outcome, now)
+        return True
 
     async def stopping(self) -> Sequence[str]:
         query = "SELECT id FROM runs WHERE owner = ? AND stopping = 1 AND status IN ('queued', 'running', 'parked')"
@@ -239,22 +229,15 @@ class SqlQueue:
 
         await database.transact(announce, synced=False)
 
-    async def workers(self) -> Sequence[WorkerRow]:
-        database = self._database
-        now = database.now()
-
-        def find(connection: Connection) -> list[WorkerRow]:
-            rows = fetch(
-                connection, "SELECT owner, host, leased_until, body, mac FROM workers ORDER BY owner"
-            )
-            return [
-                msgspec.msgpack.decode(row[3], type=WorkerRow)
-                for row in rows
-                if database.leases.is_announced(row[0], row[2], now)
-                and database.chains.is_row("workers", row[:4], row[4])
-            ]
-
-        return tuple(await database.transact(find))
+    @transaction
+    def workers(self, connection: Connection) -> Sequence[WorkerRow]:
+        leases, chains, now = self._database.leases, self._database.chains, self._database.now()
+        rows = fetch(connection, "SELECT owner, host, leased_until, body, mac FROM workers ORDER BY owner")
+        return tuple(
+            msgspec.msgpack.decode(row[3], type=WorkerRow)
+            for row in rows
+            if leases.is_announced(row[0], row[2], now) and chains.is_row("workers", row[:4], row[4])
+        )
 
 
 _LONG_GONE = 3600.0

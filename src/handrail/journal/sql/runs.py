@@ -14,7 +14,6 @@ from handrail.errors import HandrailError, JournalAltered, RunBusy, RunError, Se
 from handrail.ids import random_id
 from handrail.journal.records import (
     OVER,
-    CommitUnit,
     Mark,
     RunCopy,
     RunRecord,
@@ -25,9 +24,9 @@ from handrail.journal.records import (
     TakenTurn,
     Verification,
 )
-from handrail.journal.sql.chains import Chains, outside_chain, run_chain
+from handrail.journal.sql.chains import Chains, NewRecord, outside_chain, run_chain
 from handrail.journal.sql.connection import Connection, fetch
-from handrail.journal.sql.database import Database, encode
+from handrail.journal.sql.database import Database, Role, encode, transaction
 from handrail.journal.sql.leases import acquire, check_owner, count_deaths, earliest
 from handrail.journal.sql.run_rows import (
     COLUMNS,
@@ -308,25 +307,27 @@ _CHUNK = 500
 """Maximum number of run ids in one SQL statement."""
 
 
-class SqlRuns:
+class SqlRuns(Role):
     """The role `Runs` of a journal. `lost` is called with the id of each run whose cached values may be out of date."""
 
     def __init__(self, database: Database, lost: Callable[[str], None]) -> None:
-        self._database = database
+        super().__init__(database)
         self._lost = lost
         self._reported: set[str] = set()
         """The damage that has already been logged."""
 
-    async def begin(self, run: RunRecord, /, *, followed: SessionTurn | None = None) -> SessionTurn:
+    @transaction
+    def begin(
+        self, connection: Connection, run: RunRecord, /, *, followed: SessionTurn | None = None
+    ) -> SessionTurn:
         database = self._database
         now = database.now()
-        return await database.transact(lambda connection: begin_run(connection, database, run, followed, now))
+        return begin_run(connection, database, run, followed, now)
 
-    async def turn(self, session_id: str, principal: str, /) -> SessionTurn | None:
+    @transaction
+    def turn(self, connection: Connection, session_id: str, principal: str, /) -> SessionTurn | None:
         database = self._database
-        return await database.transact(
-            lambda connection: read_turn(connection, database, (session_id, principal))
-        )
+        return read_turn(connection, database, (session_id, principal))
 
     async def take(self, run_id: str, /, *, turn: TakenTurn = "new") -> RunRow:
         database = self._database
@@ -360,15 +361,12 @@ class SqlRuns:
 
         return await database.transact(keep, synced=False)
 
-    async def stop(self, run_id: str, /) -> None:
+    @transaction
+    def stop(self, connection: Connection, run_id: str, /) -> None:
         database = self._database
         now = database.now()
-
-        def stop(connection: Connection) -> None:
-            update_run(connection, database.chains, find_run(connection, database.chains, run_id), stopping=1)
-            add_outside(connection, database.chains, run_id, CANCEL, "", b"", at=now)
-
-        await database.transact(stop)
+        update_run(connection, database.chains, find_run(connection, database.chains, run_id), stopping=1)
+        add_outside(connection, database.chains, run_id, CANCEL, "", b"", at=now)
 
     async def leave(
         self, run_id: str, status: RunStatus, outcome: bytes = b"", /, *, due_at: float | None = None
@@ -384,13 +382,10 @@ class SqlRuns:
         await database.transact(leave)
         self._lost(run_id)
 
-    async def get(self, run_id: str, /) -> RunRow:
+    @transaction
+    def get(self, connection: Connection, run_id: str, /) -> RunRow:
         database = self._database
-
-        def get(connection: Connection) -> RunRow:
-            return self.shown(connection, find_run(connection, database.chains, run_id))
-
-        return await database.transact(get)
+        return self.shown(connection, find_run(connection, database.chains, run_id))
 
     def shown(self, connection: Connection, row: StoredRun) -> RunRow:
         """Return a row as readers of the journal see it."""
@@ -526,49 +521,45 @@ class SqlRuns:
         found = [each for each in found if before is None or each.mark < before]
         return sorted(found, key=lambda each: each.mark, reverse=True)
 
-    async def add(self, copy: RunCopy, /) -> None:
+    @transaction
+    def add(self, connection: Connection, copy: RunCopy, /) -> None:
         run, row, chains = copy.row.record, copy.row, self._database.chains
         chain, now = run_chain(run.id), self._database.now()
+        check_new(connection, run.id)
+        if copy.forked_from:
+            source, _, step = copy.forked_from.rpartition("#")
+            verify_session(connection, chains, source)
+            head = chains.head(connection, run_chain(source))
+            chains.append(connection, chain, FORK, f"{source}#{step}", head, at=now)
+        else:
+            chains.append(connection, chain, IMPORT, run.id, b"unverified", at=now)
+        insert_new(connection, chains, run, row.status, row.changed_at, outcome=row.outcome)
+        add_turn(connection, chains, (run.session_id, run.principal))
+        for entry in copy.entries:
+            chains.append(connection, chain, entry.kind, entry.key, entry.body, at=entry.at)
+        for unit in copy.units:
+            body = msgspec.msgpack.encode(unit)
+            record = NewRecord(chain, UNIT, unit.call_id, body, unit.at, unit.session_id, "applied")
+            chains.append_record(connection, record)
+        for key, value in copy.steps:
+            chains.append(connection, chain, STEP, key, b"", at=now)
+            if value is not None:
+                chains.append(connection, chain, SETTLED, key, value, at=now)
+        for data in copy.blobs:
+            put_blob(connection, chains, data, run.id, at=now)
 
-        def add(connection: Connection) -> None:
-            check_new(connection, run.id)
-            if copy.forked_from:
-                source, _, step = copy.forked_from.rpartition("#")
-                verify_session(connection, chains, source)
-                head = chains.head(connection, run_chain(source))
-                chains.append(connection, chain, FORK, f"{source}#{step}", head, at=now)
-            else:
-                chains.append(connection, chain, IMPORT, run.id, b"unverified", at=now)
-            insert_new(connection, chains, run, row.status, row.changed_at, outcome=row.outcome)
-            add_turn(connection, chains, (run.session_id, run.principal))
-            for entry in copy.entries:
-                chains.append(connection, chain, entry.kind, entry.key, entry.body, at=entry.at)
-            for unit in copy.units:
-                put_unit(connection, chains, unit, msgspec.msgpack.encode(unit), "applied")
-            for key, value in copy.steps:
-                chains.append(connection, chain, STEP, key, b"", at=now)
-                if value is not None:
-                    chains.append(connection, chain, SETTLED, key, value, at=now)
-            for data in copy.blobs:
-                put_blob(connection, chains, data, run.id, at=now)
-
-        await self._database.transact(add)
-
-    async def verify(self, run_id: str | None = None, /) -> Verification:
+    @transaction
+    def verify(self, connection: Connection, run_id: str | None = None, /) -> Verification:
         database = self._database
-
-        def verify(connection: Connection) -> Verification:
-            if run_id is not None:
-                find_run(connection, database.chains, run_id)  # raises `RunUnknown` if there is no such run
-            found = verify_journal(connection, database.chains, run_id)
-            if run_id is not None:
-                return found
-            others = workspace_alterations(connection, database.chains)
-            turns = turn_alterations(connection, database.chains)
-            leases = database.leases.alterations(connection, database.chains)
-            return msgspec.structs.replace(found, altered=[*found.altered, *others, *turns, *leases])
-
-        return await database.transact(verify)
+        if run_id is not None:
+            find_run(connection, database.chains, run_id)  # raises `RunUnknown` if there is no such run
+        found = verify_journal(connection, database.chains, run_id)
+        if run_id is not None:
+            return found
+        others = workspace_alterations(connection, database.chains)
+        turns = turn_alterations(connection, database.chains)
+        leases = database.leases.alterations(connection, database.chains)
+        return msgspec.structs.replace(found, altered=[*found.altered, *others, *turns, *leases])
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
         now = self._database.now()
@@ -581,20 +572,6 @@ class SqlRuns:
         await self._database.transact(forget)
         for run_id in run_ids:
             self._lost(run_id)
-
-
-def put_unit(connection: Connection, chains: Chains, unit: CommitUnit, encoded: bytes, state: str) -> None:
-    """Record a committed call in the chain of its run."""
-    chains.append(
-        connection,
-        run_chain(unit.run_id),
-        UNIT,
-        unit.call_id,
-        encoded,
-        at=unit.at,
-        session_id=unit.session_id,
-        state=state,
-    )
 
 
 def release(

@@ -10,7 +10,7 @@ from handrail.errors import OutcomeUnknown, RunUnknown, TicketError
 from handrail.journal.records import OVER
 from handrail.journal.sql.chains import Chains, reading, run_chain
 from handrail.journal.sql.connection import Connection, fetch
-from handrail.journal.sql.database import Database
+from handrail.journal.sql.database import Role, transaction
 from handrail.journal.sql.leases import LEASE_SECONDS, check_owner
 from handrail.journal.sql.run_rows import find_run
 from handrail.journal.sql.verification import DEPOSIT, TICKET, add_outside, verified
@@ -31,11 +31,8 @@ class _Ticket(msgspec.Struct, frozen=True):
     deposit: bytes = b""
 
 
-class SqlTickets:
+class SqlTickets(Role):
     """The role `Tickets` of a journal."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def issue(self, run_id: str, place: str, text: str, /) -> str:
         database = self._database
@@ -75,57 +72,48 @@ class SqlTickets:
 
         return await database.transact(claim, synced=False)
 
-    async def release(self, run_id: str, place: str, by: str, /) -> None:
+    @transaction
+    def release(self, connection: Connection, run_id: str, place: str, by: str, /) -> None:
         database = self._database
+        ticket = _get(connection, database.chains, run_id, place)
+        if ticket is not None and ticket.holder == by and not ticket.deposit:
+            free = msgspec.structs.replace(ticket, holder="", held_until=0.0)
+            _put(connection, database.chains, run_id, place, free)
 
-        def release(connection: Connection) -> None:
-            ticket = _get(connection, database.chains, run_id, place)
-            if ticket is not None and ticket.holder == by and not ticket.deposit:
-                free = msgspec.structs.replace(ticket, holder="", held_until=0.0)
-                _put(connection, database.chains, run_id, place, free)
-
-        await database.transact(release)
-
-    async def deposit(self, run_id: str, place: str, by: str, body: bytes, /) -> None:
+    @transaction
+    def deposit(self, connection: Connection, run_id: str, place: str, by: str, body: bytes, /) -> None:
         database = self._database
         now = database.now()
+        ticket = _get_open(connection, database.chains, run_id, place)
+        if ticket.holder != by:
+            raise TicketError(
+                "its claim was not renewed in time, and another process is redeeming it",
+                "Make sure that the process is not suspended while it works.",
+            )
+        _put(connection, database.chains, run_id, place, msgspec.structs.replace(ticket, deposit=body))
+        add_outside(connection, database.chains, run_id, DEPOSIT, place, body, at=now)
 
-        def deposit(connection: Connection) -> None:
-            ticket = _get_open(connection, database.chains, run_id, place)
-            if ticket.holder != by:
-                raise TicketError(
-                    "its claim was not renewed in time, and another process is redeeming it",
-                    "Make sure that the process is not suspended while it works.",
-                )
-            _put(connection, database.chains, run_id, place, msgspec.structs.replace(ticket, deposit=body))
-            add_outside(connection, database.chains, run_id, DEPOSIT, place, body, at=now)
-
-        await database.transact(deposit)
-
-    async def close(self, run_id: str, places: Sequence[str], /) -> Mapping[str, bytes]:
+    @transaction
+    def close(self, connection: Connection, run_id: str, places: Sequence[str], /) -> Mapping[str, bytes]:
         database = self._database
-
-        def close(connection: Connection) -> dict[str, bytes]:
-            check_owner(connection, database.owner, run_id)
-            found: dict[str, bytes] = {}
-            deposits: Mapping[str, bytes] | None = None
-            for place in places:
-                ticket = _get(connection, database.chains, run_id, place)
-                if ticket is not None:
-                    _put(
-                        connection,
-                        database.chains,
-                        run_id,
-                        place,
-                        msgspec.structs.replace(ticket, open=False),
-                    )
-                    if ticket.deposit or ticket.holder:
-                        if deposits is None:
-                            deposits = verified(connection, database.chains, run_id).deposits
-                        found[place] = deposits.get(place, b"")
-            return found
-
-        return await database.transact(close)
+        check_owner(connection, database.owner, run_id)
+        found: dict[str, bytes] = {}
+        deposits: Mapping[str, bytes] | None = None
+        for place in places:
+            ticket = _get(connection, database.chains, run_id, place)
+            if ticket is not None:
+                _put(
+                    connection,
+                    database.chains,
+                    run_id,
+                    place,
+                    msgspec.structs.replace(ticket, open=False),
+                )
+                if ticket.deposit or ticket.holder:
+                    if deposits is None:
+                        deposits = verified(connection, database.chains, run_id).deposits
+                    found[place] = deposits.get(place, b"")
+        return found
 
 
 def _get(connection: Connection, chains: Chains, run_id: str, place: str) -> _Ticket | None:

@@ -35,48 +35,38 @@ from handrail.journal.records import (
 )
 from handrail.journal.sql.chains import Chains, reading, run_chain, workspace_chain
 from handrail.journal.sql.connection import Connection, chunks, fetch, marks
-from handrail.journal.sql.database import Database
+from handrail.journal.sql.database import Database, Role, transaction
 from handrail.journal.sql.leases import check_not_taken, check_owner
 from handrail.journal.sql.verification import BLOB, is_intact, verified
 
 
-class SqlBlobs:
+class SqlBlobs(Role):
     """The role `Blobs` of a journal. A blob is kept as long as a run or a workspace refers to it."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def put(self, data: bytes, /, *, run_id: str) -> str:
+    @transaction
+    def put(self, connection: Connection, data: bytes, /, *, run_id: str) -> str:
         database = self._database
+        check_owner(connection, database.owner, run_id)
+        return put_blob(connection, database.chains, data, run_id, at=database.now())
 
-        def put(connection: Connection) -> str:
-            check_owner(connection, database.owner, run_id)
-            return put_blob(connection, database.chains, data, run_id, at=database.now())
-
-        return await database.transact(put)
-
-    async def get(self, digest: str, /) -> bytes:
+    @transaction
+    def get(self, connection: Connection, digest: str, /) -> bytes:
         database = self._database
-
-        def get(connection: Connection) -> bytes:
-            with reading(database.chains, f"blob {digest}", 1):
-                for (data,) in fetch(connection, "SELECT data FROM blobs WHERE digest = ?", digest):
-                    if not is_intact(digest, data):
-                        raise database.chains.altered(f"blob {digest}", 1, "its bytes were changed")
-                    return data
-                if not fetch(connection, "SELECT 1 FROM blob_runs WHERE digest = ?", digest):
-                    raise BlobNotFoundError(digest)
-            raise database.chains.altered(f"blob {digest}", 1, "its bytes are missing")
-
-        return await database.transact(get)
+        with reading(database.chains, f"blob {digest}", 1):
+            for (data,) in fetch(connection, "SELECT data FROM blobs WHERE digest = ?", digest):
+                if not is_intact(digest, data):
+                    raise database.chains.altered(f"blob {digest}", 1, "its bytes were changed")
+                return data
+            if not fetch(connection, "SELECT 1 FROM blob_runs WHERE digest = ?", digest):
+                raise BlobNotFoundError(digest)
+        raise database.chains.altered(f"blob {digest}", 1, "its bytes are missing")
 
     async def has(self, digest: str, /) -> bool:
         return bool(await self._database.select("SELECT 1 FROM blobs WHERE digest = ?", digest))
 
-    async def list(self, run_id: str, /) -> Sequence[str]:
-        chains = self._database.chains
-        records = await self._database.transact(lambda connection: verified(connection, chains, run_id))
-        return tuple(sorted(records.blobs))
+    @transaction
+    def list(self, connection: Connection, run_id: str, /) -> Sequence[str]:
+        return tuple(sorted(verified(connection, self._database.chains, run_id).blobs))
 
 
 def keeper(run_id: str) -> str:
@@ -122,131 +112,106 @@ _VERSION = "version"
 """The kind of the records in a workspace's chain: one for each commit and undo."""
 
 
-class SqlWorkspaces:
+class SqlWorkspaces(Role):
     """The role `Workspaces` of a journal."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def acquire(self, name: str, run_id: str, /) -> WorkspaceRow:
-        database, new_id = self._database, random_id()
-
-        def acquire(connection: Connection) -> WorkspaceRow:
-            check_not_taken(connection, database.owner, run_id)
-            row = _find(connection, database.chains, name)
-            if row is None:
-                row = WorkspaceRow(name=name, id=new_id, run_id=run_id, owner=database.owner)
-                values = _head_values(row)
-                mac = database.chains.row_mac("workspaces", values)
-                connection.execute("INSERT INTO workspaces VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, mac))
-            elif row.run_id != run_id:
-                _check_free(connection, database, row)
-            database.leases.until(connection, database.now())
-            return _replace(connection, database.chains, row, run_id=run_id, owner=database.owner)
-
-        return await database.transact(acquire)
-
-    async def release(self, name: str, run_id: str, /) -> None:
+    @transaction
+    def acquire(self, connection: Connection, name: str, run_id: str, /) -> WorkspaceRow:
         database = self._database
+        check_not_taken(connection, database.owner, run_id)
+        row = _find(connection, database.chains, name)
+        if row is None:
+            row = WorkspaceRow(name=name, id=random_id(), run_id=run_id, owner=database.owner)
+            values = _head_values(row)
+            mac = database.chains.row_mac("workspaces", values)
+            connection.execute("INSERT INTO workspaces VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, mac))
+        elif row.run_id != run_id:
+            _check_free(connection, database, row)
+        database.leases.until(connection, database.now())
+        return _replace(connection, database.chains, row, run_id=run_id, owner=database.owner)
 
-        def release(connection: Connection) -> None:
-            row = _find(connection, database.chains, name)
-            if row is not None and (row.run_id, row.owner) == (run_id, database.owner):
-                is_kept = _is_kept(connection, database, msgspec.structs.replace(row, owner=""))
-                left_to = run_id if is_kept else ""
-                _replace(connection, database.chains, row, run_id=left_to, owner="")
+    @transaction
+    def release(self, connection: Connection, name: str, run_id: str, /) -> None:
+        database = self._database
+        row = _find(connection, database.chains, name)
+        if row is not None and (row.run_id, row.owner) == (run_id, database.owner):
+            is_kept = _is_kept(connection, database, msgspec.structs.replace(row, owner=""))
+            left_to = run_id if is_kept else ""
+            _replace(connection, database.chains, row, run_id=left_to, owner="")
 
-        await database.transact(release)
-
-    async def get(self, name: str, /) -> WorkspaceRow | None:
+    @transaction
+    def get(self, connection: Connection, name: str, /) -> WorkspaceRow | None:
         chains = self._database.chains
-        return await self._database.transact(lambda connection: _find(connection, chains, name))
+        return _find(connection, chains, name)
 
-    async def list(self) -> Sequence[WorkspaceLine]:
+    @transaction
+    def list(self, connection: Connection) -> Sequence[WorkspaceLine]:
         database = self._database
+        names = [name for (name,) in fetch(connection, _NAMES)]
+        return [_line(connection, database, name) for name in sorted(names, key=str)]
 
-        def find(connection: Connection) -> Sequence[WorkspaceLine]:
-            names = [name for (name,) in fetch(connection, _NAMES)]
-            return [_line(connection, database, name) for name in sorted(names, key=str)]
-
-        return await database.transact(find)
-
-    async def holders(self) -> Mapping[str, str]:
+    @transaction
+    def holders(self, connection: Connection) -> Mapping[str, str]:
         database = self._database
         query = "SELECT name FROM workspaces WHERE run_id != ''"
+        found: dict[str, str] = {}
+        for (name,) in fetch(connection, query):
+            with contextlib.suppress(JournalAltered):  # `verify` reports it
+                row = _find(connection, database.chains, name)
+                if row is not None and _is_kept(connection, database, row):
+                    found[row.name] = row.run_id
+        return found
 
-        def find(connection: Connection) -> Mapping[str, str]:
-            found: dict[str, str] = {}
-            for (name,) in fetch(connection, query):
-                with contextlib.suppress(JournalAltered):  # `verify` reports it
-                    row = _find(connection, database.chains, name)
-                    if row is not None and _is_kept(connection, database, row):
-                        found[row.name] = row.run_id
-            return found
-
-        return await database.transact(find)
-
-    async def files(self, name: str, /, *, since: int = 0) -> Mapping[str, WorkspaceFile | None]:
+    @transaction
+    def files(
+        self, connection: Connection, name: str, /, *, since: int = 0
+    ) -> Mapping[str, WorkspaceFile | None]:
         chains = self._database.chains
+        return read_files(connection, chains, name, since)
 
-        def find(connection: Connection) -> Mapping[str, WorkspaceFile | None]:
-            return read_files(connection, chains, name, since)
-
-        return await self._database.transact(find)
-
-    async def has(self, digests: Collection[str], /, *, run_id: str) -> Collection[str]:
+    @transaction
+    def has(self, connection: Connection, digests: Collection[str], /, *, run_id: str) -> Collection[str]:
         database = self._database
-
-        def has(connection: Connection) -> Collection[str]:
-            check_not_taken(connection, database.owner, run_id)
-            found = _stored(connection, digests)
-            _keep(connection, run_id, found)
-            return found
-
-        return await database.transact(has)
+        check_not_taken(connection, database.owner, run_id)
+        found = _stored(connection, digests)
+        _keep(connection, run_id, found)
+        return found
 
     async def put(self, blobs: Sequence[bytes], /, *, run_id: str) -> None:
-        database = self._database
-        rows = [(hashlib.sha256(data).hexdigest(), data) for data in blobs]
+        rows = [(hashlib.sha256(data).hexdigest(), data) for data in blobs]  # before the transaction begins
 
         def put(connection: Connection) -> None:
-            check_not_taken(connection, database.owner, run_id)
+            check_not_taken(connection, self._database.owner, run_id)
             _insert(connection, "blobs", rows, " ON CONFLICT DO NOTHING")
             _keep(connection, run_id, [digest for digest, _ in rows])
 
-        await database.transact(put)
+        await self._database.transact(put)
 
-    async def fetch(self, digests: Collection[str], /) -> Mapping[str, bytes]:
+    @transaction
+    def fetch(self, connection: Connection, digests: Collection[str], /) -> Mapping[str, bytes]:
         database = self._database
+        found: dict[str, bytes] = {}
+        for some in chunks(digests):
+            query = f"SELECT digest, data FROM blobs WHERE digest IN ({marks(some)})"
+            found.update(connection.execute(query, some).fetchall())
+        for digest in digests:
+            if digest not in found:
+                raise BlobNotFoundError(digest)
+            if not is_intact(digest, found[digest]):
+                raise database.chains.altered(f"blob {digest}", 1, "its bytes were changed")
+        return found
 
-        def fetch_all(connection: Connection) -> Mapping[str, bytes]:
-            found: dict[str, bytes] = {}
-            for some in chunks(digests):
-                query = f"SELECT digest, data FROM blobs WHERE digest IN ({marks(some)})"
-                found.update(connection.execute(query, some).fetchall())
-            for digest in digests:
-                if digest not in found:
-                    raise BlobNotFoundError(digest)
-                if not is_intact(digest, found[digest]):
-                    raise database.chains.altered(f"blob {digest}", 1, "its bytes were changed")
-            return found
-
-        return await database.transact(fetch_all)
-
-    async def undo(self, undone: Sequence[tuple[CommitUnit, Entry]], /) -> None:
+    @transaction
+    def undo(self, connection: Connection, undone: Sequence[tuple[CommitUnit, Entry]], /) -> None:
         database = self._database
-
-        def undo(connection: Connection) -> None:
-            for run_id in dict.fromkeys(unit.run_id for unit, _ in undone):
-                check_owner(connection, database.owner, run_id)
-                verified(connection, database.chains, run_id)
-            for unit, entry in undone:
-                for delta in unit.workspaces:
-                    _revert(connection, database, unit, delta)
-                chain = run_chain(unit.run_id)
-                database.chains.append(connection, chain, entry.kind, entry.key, entry.body, at=entry.at)
-
-        await database.transact(undo)
+        for run_id in dict.fromkeys(unit.run_id for unit, _ in undone):
+            check_owner(connection, database.owner, run_id)
+            verified(connection, database.chains, run_id)
+        for unit, entry in undone:
+            for delta in unit.workspaces:
+                _revert(connection, database, unit, delta)
+            chain = run_chain(unit.run_id)
+            database.chains.append(connection, chain, entry.kind, entry.key, entry.body, at=entry.at)
 
 
 def advance(connection: Connection, database: Database, run_id: str, delta: WorkspaceDelta) -> None:
