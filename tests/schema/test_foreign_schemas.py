@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.errors import DefinitionError, ToolValidationError
-from handrail.schema.misfits import MAX_STEPS, Comparison, misfits
+from handrail.schema.comparison import MAX_STEPS, Comparison, Rules
 from handrail.schema.problems import asks_for_secrets, forms_of, inside, schemas_at
 from handrail.schema.raw import MAX_DEPTH, MAX_PARTS, check_foreign
 from handrail.schema.secrets import MASK, masked
@@ -46,7 +46,7 @@ def nested(depth: int, leaf: Any) -> Any:
 )
 def test_unions_do_not_double_the_steps(schema: dict[str, Any], value: Any) -> None:
     """Each part of the schema is compared with each part of the value at most once, so unions do not double the work."""
-    comparison = Comparison(schema)
+    comparison = Comparison(Rules(schema))
     comparison.run(value)
     assert comparison.steps < 1000
 
@@ -67,22 +67,22 @@ def test_a_comparison_that_is_too_long_is_refused() -> None:
     """A value that takes too many steps to check is refused with that reason instead of being accepted unchecked."""
     kinds = [{"type": "object", "required": [f"f{number}"]} for number in range(1000)]
     schema = {"properties": {"x": {"type": "array", "items": {"anyOf": kinds}}}}
-    (found,) = misfits(schema, {"x": [{}] * 2000})
+    (found,) = Rules(schema).misfits({"x": [{}] * 2000})
     assert "takes more than" in found.what
-    assert misfits(schema, {"x": [{}] * 2000}, secret=True) == [found]
+    assert Rules(schema).misfits({"x": [{}] * 2000}, secret=True) == [found]
 
 
 def test_a_long_chain_of_references_is_refused() -> None:
     """A value is refused if its schema's references form a chain longer than the depth limit."""
     defs: dict[str, Any] = {f"D{n}": {"anyOf": [{"$ref": f"#/$defs/D{n + 1}"}]} for n in range(2000)}
-    (found,) = misfits({"properties": {"x": {"$ref": "#/$defs/D0"}}, "$defs": defs}, {"x": 1})
+    (found,) = Rules({"properties": {"x": {"$ref": "#/$defs/D0"}}, "$defs": defs}).misfits({"x": 1})
     assert "levels" in found.what
 
 
 def test_names_that_a_pattern_may_allow_are_not_refused() -> None:
     """A name that `patternProperties` may allow is not called unknown."""
     schema = {"type": "object", "patternProperties": {"^x-": {}}, "additionalProperties": False}
-    assert misfits(schema, {"x-a": 1}) == []
+    assert Rules(schema).misfits({"x-a": 1}) == []
 
 
 def test_messages_are_bounded() -> None:
@@ -91,10 +91,10 @@ def test_messages_are_bounded() -> None:
         "properties": {"x": {"enum": [f"value {n}" for n in range(5000)]}},
         "additionalProperties": False,
     }
-    (wrong,) = misfits(choice, {"x": 1})
+    (wrong,) = Rules(choice).misfits({"x": 1})
     assert wrong.what.endswith(", and 4950 more, got 1")
     fields = {"properties": {f"f{n}": {} for n in range(2000)}, "additionalProperties": False}
-    found = misfits(fields, {f"g{n}": 1 for n in range(2000)})
+    found = Rules(fields).misfits({f"g{n}": 1 for n in range(2000)})
     assert len(found) == 100
     assert sum(len(str(each)) for each in found) < 100_000
 
@@ -165,7 +165,7 @@ def test_secrets_are_found_wherever_a_schema_has_them(schema: dict[str, Any]) ->
 )  # fmt: skip
 def test_valid_values_are_not_refused(schema: dict[str, Any], value: Any) -> None:
     """A value that may be valid under JSON Schema 2020-12 has no misfits."""
-    assert misfits(schema, value) == []
+    assert Rules(schema).misfits(value) == []
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_valid_values_are_not_refused(schema: dict[str, Any], value: Any) -> Non
 )
 def test_references_and_tuples_are_followed(schema: dict[str, Any], value: Any) -> None:
     """Mistakes are found behind a reference to any part of the schema, and in each item of a tuple."""
-    assert len(misfits(schema, value)) == 1
+    assert len(Rules(schema).misfits(value)) == 1
 
 
 def parts_of(value: Any) -> int:
@@ -201,11 +201,11 @@ def test_the_steps_are_bounded_by_both_sizes(
     """A comparison takes at most one step for each pair of a schema's part and a value's part."""
     root = {**schema, "$defs": defs}
     check_foreign(root, "it")
-    comparison = Comparison(root)
+    comparison = Comparison(Rules(root))
     found = comparison.run(value)
     assert comparison.steps <= parts_of(root) * parts_of(value)
     assert len(forms_of(root, root)) <= parts_of(root)
-    if bool(found) != bool(misfits(root, value)):
+    if bool(found) != bool(Rules(root).misfits(value)):
         pytest.fail("the same comparison had another outcome")
 
 
@@ -249,7 +249,7 @@ def test_remembering_what_was_compared_changes_no_outcome(defs: dict[str, Any], 
     """A value has misfits if and only if the plain recursive check `fits` refuses it."""
     ahead = {name: forwards(schema, name) for name, schema in defs.items()}
     root = {"$ref": "#/$defs/A", "$defs": ahead}
-    assert (not misfits(root, value)) is fits(root, value, ahead)
+    assert (not Rules(root).misfits(value)) is fits(root, value, ahead)
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def test_a_mistake_costs_the_same_for_a_value_of_any_size() -> None:
     """Only the beginning of a value is quoted, and only for the mistakes that are reported."""
     Counted.quoted = 0
     value = [Counted()] * 1000
-    (wrong,) = misfits({"anyOf": [{"type": "string"}] * 4900}, value)
+    (wrong,) = Rules({"anyOf": [{"type": "string"}] * 4900}).misfits(value)
     assert wrong.what.startswith("must be text, got [1, 1, 1, ")
     assert Counted.quoted <= 30
 
@@ -321,7 +321,7 @@ def test_a_mistake_costs_the_same_for_a_value_of_any_size() -> None:
 def test_mistakes_count_as_steps() -> None:
     """A value is refused at the step limit if every member of a union finds many mistakes in it."""
     form = {"type": "object", "additionalProperties": False}
-    (wrong,) = misfits({"anyOf": [dict(form) for _ in range(2000)]}, {f"k{at}": 1 for at in range(200)})
+    (wrong,) = Rules({"anyOf": [dict(form) for _ in range(2000)]}).misfits({f"k{at}": 1 for at in range(200)})
     assert wrong.what.startswith("can't be checked")
 
 
@@ -332,7 +332,7 @@ def test_mistakes_count_as_steps() -> None:
 )
 def test_any_value_is_quoted_in_a_few_words(value: Any) -> None:
     """However large a value is, a message quotes at most its beginning."""
-    (wrong,) = misfits({"type": "string"}, value)
+    (wrong,) = Rules({"type": "string"}).misfits(value)
     assert len(wrong.what) < 100
 
 
@@ -344,7 +344,7 @@ def test_long_names_are_not_copied_to_every_part() -> None:
     tracemalloc.start()
     try:
         check_foreign(many, "t")
-        wrong = misfits(schema, {name: [0] * 2000})
+        wrong = Rules(schema).misfits({name: [0] * 2000})
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

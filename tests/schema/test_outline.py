@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from handrail.schema import Schema
-from handrail.schema.misfits import misfits
+from handrail.schema.comparison import Rules
 
 
 class Inner(BaseModel):
@@ -52,7 +52,7 @@ def test_what_is_plainly_wrong_is_named(value: Any, words: list[str]):
 
     A value that has the wrong type or is not one of the choices is also quoted.
     """
-    found = misfits(SCHEMA.json_schema, value)
+    found = Rules(SCHEMA.json_schema).misfits(value)
     assert len(found) >= len(words)
     for word in words:
         assert any(word in str(each) for each in found)
@@ -71,4 +71,4 @@ ORDERS = st.builds(
 @given(ORDERS)
 def test_what_fits_is_never_refused(order: Order):
     """The JSON that a schema dumps for a valid value contains no mistakes."""
-    assert misfits(SCHEMA.json_schema, json.loads(SCHEMA.dump(order))) == []
+    assert Rules(SCHEMA.json_schema).misfits(json.loads(SCHEMA.dump(order))) == []

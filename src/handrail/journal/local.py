@@ -33,7 +33,7 @@ from handrail.journal.protocol import Check, Mask
 from handrail.journal.records import QuestionRecord
 from handrail.question import Answer, AnswerOutcome, Question
 from handrail.schema import Problem, clear_json
-from handrail.schema.misfits import misfits
+from handrail.schema.comparison import Rules
 from handrail.schema.secrets import MASK, is_masked
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def check_answer(question: Question, answer: Answer) -> None:
     check_sender(question, answer)
     check_outcome(question, answer)
     wrong = (
-        misfits(question.schema, answer.value, secret=question.secret) if answer.outcome == "answered" else ()
+        Rules(question.schema).misfits(answer.value, secret=question.secret)
+        if answer.outcome == "answered"
+        else ()
     )
     if wrong:
         raise AnswerRefused(

@@ -1,7 +1,7 @@
 """Problems in an input, described for a model: where each is, what was expected, and what was sent instead.
 
 This module describes problems that pydantic found with the Python type. If only the type's JSON Schema is available,
-`handrail.schema.misfits` finds the definite mistakes.
+`handrail.schema.comparison` finds the definite mistakes.
 """
 
 from __future__ import annotations

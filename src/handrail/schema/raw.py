@@ -1,41 +1,40 @@
 """`RawSchema`: a JSON Schema that is not made from a Python type, and a parser for what a model sends.
 
-Arguments that match it stay plain JSON: a dict.
+Arguments that match it stay plain JSON: a dict. `check_foreign` and `check_schema` check the schema itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
 
 import pydantic_core
 
 from handrail.errors import DefinitionError, ToolValidationError
 from handrail.schema import Problem, Schema, clear_json, infinities_in, to_json
+from handrail.schema.comparison import NUMBERS, WORDS, Rules, as_list, matcher, quoted
 from handrail.schema.immutability import read_only
-from handrail.schema.misfits import Misfit, misfits, quoted
-from handrail.schema.problems import asks_for_secrets, cut
-from handrail.schema.references import LISTS_OF_SCHEMAS, SCHEMAS, SCHEMAS_BY_NAME, without_anchors
+from handrail.schema.problems import as_count, asks_for_secrets, cut
+from handrail.schema.references import (
+    LISTS_OF_SCHEMAS,
+    SCHEMAS,
+    SCHEMAS_BY_NAME,
+    target_of,
+    walk,
+    without_anchors,
+)
 from handrail.schema.secrets import WITHHELD, masked, masks_in
 
 
-class Check(Protocol):
-    """A function that checks a value against a JSON Schema and returns the mistakes."""
-
-    def __call__(
-        self, schema: Mapping[str, Any], value: object, /, *, secret: bool = False
-    ) -> Sequence[Misfit]: ...
-
-
 class RawSchema(Schema[dict[str, Any]]):
-    """The JSON Schema of an object, given as plain data. `check` finds the mistakes in a value.
+    """The JSON Schema of an object, given as plain data.
 
-    By default, `check` finds only definite mistakes. The code that runs the tool, such as a server, checks the rest.
+    With `definite`, only definite mistakes in a value are found. The code that runs the tool, such as a server, checks the rest.
     """
 
-    __slots__ = ("_check", "_plain")
+    __slots__ = ("_plain", "_rules")
 
-    def __init__(self, json_schema: Mapping[str, Any], check: Check = misfits) -> None:
+    def __init__(self, json_schema: Mapping[str, Any], *, definite: bool = True) -> None:
         self.annotation = dict
         # Providers require a type and properties at the top level.
         whole = {**json_schema, "type": "object", "properties": json_schema.get("properties", {})}
@@ -43,7 +42,7 @@ class RawSchema(Schema[dict[str, Any]]):
         self._plain = without_anchors(self.json_schema)
         self.secret = asks_for_secrets(self._plain, self._plain)
         self.quick = None
-        self._check = check
+        self._rules = Rules(self._plain, definite=definite)
 
     def parse(self, data: str | bytes) -> dict[str, Any]:
         try:
@@ -54,14 +53,14 @@ class RawSchema(Schema[dict[str, Any]]):
             raise ToolValidationError("the arguments are not a JSON object. Send an object: {...}.")
         wrong = [f"{where} {what}" for where, what in infinities_in(data, self.json_schema)]
         if not wrong:
-            found = self._check(self._plain, cast("object", value), secret=self.secret)
+            found = self._rules.misfits(cast("object", value), secret=self.secret)
             wrong = [f"{each.where or 'the arguments'} {each.what}" for each in found]
         if wrong:
             raise ToolValidationError("; ".join(wrong), [Problem("", each) for each in wrong])
         return cast("dict[str, Any]", value)
 
     def accepts(self, value: object) -> bool:
-        return isinstance(value, dict) and not self._check(self._plain, cast("object", value))
+        return isinstance(value, dict) and not self._rules.misfits(cast("object", value))
 
     def clear(self, value: object) -> bytes:
         return clear_json(value)
@@ -74,7 +73,7 @@ class RawSchema(Schema[dict[str, Any]]):
             value: Any = pydantic_core.from_json(data)
         except ValueError:
             return WITHHELD
-        wrong = {each.where for each in self._check(self._plain, value, secret=True)}
+        wrong = {each.where for each in self._rules.misfits(value, secret=True)}
         return self.dump(value).decode() if wrong <= set(masks_in(value)) else WITHHELD
 
 
@@ -167,3 +166,74 @@ def _values(part: Any) -> list[Any]:
 
 def _misshapen(owner: str, at: _Place | None, problem: str) -> DefinitionError:
     return DefinitionError(f"the schema of {owner} can't be used: {at or 'it'} {problem}. Correct it.")
+
+
+_INSTEAD = {
+    "unevaluatedProperties": "Use `additionalProperties`",
+    "unevaluatedItems": "Use `items`",
+    "$dynamicRef": "Use `$ref`",
+    "$recursiveRef": "Use `$ref`",
+    "dependencies": "Use `dependentRequired` or `dependentSchemas`",
+    "additionalItems": "Use `prefixItems` and `items`",
+}
+"""The keywords that are not supported, and what to use instead."""
+
+
+_COUNTS = frozenset(
+    f"{limit}{what}" for limit in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")
+)
+
+
+def check_schema(schema: Mapping[str, Any], owner: str) -> None:
+    """Raise `DefinitionError` unless this is the JSON Schema of an object, and every rule in it can be checked."""
+    check_foreign(schema, owner)
+    if schema.get("type") != "object":
+        raise DefinitionError(
+            f'the schema of {owner} has no "type": "object". Add it, because arguments are always an object.'
+        )
+    schema = without_anchors(schema)
+    for place, part in walk(schema):
+        for word, given in part.items():
+            problem, hint = _problem_of(word, given, schema)
+            if problem:
+                raise DefinitionError(
+                    f"the schema of {owner} can't be used: {place}/{word} {problem}. {hint}."
+                )
+
+
+def _problem_of(word: str, given: Any, root: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what is wrong with a keyword or its value, and what to do. Both are "" if nothing is wrong."""
+    if word in _INSTEAD:
+        return "is not supported", _INSTEAD[word]
+    if word == "$ref" and (not isinstance(given, str) or target_of(given, root, None) is None):
+        return f"is {quoted(given)}, which is not in the schema", "Refer to a part of it, as in #/$defs/name"
+    if word == "type" and not all(kind in [*WORDS] for kind in as_list(given)):
+        return f"is {quoted(given)}", f"Use one of {', '.join(WORDS)}, or a list of these"
+    if word in _COUNTS and as_count(given) is None:
+        return f"is {quoted(given)}", "Use a whole number of at least 0"
+    if word in NUMBERS and not _is_number(given):
+        return f"is {quoted(given)}", "Use a number"
+    if word == "multipleOf" and cast("float", given) <= 0:
+        return f"is {quoted(given)}", "Use a number above 0"
+    if word == "dependentRequired" and not _is_lists_by_name(given):
+        return f"is {quoted(given)}", "Use an object whose values are lists of names"
+    patterns: Iterable[Any] = [given] if word == "pattern" else given if word == "patternProperties" else ()
+    for pattern in patterns:
+        try:
+            matcher(pattern)
+        except (pydantic_core.SchemaError, TypeError):
+            return (
+                f"has the pattern {quoted(pattern)}",
+                "Use a valid pattern, without look-around and back-references",
+            )
+    return "", ""
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool)
+
+
+def _is_lists_by_name(given: object) -> bool:
+    return isinstance(given, dict) and all(
+        isinstance(each, list) for each in cast("dict[str, Any]", given).values()
+    )

@@ -465,12 +465,11 @@ class _Check:
         params = self.tool.params
         if not isinstance(params, Mapping):
             return Schema[Any](params, self.namespace)
-        from handrail.schema.assertions import check_schema, find_mistakes
-        from handrail.schema.raw import RawSchema
+        from handrail.schema.raw import RawSchema, check_schema
 
         given = cast("Mapping[str, Any]", params)
         check_schema(given, "its params")
-        made = RawSchema(given, find_mistakes)
+        made = RawSchema(given, definite=False)
         self.fill("params", made.json_schema)
         return made
 

@@ -26,8 +26,8 @@ from handrail.journal.records import QuestionRecord
 from handrail.question import Question
 from handrail.run.place import Place
 from handrail.schema import to_json
+from handrail.schema.comparison import Rules
 from handrail.schema.immutability import read_only
-from handrail.schema.misfits import misfits
 from handrail.schema.problems import asks_for_secrets
 from handrail.schema.raw import check_foreign
 from handrail.schema.size import check_size
@@ -190,7 +190,7 @@ class FrontendTool(Tool[Any, Any]):
         if not isinstance(value, dict):
             raise ToolValidationError("the arguments are not a JSON object. Send an object: {...}.")
         secret = asks_for_secrets(self.json_schema, self.json_schema)
-        wrong = misfits(self.json_schema, cast("object", value), secret=secret)
+        wrong = Rules(self.json_schema).misfits(cast("object", value), secret=secret)
         if wrong:
             raise ToolValidationError("; ".join(map(str, wrong)))
         return cast("dict[str, Any]", value)
