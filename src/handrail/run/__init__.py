@@ -1,10 +1,11 @@
 """Runs: the object of a run, its options, the loop that asks its model, and the gate. `gate.py` describes the steps of a call.
 
-`open_gate` imports the gate on first use, so that importing `handrail.run.options` does not load it.
+The names in `_HOMES` are imported on first use, so that importing `handrail.run.options` does not load the gate.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,22 @@ if TYPE_CHECKING:
     from handrail.prompt import Prompt
     from handrail.protocols import ToolPolicy
     from handrail.run.adapter import Adapter
+    from handrail.run.call import ToolCall, Turn, run_turn
     from handrail.run.gate import Gate
     from handrail.run.options import GateArguments
     from handrail.tools import Tool
+
+
+__all__ = ["Gate", "ToolCall", "Turn", "open_gate", "run_turn"]
+
+_HOMES = {"Gate": "gate", "ToolCall": "call", "Turn": "call", "run_turn": "call"}
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def open_gate(
