@@ -53,6 +53,7 @@ from handrail.events import (
 )
 from handrail.messages import AssistantMessage, Price, Sent, Takes, ToolMessage, Traits, Usage, UserMessage
 from handrail.models import ModelRateLimited, ModelUnavailable
+from handrail.models.http import encoder
 from handrail.models.providers import Quirks
 from handrail.models.scripted import Reply
 from handrail.run.adapter import Retry, Throttle
@@ -1097,9 +1098,9 @@ def test_opening_leaves_every_byte_before_it(wire: str) -> None:
         rest = {name: value for name, value in earlier.items() if name not in (said, "tools")}
         assert rest == {name: value for name, value in later.items() if name not in (said, "tools")}
     encoders = {
-        "chat": openai._encoder(Quirks(), "chat:openai"),
-        "responses": responses._encoder(taken, "responses:openai"),
-        "anthropic": anthropic._encoder(taken, "anthropic:anthropic"),
+        "chat": encoder(openai._encode, Quirks(), "chat:openai"),
+        "responses": encoder(responses._items, taken, "responses:openai"),
+        "anthropic": encoder(anthropic._message, taken, "anthropic:anthropic"),
     }
     written = [Sent(request.messages).encoded(encoders[wire]) for request in model.requests]
     assert written[1].startswith(written[0])

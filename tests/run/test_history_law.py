@@ -32,6 +32,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelAnswerBroken, ModelUnavailable
+from handrail.models.http import encoder
 from handrail.models.providers import Quirks
 from handrail.run.adapter import Retry
 from handrail.run.conversation import check_well_formed, root_conversation
@@ -259,7 +260,7 @@ def test_only_new_messages_are_encoded_in_a_run() -> None:
     """Encoding a conversation a second time with the same encoder encodes no message again."""
     from handrail.models import openai
 
-    encode = openai._encoder(Quirks(), "chat:openai")
+    encode = encoder(openai._encode, Quirks(), "chat:openai")
     conversation: Sent[Message] = Sent([USER])
     first = bytes(conversation.encoded(encode))
     for _ in range(50):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from handrail.messages import (
@@ -35,7 +35,7 @@ from handrail.messages import (
 )
 from handrail.models.blocks import decode, emptied, encode, joined, parsed_input, with_calls
 from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
-from handrail.models.http import Endpoint, body_of, count, failure_in_answer, text_json
+from handrail.models.http import Endpoint, body_of, count, encoder, failure_in_answer, text_json
 from handrail.models.media import ANTHROPIC_TAKES, anthropic_blocks, kept_data, said_in_words
 from handrail.models.providers import address_of, keys_of, refuse_key, row_of
 from handrail.models.request_settings import (
@@ -180,7 +180,7 @@ class AnthropicModel:
         self._max_tokens = max_tokens
         self._cache = cache
         self._wire = f"{WIRE}:{provider}"
-        self._encode = _encoder(taken, self._wire)
+        self._encode = encoder(_message, taken, self._wire)
         self._between = partial(_between, self._wire)
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
@@ -275,15 +275,6 @@ def _content(said: UserMessage | CallAnswered, takes: Takes) -> list[dict[str, A
     """Return the blocks of a message or of a result."""
     blocks = anthropic_blocks(said.text, said.attachments, takes) if said.attachments else []
     return blocks or [_text_block(said.text)]
-
-
-@lru_cache(maxsize=64)
-def _encoder(takes: Takes, wire: str) -> Encode:
-    """Return the function that encodes messages for a model that takes these attachments.
-
-    Equal arguments give the same function, because encoded messages are cached under it.
-    """
-    return partial(_message, takes, wire)
 
 
 def _between(wire: str, before: Message, after: Message) -> bytes:

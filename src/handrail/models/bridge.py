@@ -60,7 +60,7 @@ from handrail.models.media import (
     said_in_words,
     text_with,
 )
-from handrail.models.request_settings import BRIDGE, settings_fields
+from handrail.models.request_settings import BRIDGE, limit_fields, settings_fields
 from handrail.schema import Schema
 from handrail.text.secrets import replace_secret
 from handrail.tools import Tool
@@ -158,11 +158,7 @@ class BridgedModel:
         settings: dict[str, Any] = {"timeout": self._silence, "max_retries": 0}
         ignored = getattr(model, "unsupported_settings", ())
         settings = {name: value for name, value in settings.items() if name not in ignored}
-        if request.temperature is not None:
-            settings["temperature"] = request.temperature
-        if request.max_tokens is not None:
-            settings["max_tokens"] = request.max_tokens
-        settings |= settings_fields(self.name, request, BRIDGE)
+        settings |= limit_fields(request, "max_tokens") | settings_fields(self.name, request, BRIDGE)
         if request.must_call:
             settings["tool_choice"] = "required"
         return settings | self._options

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote
 
@@ -40,7 +39,7 @@ from handrail.messages import (
 from handrail.models import ModelAnswerBroken, ModelRequestRefused
 from handrail.models.blocks import encode, outside_line
 from handrail.models.grammar import GEMINI_ID, id_for_wire, is_object, name_for_wire, raw_object
-from handrail.models.http import Endpoint, body_of, count, failure_in_answer, text_json
+from handrail.models.http import Endpoint, body_of, count, encoder, failure_in_answer, text_json
 from handrail.models.media import (
     GEMINI_TAKES,
     RETURNED,
@@ -57,6 +56,7 @@ from handrail.models.request_settings import (
     GEMINI_TOOLS,
     gemini_writes,
     joined_tools,
+    limit_fields,
     merge_fields,
     settings_fields,
     write_tools,
@@ -407,7 +407,7 @@ class GeminiModel:
         wire = GEMINI_TAKES
         taken = row.takes_at(address, name, wire) if takes is None else wire.within(takes)
         self.traits = Traits(price, can_constrain, taken, frozenset(GEMINI_TOOLS))
-        self._encode = _encoder(taken)
+        self._encode = encoder(_encode_parts, taken)
         self._endpoint = Endpoint(
             self.name,
             address,
@@ -435,11 +435,10 @@ class GeminiModel:
             if not len(request.tools):
                 chosen.pop("toolConfig", None)  # the API refuses a choice of functions if there are none
             merge_fields(more, chosen)
-        config: dict[str, Any] = dict(more.pop("generationConfig", {}))
-        if request.temperature is not None:
-            config["temperature"] = request.temperature
-        if request.max_tokens is not None:
-            config["maxOutputTokens"] = request.max_tokens
+        config: dict[str, Any] = {
+            **more.pop("generationConfig", {}),
+            **limit_fields(request, "maxOutputTokens"),
+        }
         if request.output is not None:
             config["responseMimeType"] = "application/json"
             config["responseJsonSchema"] = _schema(request.output.json_schema)
@@ -543,15 +542,6 @@ def _opening(message: Message) -> bytes:
 
 def _role(message: Message) -> str:
     return "model" if isinstance(message, AssistantMessage) else "user"
-
-
-@lru_cache(maxsize=64)
-def _encoder(takes: Takes) -> Encode:
-    """Return the function that encodes the parts of messages for a model that takes these attachments.
-
-    Equal arguments give the same function, because encoded messages are cached under it.
-    """
-    return partial(_encode_parts, takes)
 
 
 def _encode_parts(takes: Takes, message: Message) -> bytes:

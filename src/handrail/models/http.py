@@ -14,7 +14,16 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -27,7 +36,7 @@ import msgspec
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.threads import forget_closed
 from handrail.errors import DefinitionError, ModelError
-from handrail.messages import CallPart, ModelPart, SentPart, StopPart, TextPart, ThinkingPart
+from handrail.messages import CallPart, Encode, ModelPart, SentPart, StopPart, TextPart, ThinkingPart
 from handrail.models import (
     ModelAnswerBroken,
     ModelKeyMissing,
@@ -648,6 +657,15 @@ def text_json(text: str) -> bytes:
 
 
 _kept_json = lru_cache(maxsize=64)(encode)
+
+
+@lru_cache(maxsize=256)
+def encoder(encode_message: Callable[..., bytes], *given: Hashable) -> Encode:
+    """Return the function that encodes a message with `encode_message`, which gets `given` and the message.
+
+    Equal arguments give the same function, because encoded messages are cached under it.
+    """
+    return partial(encode_message, *given)
 
 
 _MOST_TOKENS = 1 << 53

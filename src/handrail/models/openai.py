@@ -9,7 +9,7 @@ The chat completions API, `POST /chat/completions`, is in this module; the respo
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +20,6 @@ from handrail.messages import (
     AttachmentPart,
     Between,
     CallPart,
-    Encode,
     Kept,
     Message,
     ModelPart,
@@ -46,6 +45,7 @@ from handrail.models.http import (
     Endpoint,
     body_of,
     count,
+    encoder,
     failure_in_answer,
     is_strict,
     text_json,
@@ -65,7 +65,13 @@ from handrail.models.media import (
     text_with,
 )
 from handrail.models.providers import FREE, Quirks, address_of, keys_of, refuse_key, row_of
-from handrail.models.request_settings import CHAT, RESPONSES_TOOLS, merge_fields, settings_fields
+from handrail.models.request_settings import (
+    CHAT,
+    RESPONSES_TOOLS,
+    limit_fields,
+    merge_fields,
+    settings_fields,
+)
 from handrail.text.spelling import checked_arguments
 
 _OWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", "annotations", "audio"})
@@ -418,10 +424,7 @@ def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire
     merge_fields(more, settings_fields(name, request, CHAT, quirks.lacks))
     if quirks.seed != "seed" and "seed" in more:
         more[quirks.seed] = more.pop("seed")
-    if request.temperature is not None:
-        more["temperature"] = request.temperature
-    if request.max_tokens is not None:
-        more[quirks.limit] = request.max_tokens
+    more |= limit_fields(request, quirks.limit)
     if request.stream:
         more["stream"] = True
         if quirks.stream_options:
@@ -445,7 +448,7 @@ def _tool(offered: Offered) -> bytes:
 
 def _conversation(messages: Sent[Message], quirks: Quirks, wire: str) -> bytearray:
     """Encode a conversation as messages of the API, separated by commas."""
-    encode_message = _encoder(quirks, wire)
+    encode_message = encoder(_encode, quirks, wire)
     return messages.encoded(encode_message, None if quirks.user_after_tool else _between(quirks))
 
 
@@ -454,15 +457,6 @@ def _encode(quirks: Quirks, wire: str, message: Message) -> bytes:
     if not quirks.user_after_tool and isinstance(message, ToolMessage) and _shows_more(message, quirks):
         said.insert(min(len(message.results), _MOST_CALLS), _OK)
     return b",".join(map(encode, said))
-
-
-@lru_cache(maxsize=64)
-def _encoder(quirks: Quirks, wire: str) -> Encode:
-    """Return the function that encodes messages for servers with these quirks.
-
-    Equal arguments give the same function, because encoded messages are cached under it.
-    """
-    return partial(_encode, quirks, wire)
 
 
 def _between(quirks: Quirks) -> Between:

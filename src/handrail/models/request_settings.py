@@ -42,6 +42,12 @@ def settings_fields(
     return fields
 
 
+def limit_fields(request: ModelRequest, max_tokens: str) -> dict[str, Any]:
+    """Return the fields for a request's temperature and its maximum of tokens, which the provider calls `max_tokens`."""
+    fields = {"temperature": request.temperature, max_tokens: request.max_tokens}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def _check_offered(model: str, request: ModelRequest) -> None:
     """Raise `ModelRequestRefused` if the tool that the model must call is not offered to it."""
     name = request.settings.tool_choice

@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from handrail.messages import (
     AssistantMessage,
     AttachmentPart,
     CallPart,
-    Encode,
     Kept,
     Message,
     ModelPart,
@@ -31,7 +30,7 @@ from handrail.messages import (
 )
 from handrail.models.blocks import emptied, encode, with_calls, without
 from handrail.models.grammar import RESPONSES_ID, arguments_text, id_for_wire, name_for_wire, object_text
-from handrail.models.http import Endpoint, body_of, count, failure_in_answer, is_strict, text_json
+from handrail.models.http import Endpoint, body_of, count, encoder, failure_in_answer, is_strict, text_json
 from handrail.models.media import (
     PLACE,
     RESPONSES_TAKES,
@@ -45,6 +44,7 @@ from handrail.models.request_settings import (
     RESPONSES,
     RESPONSES_TOOLS,
     joined_tools,
+    limit_fields,
     merge_fields,
     settings_fields,
     write_tools,
@@ -78,10 +78,7 @@ def _body(
     more: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"], **fields}
     name = f"{wire.partition(':')[2]}:{fields['model']}"
     merge_fields(more, settings_fields(name, request, RESPONSES))
-    if request.temperature is not None:
-        more["temperature"] = request.temperature
-    if request.max_tokens is not None:
-        more["max_output_tokens"] = request.max_tokens
+    more |= limit_fields(request, "max_output_tokens")
     if request.stream:
         more["stream"] = True
     if request.must_call:
@@ -91,7 +88,7 @@ def _body(
         wanted = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
         merge_fields(more, {"text": {"format": wanted}})
     written: dict[str, tuple[bytes | bytearray, ...]] = {
-        "input": (b"[", request.messages.encoded(_encoder(takes, wire)), b"]")
+        "input": (b"[", request.messages.encoded(encoder(_items, takes, wire)), b"]")
     }
     if request.system:
         written["instructions"] = (text_json(request.system),)
@@ -112,15 +109,6 @@ def _tool(offered: Offered) -> bytes:
             "strict": False,
         }
     )
-
-
-@lru_cache(maxsize=64)
-def _encoder(takes: Takes, wire: str) -> Encode:
-    """Return the function that encodes messages for a model that takes these attachments.
-
-    Equal arguments give the same function, because encoded messages are cached under it.
-    """
-    return partial(_items, takes, wire)
 
 
 def _items(takes: Takes, wire: str, message: Message) -> bytes:
