@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Set
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import Any, Unpack, cast
 
 from handrail.errors import (
     AnswerRefused,
@@ -39,9 +39,6 @@ from handrail.run.record.log import load_attachments
 from handrail.run.record.parking import Parking
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool, ToolResult
-
-if TYPE_CHECKING:
-    pass
 
 
 class ClientEnvironment(Environment):
@@ -143,10 +140,8 @@ class Calls:
                 f"you have {self.most} calls in progress, which is the limit. Wait until one ends, or cancel one."
             )
         run_id = random_id()
-        call = LiveCall(self, run_id, tool.name, principal, asks=asks, opens=opens)
-        call.report = report
         session = Session(principal=principal)
-        call.hear(session.dispatcher)
+        call = LiveCall(self, run_id, tool.name, principal, session.dispatcher, asks, opens, report)
         options: GateArguments = {
             **self._arguments,
             "session": session,
@@ -234,11 +229,9 @@ class Calls:
         prompt = await self.tools.load(principal)
         if (live := self.find(run_id, principal)) is not None:
             return live
-        call = LiveCall(self, run_id, message.tool, principal, asks=asks, opens=opens)
-        call.report = report
-        adapter = self.tools.adapter(CallModel(message, self.tools.model))
         heard = Dispatcher()
-        call.hear(heard)
+        call = LiveCall(self, run_id, message.tool, principal, heard, asks, opens, report)
+        adapter = self.tools.adapter(CallModel(message, self.tools.model))
         options: ResumeArguments = {
             **self._arguments,
             "bus": heard,
@@ -296,14 +289,22 @@ class LiveCall:
     """A call that this process is executing, across all of the client's requests that belong to it."""
 
     def __init__(
-        self, calls: Calls, run_id: str, name: str, principal: str, *, asks: bool, opens: bool = False
+        self,
+        calls: Calls,
+        run_id: str,
+        name: str,
+        principal: str,
+        events: Dispatcher,
+        asks: bool,
+        opens: bool,
+        report: Report | None,
     ) -> None:
         self._calls = calls
         self.journal = calls.journal
         self.run_id, self.name, self.principal = run_id, name, principal
         self._opens = opens
         self.environment = calls.environment(self, asks)
-        self.report: Report | None = None
+        self.report = report
         self.questions: dict[str, Question] = {}
         """The open questions that were put to the client, by id."""
         self.problems: dict[str, str] = {}
@@ -325,9 +326,6 @@ class LiveCall:
         self._result: ToolResult[Any] | None = None
         self._reports: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-
-    def hear(self, events: Dispatcher) -> None:
-        """Listen for the call's progress and result, for the ends of its questions and, if there is a journal, for the start of its run."""
         events.subscribe(ToolInvoked, self._take_result)
         events.subscribe(Progress, self._take_progress)
         events.subscribe(QuestionAnswered, lambda event: self._close(event.question_id))

@@ -31,10 +31,15 @@ _VALUE = "value"
 """The name of the only field in a form for an answer that is not an object."""
 
 
+def elicitation_of(request: Any) -> wire.ElicitationCapability | None:
+    """Return how the client can ask a person; None if it can't."""
+    capabilities = request.session.client_capabilities
+    return None if capabilities is None else capabilities.elicitation
+
+
 def can_ask(request: Any) -> bool:
     """Return whether the client can show a form to a person."""
-    capabilities = request.session.client_capabilities
-    offered = None if capabilities is None else capabilities.elicitation
+    offered = elicitation_of(request)
     return offered is not None and (offered.form is not None or offered.url is None)
 
 

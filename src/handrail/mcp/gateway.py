@@ -20,12 +20,12 @@ from handrail.errors import Declined, DefinitionError
 from handrail.guard import CapabilityPolicy
 from handrail.guard.policy import CheckOnly
 from handrail.journal.digest import digest
-from handrail.mcp.calls import Calls, LiveCall
+from handrail.mcp.calls import Calls, ClientEnvironment, LiveCall
 from handrail.mcp.config import load_servers
 from handrail.mcp.server import ToolServer
 from handrail.mcp.tools import may_be_of
 from handrail.prompt import Prompt
-from handrail.protocols import Environment, PolicyDecision, RunMode, ToolPolicy
+from handrail.protocols import PolicyDecision, ToolPolicy
 from handrail.question import Answer, Question, Quorum, ask
 from handrail.run.record.parking import Parking
 from handrail.serve.inbox import GATEWAY
@@ -246,18 +246,15 @@ class Gateway(ToolServer):
         await asyncio.gather(*(section.close() for section in self.sections))
 
 
-class _Approvers(Environment):
+class _Approvers(ClientEnvironment):
     """The environment of a call through a gateway.
 
     Approvers decide on the call. The client's user answers all other questions; if the client can't show them, they are declined.
     """
 
-    run_mode: RunMode = "user"
-    keeps_secrets = True
-    parks = True
-
     def __init__(self, call: LiveCall, asks: bool, voters: Voters) -> None:
-        self._call = call
+        super().__init__(call)
+        self.parks = True
         self._asks = asks
         self._voters = voters
 
@@ -266,14 +263,11 @@ class _Approvers(Environment):
             return None  # the question is in the journal, where the approvers find it
         if not self._asks:
             raise Declined(question.name, "the client can't show questions")
-        return await self._call.ask(question)
+        return await super().ask(question)
 
     def voters(self, quorum: Quorum, principal: str, /) -> Mapping[str, float]:
         return self._voters(quorum.role, principal)
 
-    def run_started(self, parking: Parking) -> None:
-        self._call.parking = parking
-
     def run_waiting(self, parking: Parking) -> None:
         if self._call.questions:
-            self._call.rest()
+            super().run_waiting(parking)

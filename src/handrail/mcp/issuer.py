@@ -151,7 +151,7 @@ class Issuer:
         return AccessToken(
             token=token,
             client_id=str(client),
-            scopes=[*_scopes_in(claims.get("scope")), *_scopes_in(claims.get("scp"))],
+            scopes=_scopes_in(claims),
             expires_at=int(claims["exp"]),
             resource=self.audience,
             subject=claims["sub"],
@@ -239,8 +239,7 @@ def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> boo
     )
     if is_other or claims.get("iss") == claims.get("sub"):
         return False
-    scopes = [*_scopes_in(claims.get("scope")), *_scopes_in(claims.get("scp"))]
-    return kind in _TYPES or (kind in _PLAIN_TYPES and bool(scopes or claims.get("client_id")))
+    return kind in _TYPES or (kind in _PLAIN_TYPES and bool(_scopes_in(claims) or claims.get("client_id")))
 
 
 def _is_safe(address: str) -> bool:
@@ -249,15 +248,14 @@ def _is_safe(address: str) -> bool:
     return where.scheme == "https" or (where.scheme == "http" and where.hostname in _LOOPBACK)
 
 
-def _scopes_in(claim: object) -> list[str]:
-    """Return the scopes in a claim: a string with spaces between them, or a list of strings. Any other claim has none."""
-    if isinstance(claim, str):
-        return claim.split()
-    return (
-        [each for each in cast("list[Any]", claim) if isinstance(each, str)]
-        if isinstance(claim, list)
-        else []
-    )
+def _scopes_in(claims: Mapping[str, Any]) -> list[str]:
+    """Return the scopes in a token's claims, each a string with spaces between them, or a list of strings."""
+    scopes: list[str] = []
+    for claim in (claims.get("scope"), claims.get("scp")):
+        listed = claim.split() if isinstance(claim, str) else claim
+        if isinstance(listed, list):
+            scopes += [each for each in cast("list[Any]", listed) if isinstance(each, str)]
+    return scopes
 
 
 def _unreachable(why: str) -> RequestRefused:

@@ -67,7 +67,10 @@ class SectionPrompts:
                     name=name,
                     title=prompt.sections[0].title,
                     description=prompt.sections[0].summary or prompt.sections[0].title,
-                    arguments=[_argument(name, needed) for name, needed in _fields(prompt.params_type)],
+                    arguments=[
+                        wire.PromptArgument(name=argument, required=needed)
+                        for argument, needed in _fields(prompt.params_type)
+                    ],
                 )
                 for name, prompt in sorted(self._prompts.items())
             ]
@@ -248,10 +251,6 @@ def _values(params: Any, name: str) -> Sequence[str]:
         listed: list[Any] = field.get("enum", [field["const"]] if "const" in field else [])
         values.update(dict.fromkeys(each for each in listed if isinstance(each, str)))
     return list(values)
-
-
-def _argument(name: str, needed: bool) -> wire.PromptArgument:
-    return wire.PromptArgument(name=name, required=needed)
 
 
 def _is_regular(files: Any, path: str) -> bool:

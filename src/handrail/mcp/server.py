@@ -33,7 +33,7 @@ from handrail.errors import RunBusy, ToolValidationError
 from handrail.journal.protocol import Journal
 from handrail.mcp.calls import NO_PAGE, PARK_AFTER, CallRefused, Calls, CallUnknown, LiveCall
 from handrail.mcp.contents import content_of, describe
-from handrail.mcp.forms import address_of, can_ask, form_of, key_of
+from handrail.mcp.forms import address_of, can_ask, elicitation_of, form_of, key_of
 from handrail.mcp.login import LOCAL
 from handrail.mcp.offers import FileResources, SectionPrompts
 from handrail.mcp.served_tools import ServedTools
@@ -218,8 +218,7 @@ class ToolServer:
 
     def can_open(self, request: Any) -> bool:
         """Return whether the client's user can be sent to a page of this server."""
-        capabilities = request.session.client_capabilities
-        offered = None if capabilities is None else capabilities.elicitation
+        offered = elicitation_of(request)
         return self.page is not None and offered is not None and offered.url is not None
 
     def ask_of(self, request: Any, call_id: str, question: Question, problem: str = "") -> wire.ElicitRequest:

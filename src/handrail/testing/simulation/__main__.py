@@ -54,19 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--at", help="try only this point, named as in a report, such as 'before write 12'")
     parser.add_argument("--jobs", type=int, default=1, help="how many points are tried at once")
     parser.add_argument("--journal", help="postgresql://… to record the run there, and not in SQLite files")
-    given = parser.parse_args(arguments)
-    report = simulate(
-        scenario_named(given.scenario),
-        write_every=given.write_every,
-        step_every=given.step_every,
-        overtaken_every=given.overtaken_every,
-        parked_every=given.parked_every,
-        again=given.again,
-        connected=given.connected,
-        at=given.at,
-        jobs=given.jobs,
-        journal=given.journal,
-    )
+    options = vars(parser.parse_args(arguments))
+    report = simulate(scenario_named(options.pop("scenario")), **options)
     print(report)
     return 1 if report.broken else 0
 
