@@ -15,6 +15,7 @@ import typer
 from handrail.cli import runs_view as view
 from handrail.cli.command_options import (
     JournalFile,
+    Json,
     prepare_journal,
     search_here,
     with_signature,
@@ -36,7 +37,6 @@ from handrail.journal.location import former_journals
 app = typer.Typer(name="runs", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 RunId = Annotated[str, typer.Argument(help="The run's id, or its beginning.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 class Report:

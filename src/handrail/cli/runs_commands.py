@@ -13,11 +13,10 @@ import typer
 from handrail import runs
 from handrail.cli import runs_view as view
 from handrail.cli.activity import answer_text, attachment_line, attachments_data
-from handrail.cli.command_options import ModelName, StartupFiles, parse_approvals
+from handrail.cli.command_options import Json, ModelName, StartupFiles, parse_approvals
 from handrail.cli.outcome import DONE, FAILED, PARKED, UsageError, classify_stop
 from handrail.cli.recorded_run import Program, RecordedRun, continuation
-from handrail.cli.runs_app import Json, Report, RunId, command
-from handrail.cli.runs_app import app as app
+from handrail.cli.runs_app import Report, RunId, command
 from handrail.cli.streams import terminal_environment
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunParked
