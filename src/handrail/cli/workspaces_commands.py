@@ -10,7 +10,7 @@ import typer
 
 from handrail import runs
 from handrail.cli.outcome import DONE, FAILED, runs_command
-from handrail.cli.runs_app import Report, command
+from handrail.cli.runs_commands import Report, command
 from handrail.content import shown_size
 from handrail.journal.any_journal import AnyJournal
 from handrail.journal.records import WorkspaceLine

@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 
 from handrail.errors import DefinitionError, HandrailError
 from handrail.journal.postgres.address import parse_url
-from handrail.testing.simulation.points import Point
+from handrail.testing.simulation.process import Point
 from handrail.testing.simulation.scenario import (
     Happening,
     Law,

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from handrail.testing.simulation.laws import LAWS, History, Trial
-from handrail.testing.simulation.points import CRASHED, Point, Points, crash
-from handrail.testing.simulation.process import FILES, WORLD, live
+from handrail.testing.simulation.process import CRASHED, FILES, WORLD, Point, Points, crash, live
 from handrail.testing.simulation.scenario import RUN, Scenario, Seen, World
 from handrail.testing.simulation.storage import Storage, storage_at
 
