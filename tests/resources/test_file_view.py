@@ -32,9 +32,9 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.protocols import DurableFork, Filesystem, Fork, PolicyDecision
 from handrail.question import Question
 from handrail.resources.directory import DirectoryFork
-from handrail.resources.file_view import FileView, LinkedFileView
 from handrail.resources.memory import MemoryFork
 from handrail.resources.paths import HasLinks
+from handrail.resources.staging import FileView, LinkedFileView
 from handrail.resources.workspace import WorkspaceFork
 from handrail.testing import FakeShell, Person
 

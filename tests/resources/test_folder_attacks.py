@@ -30,8 +30,8 @@ from handrail.protocols import Fork
 from handrail.question import Question
 from handrail.resources.bindings import given
 from handrail.resources.directory import links
-from handrail.resources.file_view import fork_behind
 from handrail.resources.shell import Allow, Layers, Shell
+from handrail.resources.staging import fork_behind
 from handrail.sections import FileTools
 from handrail.testing import FakeShell, Person
 

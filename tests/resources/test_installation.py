@@ -23,7 +23,7 @@ import handrail
 from handrail import DirectoryFilesystem
 from handrail.errors import PathRefused, UndoRefused
 from handrail.journal.records import CallKey
-from handrail.resources.directory import jail
+from handrail.resources.directory import disk
 from handrail.resources.shell import Allow, Shell, probe
 from handrail.resources.shell.shell_errors import CommandRefused
 
@@ -266,7 +266,7 @@ def test_undo_does_not_change_it(root: Path, monkeypatch: pytest.MonkeyPatch) ->
         fork.stage(CallKey("call"))
         fork.apply()
         fork.applied()
-    monkeypatch.setattr(jail, "installed_in", lambda root: (".venv",))
+    monkeypatch.setattr(disk, "installed_in", lambda root: (".venv",))
     with (
         closing(DirectoryFilesystem(root)) as files,
         pytest.raises(UndoRefused, match="installation that runs Handrail") as error,
@@ -283,7 +283,7 @@ def test_nested_and_repeated_changes_are_refused(root: Path, monkeypatch: pytest
         recorded.write(f"{LIBRARY}/new.py", "")
         changes = recorded.file_changes()
         recorded.drop()
-    monkeypatch.setattr(jail, "installed_in", lambda root: (".venv",))
+    monkeypatch.setattr(disk, "installed_in", lambda root: (".venv",))
     with closing(DirectoryFilesystem(root)) as files:
         outer = files.fork("outer")
         inner = outer.fork("inner")

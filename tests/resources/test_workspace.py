@@ -480,7 +480,7 @@ def test_a_workspace_needs_a_good_name_and_a_journal():
 
 
 async def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("handrail.resources.workspace.filesystem.LARGEST", 10)
+    monkeypatch.setattr("handrail.resources.workspace.workspace.LARGEST", 10)
     here, journal = tmp_path / "here", SqliteJournal(tmp_path / "runs.db")
     response = await run(
         journal,

@@ -130,7 +130,7 @@ async def test_a_copy_that_fails_changes_nothing(
     journal: AnyJournal, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await put_files(journal, shop(tmp_path), source / "a.txt")
-    monkeypatch.setattr("handrail.resources.workspace.filesystem.LARGEST", 3)
+    monkeypatch.setattr("handrail.resources.workspace.workspace.LARGEST", 3)
     with pytest.raises(RunError, match=r"nothing was copied: .*deep/f.*The workspace is as before"):
         await put_files(journal, shop(tmp_path), source / "sub")
     assert list(await recorded(journal, tmp_path)) == ["a.txt"]

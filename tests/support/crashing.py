@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, open_gate, tool
-from handrail.resources.directory.disk import Disk
-from handrail.resources.directory.jail import exchange
+from handrail.resources.directory.disk import Disk, exchange
 from support.rig import Note
 
 RUN = "run"

@@ -22,7 +22,7 @@ from handrail.concurrency.threads import run_in_thread
 from handrail.concurrency.timers import Deadline, is_span
 from handrail.errors import DefinitionError
 from handrail.protocols import Filesystem, SessionView
-from handrail.resources.file_view import fork_behind
+from handrail.resources.staging import fork_behind
 from handrail.schema.problems import describe_kind
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from itertools import count
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.claims import ADD, WRITE, Claims
 from handrail.errors import Conflict
-from handrail.resources.file_fork import FileFork
-from handrail.resources.layer import ABSENT, TOP, FileLimits, Layer, Listing, Node, Shared
 from handrail.resources.paths import join, split
+from handrail.resources.staging import FileFork
+from handrail.resources.store import ABSENT, TOP, FileLimits, Layer, Listing, Node, Shared
 from handrail.text.spelling import checked_arguments
 
 __all__ = ["FileLimits", "MemoryFilesystem", "MemoryFork"]

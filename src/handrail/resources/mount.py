@@ -15,8 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from handrail.resources.long_paths import reach
-from handrail.resources.paths import RESERVED, ancestors, is_reserved, join
+from handrail.resources.paths import RESERVED, ancestors, is_reserved, join, reach
 
 _SETTLED = 2 * 10**9
 """A folder's ctime is relied on only if the folder was read more than this many nanoseconds after it had changed.

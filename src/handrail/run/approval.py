@@ -31,8 +31,8 @@ from handrail.guard.approval import (
 from handrail.guard.policy import ChangePolicy
 from handrail.protocols import ApprovalRequest, Filesystem
 from handrail.question import DecisionKeys, Wording
-from handrail.resources.file_fork import FileFork
 from handrail.resources.paths import HasLinks, ancestors, parse_path
+from handrail.resources.staging import FileFork
 from handrail.resources.startup_files import reason_to_ask
 from handrail.run.call_log import tell
 from handrail.run.place import Place

@@ -16,7 +16,7 @@ from handrail.errors import ContextExpired, EventRefused
 from handrail.events import Fact
 from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
 from handrail.resources.bindings import CallResources
-from handrail.resources.file_fork import FileFork
+from handrail.resources.staging import FileFork
 from handrail.run.attempt import Attempt
 from handrail.run.call_log import dispatch_recorded
 from handrail.run.failures import Refused

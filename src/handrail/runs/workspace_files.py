@@ -25,13 +25,12 @@ from handrail.journal.records import WorkspaceLine
 from handrail.messages import ModelRequest, ToolMessage
 from handrail.models.scripted import ScriptedModel
 from handrail.resources.directory.content import version_of
-from handrail.resources.file_view import fork_behind
 from handrail.resources.mount import Layered
 from handrail.resources.paths import RESERVED, is_reserved, join, spelled
+from handrail.resources.staging import fork_behind
 from handrail.resources.workspace import Workspace
 from handrail.resources.workspace.cache import PERMISSIONS, WorkspaceCache
-from handrail.resources.workspace.filesystem import check_size
-from handrail.resources.workspace.workspace import bring, is_ignored
+from handrail.resources.workspace.workspace import bring, check_size, is_ignored
 from handrail.run.call import ToolCall
 from handrail.text.rendering import counted
 from handrail.tools import tool

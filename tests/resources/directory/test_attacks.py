@@ -13,7 +13,7 @@ import pytest
 
 from handrail.errors import Conflict, FileError, FileMissing, PathRefused
 from handrail.journal.records import CallKey
-from handrail.resources.directory import DirectoryFilesystem, jail
+from handrail.resources.directory import DirectoryFilesystem, disk
 from handrail.resources.paths import MAX_PATH
 from support.filesystems import Folders
 
@@ -27,10 +27,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     Skips the first run if the kernel has no `openat2`.
     """
     if request.param == "openat2":
-        if not jail.has_openat2:
+        if not disk.has_openat2:
             pytest.skip("this kernel has no openat2")
     else:
-        monkeypatch.setattr(jail, "has_openat2", False)
+        monkeypatch.setattr(disk, "has_openat2", False)
     return request.param
 
 
@@ -290,7 +290,7 @@ def test_the_longest_paths_are_no_trouble(world: World):
 
 RACER = """
 import os, sys
-from handrail.resources.directory.jail import exchange
+from handrail.resources.directory.disk import exchange
 root, outside = sys.argv[1:]
 os.symlink(outside, os.path.join(root, "other"))
 folder = os.open(root, os.O_RDONLY)

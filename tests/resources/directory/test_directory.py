@@ -27,8 +27,7 @@ from handrail.journal.records import CallKey
 from handrail.protocols import Filesystem, Forkable
 from handrail.resources.directory import DirectoryFork
 from handrail.resources.directory.area import Area
-from handrail.resources.directory.disk import Disk
-from handrail.resources.directory.jail import Jail
+from handrail.resources.directory.disk import Disk, Jail
 from handrail.resources.memory import FileLimits
 from support.filesystems import Folders, aside, commit, fill, marks, tree
 
@@ -261,13 +260,13 @@ def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ):
     """On a disk that can't exchange two names atomically, commits and undo still work."""
-    from handrail.resources.directory import disk, jail
+    from handrail.resources.directory import disk
 
     def refuse(*args: Any) -> None:
         raise NotImplementedError
 
     monkeypatch.setattr(disk, "exchange", refuse)
-    monkeypatch.setattr(jail, "_renameat2", None)
+    monkeypatch.setattr(disk, "_renameat2", None)
     files = folders({"a": "1", "d/x": "1"})
     committed(
         files, "call", lambda f: f.write("a", "2"), lambda f: f.write("n", "2"), lambda f: f.move("d", "e")

@@ -10,7 +10,7 @@ import pytest
 
 from handrail.errors import Conflict, ContextError, ContextExpired, EffectRefused, FileError
 from handrail.journal.records import CallKey
-from handrail.resources.directory import DirectoryFork, Layers, layer_stack
+from handrail.resources.directory import DirectoryFork, Layers, layers
 from support.filesystems import Folders, commit, tree
 
 UNSHARE = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
@@ -147,7 +147,7 @@ def test_several_commands_and_writes_take_turns(folders: Folders, at: Path):
     """Commands, writes and inner forks each see the changes made before them."""
     files = folders({"log": ""})
     fork = files.fork("call")
-    for number in range(layer_stack.MOST + 4):
+    for number in range(layers.MOST + 4):
         if number % 3 == 0:
             command(fork, f"echo command {number} >> log; echo {number} > c{number}", at)
         elif number % 3 == 1:
@@ -157,8 +157,8 @@ def test_several_commands_and_writes_take_turns(folders: Folders, at: Path):
             command(inner, f"echo inner {number} >> log; rm -f c{number - 2}", at)
             commit(inner)
     lines = fork.read("log").splitlines()
-    assert [line.split()[1] for line in lines] == [str(number) for number in range(layer_stack.MOST + 4)]
-    assert len(fork.layers().lowers) <= layer_stack.MOST + 2
+    assert [line.split()[1] for line in lines] == [str(number) for number in range(layers.MOST + 4)]
+    assert len(fork.layers().lowers) <= layers.MOST + 2
     commit(fork)
     assert (files.root / "log").read_text().splitlines() == lines
 
@@ -167,13 +167,13 @@ def test_many_layers_are_made_one(folders: Folders, at: Path):
     """If a fork gets more than `MOST` layers, they are merged without changing the files."""
     files = folders({"a": "0"})
     fork = files.fork("call")
-    for number in range(layer_stack.MOST * 2):
+    for number in range(layers.MOST * 2):
         inner = fork.fork("inner")
         command(inner, f"echo {number} > f{number}; rm -f f{number - 3}", at)
         commit(inner)
     found = fork.fork("last").layers()
-    assert len(found.lowers) <= layer_stack.MOST + 2
-    last = layer_stack.MOST * 2
+    assert len(found.lowers) <= layers.MOST + 2
+    last = layers.MOST * 2
     assert mounted(found, "ls", at).stdout.split() == ["a", *(f"f{n}" for n in range(last - 3, last))]
 
 

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from handrail import DirectoryFilesystem
 from handrail.journal.records import CallKey
-from handrail.resources.long_paths import reach
 from handrail.resources.mount import remove_tree
-from handrail.resources.paths import spelled
+from handrail.resources.paths import reach, spelled
 from handrail.resources.shell.folder_copy import Copy
 
 DEFAULT, ACCESS = "system.posix_acl_default", "system.posix_acl_access"

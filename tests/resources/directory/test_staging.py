@@ -14,8 +14,8 @@ import pytest
 from handrail import DirectoryFilesystem
 from handrail.errors import FileError, UndoRefused
 from handrail.journal.records import CallKey
+from handrail.resources.directory.area import MANIFEST, read_manifest
 from handrail.resources.directory.commit import Manifest, Step
-from handrail.resources.directory.signature import MANIFEST, read_manifest
 from support import TESTS
 from support.filesystems import fill
 

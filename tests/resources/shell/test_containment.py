@@ -24,8 +24,8 @@ from handrail.resources.installation import interpreter_places
 from handrail.resources.shell import CommandLimits, Support, command_process, probe
 from handrail.resources.shell import execution as shell_module
 from handrail.resources.shell.command_process import close_keeper
+from handrail.resources.shell.execution import UNLIMITED
 from handrail.resources.shell.shell_errors import CommandMissing
-from handrail.resources.shell.support import UNLIMITED
 from support import ROOT
 from support.folders import PYTHON, Folder, anything, outside_tmp
 

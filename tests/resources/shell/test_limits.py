@@ -15,11 +15,10 @@ import pytest
 from handrail import DirectoryFilesystem
 from handrail.errors import DefinitionError
 from handrail.resources.shell import Allow, CommandLimits, Shell, command_process, probe, usage
-from handrail.resources.shell.cgroup import _parents
 from handrail.resources.shell.command_process import close_keeper
+from handrail.resources.shell.execution import UNLIMITED, forget
 from handrail.resources.shell.request import Limits
-from handrail.resources.shell.support import UNLIMITED, forget
-from handrail.resources.shell.usage import measure
+from handrail.resources.shell.usage import _parents, measure
 from support import PATIENCE, ROOT
 from support.folders import PYTHON, Folder, anything, processes_with
 
@@ -118,7 +117,7 @@ GREEDY = {
         "    try: os.wait()\n    except ChildProcessError: pass",
     ),
 }
-_WITHOUT = "from handrail.resources.shell import cgroup; cgroup._parents = dict\n"
+_WITHOUT = "from handrail.resources.shell import usage; usage._parents = dict\n"
 
 
 @pytest.fixture(params=["cgroups", "sums"])

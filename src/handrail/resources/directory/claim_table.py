@@ -38,8 +38,7 @@ import msgspec
 
 from handrail.concurrency.claims import ADD, WRITE, GaveUp, Places, Stop, clash, never
 from handrail.errors import Conflict, FileError, UnfinishedCommit
-from handrail.resources.directory.disk import Disk
-from handrail.resources.directory.jail import Jail, refusal
+from handrail.resources.directory.disk import Disk, Jail, refusal
 
 NAME = "claims"
 _PATIENCE = 60.0

@@ -38,9 +38,8 @@ from handrail.errors import Conflict, FileError
 from handrail.journal.records import CallKey
 from handrail.resources.directory.claim_table import ClaimTable, FolderClaim
 from handrail.resources.directory.content import identity, version_of
-from handrail.resources.directory.disk import Disk
+from handrail.resources.directory.disk import Disk, Jail, open_beneath, refusal
 from handrail.resources.directory.history import Sizes
-from handrail.resources.directory.jail import Jail, open_beneath, refusal
 from handrail.resources.facts import Facts
 from handrail.resources.paths import ancestors, join, on_disk, reserved_in, spelled, split
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from handrail.errors import FileError
 from handrail.resources.facts import SET_ID, Attributes, Facts
-from handrail.resources.layer import ABSENT, Node
+from handrail.resources.store import ABSENT, Node
 
 _WORD = (1 << 64) - 1
 _IDENTITY = (1 << 64 * 4) - 1

@@ -20,15 +20,14 @@ from handrail.journal.records import CallKey
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.content import UNSEEN, node_of
-from handrail.resources.directory.directory_fork import DIRECT, DirectoryFork
-from handrail.resources.directory.disk import DISK, Disk
+from handrail.resources.directory.disk import DISK, Disk, Jail
+from handrail.resources.directory.fork import DIRECT, DirectoryFork
 from handrail.resources.directory.history import call_digest
-from handrail.resources.directory.jail import Jail
 from handrail.resources.directory.links import Ground, Linked
 from handrail.resources.directory.recovery import Recovered, recover
-from handrail.resources.directory.staging import case_insensitive, default_staging
-from handrail.resources.layer import ABSENT, FileLimits, Listing, Node, refuse_claimed
+from handrail.resources.directory.roots import case_insensitive, default_staging
 from handrail.resources.paths import join, split
+from handrail.resources.store import ABSENT, FileLimits, Listing, Node, refuse_claimed
 from handrail.text.spelling import checked_arguments
 
 DIRECTORY_LIMITS = FileLimits(max_total_size=16 * 1024 * 1024 * 1024)

@@ -28,12 +28,12 @@ from handrail.errors import Conflict, FileError, PathRefused
 from handrail.protocols import FileInfo, Match
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.content import Held, OnDisk, Special, is_link
-from handrail.resources.directory.jail import Jail
+from handrail.resources.directory.disk import Jail
 from handrail.resources.facts import Attributes
-from handrail.resources.layer import TOP, Layer, Node, Shared
 from handrail.resources.paths import join, on_disk, parse_file_path, parse_path, reserved_in, spelled, split
 from handrail.resources.search import encode, line_pattern, sorted_matches
 from handrail.resources.startup_files import HOOKS, PLACES, run_by
+from handrail.resources.store import TOP, Layer, Node, Shared
 from handrail.text.patterns import is_plain
 
 _SMALL_FOLDER = 4096

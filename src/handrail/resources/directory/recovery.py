@@ -20,12 +20,11 @@ from handrail.concurrency.threads import run_in_thread
 from handrail.errors import RunUnknown
 from handrail.journal.protocol import Journal
 from handrail.journal.records import CommitUnit
-from handrail.resources.directory.area import Area
+from handrail.resources.directory.area import MANIFEST, Area, read_manifest
 from handrail.resources.directory.commit import Commit, Manifest, shown_version
 from handrail.resources.directory.content import version_of
-from handrail.resources.directory.jail import Jail
-from handrail.resources.directory.signature import MANIFEST, read_manifest
-from handrail.resources.directory.staging import (
+from handrail.resources.directory.disk import Jail
+from handrail.resources.directory.roots import (
     INSIDE,
     belongs,
     default_staging,

@@ -25,14 +25,13 @@ from handrail.resources.directory.content import (
     identity,
     version_of,
 )
-from handrail.resources.directory.jail import Jail, refusal
-from handrail.resources.directory.layer_stack import copy_out
-from handrail.resources.directory.staging import status_of
+from handrail.resources.directory.disk import Jail, refusal
+from handrail.resources.directory.layers import copy_out
+from handrail.resources.directory.roots import status_of
 from handrail.resources.facts import Facts, born_in, write_attributes, write_facts
-from handrail.resources.layer import Node, Over
-from handrail.resources.long_paths import reach
 from handrail.resources.mount import strip_marks
-from handrail.resources.paths import ancestors, join, on_disk, split
+from handrail.resources.paths import ancestors, join, on_disk, reach, split
+from handrail.resources.store import Node, Over
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

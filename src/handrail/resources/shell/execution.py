@@ -1,37 +1,255 @@
-"""`Execution`: one command, from the choice of a backend to its result."""
+"""`Execution`: one command, from the choice of a backend to its result.
+
+`Support` says which sandbox features this machine supports, found by trying them once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
+import logging
 import os
+import shutil
 import signal as signals
+import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from handrail.clock import Clock
+from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.threads import run_in_thread
-from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
-from handrail.resources.installation import Place, installed_in
+from handrail.errors import DefinitionError, FileError, FileMissing, HandrailError, PathRefused
+from handrail.resources.installation import Place, installed_in, is_below, resolve
 from handrail.resources.mount import Layers, mask_reserved, remove_tree
 from handrail.resources.paths import MAX_PATH, on_disk, spelled
 from handrail.resources.shell.command_process import Outcome, Stop, execute, turn
-from handrail.resources.shell.exposure import hidden_search, needed_exposure
-from handrail.resources.shell.folder_copy import Copy
+from handrail.resources.shell.folder_copy import Copy, changes
 from handrail.resources.shell.request import (
+    Isolation,
     Limits,
     Reply,
     Request,
+    View,
     clean_environment,
     hidden_paths,
 )
 from handrail.resources.shell.rules import shown
+from handrail.resources.shell.sandbox import SYSTEM
 from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellError, ShellUnavailable
-from handrail.resources.shell.support import Support, probe
+
+log = logging.getLogger("handrail.shell")
+
+UNLIMITED = "buffers of pipes and sockets, files on their way through a socket, and what a command uses between two checks"
+"""What the limits of a command do not cover unless the kernel enforces them."""
+_WHY_UNLIMITED = (
+    "this process can't create cgroups. Give it a writable cgroup with the memory controller, such as systemd's Delegate=yes, "
+    "or run commands that you don't trust in a virtual machine."
+)
+_SECONDS = 30.0
+
+_STEPS = {
+    "namespaces": "namespaces (kernel 5.12 or later, not forbidden by a container)",
+    "mounts": "private mounts",
+    "overlay": "an overlay mount here",
+    "privileges": "dropping privileges",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The sandbox features that work for commands on a folder."""
+
+    isolation: Isolation
+    """`user` (namespaces under a user namespace), `root` (without one), or `none`."""
+    overlay: bool
+    """Whether an overlay mount can capture writes. If not, commands work on a copy."""
+    missing: tuple[str, ...] = ()
+    """Descriptions of the features that do not work on this machine, including those that have a fallback."""
+    kernel_limits: bool = False
+    """Whether the kernel limits the memory of commands. If not, `UNLIMITED` is not limited at all."""
+
+    @property
+    def contained(self) -> bool:
+        return self.isolation != "none"
+
+
+_known: dict[tuple[int, int], Support] = {}
+_lock = threading.Lock()
+
+
+def probe(folder: Path) -> Support:
+    """Find out which sandbox works in `folder`. The result is cached for the folder's disk and the user.
+
+    On Linux, a sandbox is tried with a real overlay, in which each kind of mark is created once. If only the overlay fails,
+    the sandbox is tried without one.
+    """
+    if sys.platform != "linux":
+        return Support("none", False, ("Linux",))
+    key = os.stat(folder).st_dev, os.geteuid()
+    with _lock:
+        if key not in _known:
+            found = _known[key] = _probe(folder)
+            if found.contained and not found.kernel_limits:
+                log.warning("the limits of commands do not cover %s: %s", UNLIMITED, _WHY_UNLIMITED)
+        return _known[key]
+
+
+def forget() -> None:
+    """Clear the cache, so that the next probe tries again."""
+    with _lock:
+        _known.clear()
+
+
+def _probe(folder: Path) -> Support:
+    missing: list[str] = []
+    kinds: tuple[Isolation, ...] = ("user", "root") if os.geteuid() == 0 else ("user",)
+    for isolation in kinds:
+        problem, limited = _try(folder, isolation, "overlay")
+        if not problem:
+            return Support(isolation, True, tuple(missing), limited)
+        missing.append(problem)
+        if problem.startswith(_STEPS["overlay"]):
+            problem, limited = _try(folder, isolation, "bind")
+            if not problem:
+                return Support(isolation, False, tuple(missing), limited)
+    return Support("none", False, tuple(missing))
+
+
+def _try(folder: Path, isolation: Isolation, view: View) -> tuple[str, bool]:
+    """Try one kind of sandbox. Returns the missing feature, or "" if the sandbox works, and whether the kernel limits memory."""
+    place = Path(tempfile.mkdtemp(prefix="probe-", dir=folder)).resolve()
+    try:
+        for name in ("root/folder", "upper", "work"):
+            (place / name).mkdir(parents=True)
+        for name in ("root/file", "root/folder/file"):
+            (place / name).touch()
+        request = Request(
+            isolation=isolation,
+            argv=[],
+            environment={},
+            root=f"{place}/root",
+            cwd=".",
+            view=view,
+            lowers=[f"{place}/root"],
+            upper=f"{place}/upper",
+            work=f"{place}/work",
+            network=False,
+            limits=Limits(1 << 28, 60.0, 1 << 20, 1000, 1024),
+            hidden=[],
+            exposed=[],
+            kept=[],
+        )
+        stop = Stop()
+        with stop:
+            reply = execute(request, b"", _SECONDS, 1000, stop, SYSTEM_CLOCK).reply
+        if reply.failed:
+            return f"{_STEPS.get(reply.failed, reply.failed)}: {reply.detail}", False
+        if reply.status != 0:
+            return f"{_STEPS['namespaces']}: the probe ended with status {reply.status}", False
+        if view == "overlay" and list(changes(place / "upper")) != [
+            ("deleted", "file"),
+            ("replaced", "folder"),
+        ]:
+            return f"{_STEPS['overlay']}: it does not mark deletions correctly", False
+        return "", reply.limited == "kernel"
+    except HandrailError as error:
+        return str(error), False
+    finally:
+        remove_tree(place)
+
+
+_NEVER = ("/", "/dev", "/proc", "/sys", "/tmp", "/var/tmp", "/run")
+_PROGRAM_FOLDERS = ("bin", "sbin", "shims")
+_COMPANIONS = {".cargo": ".rustup"}
+
+
+def checked_exposed(given: Iterable[str | Path]) -> tuple[Place, ...]:
+    """Return the paths to expose, normalized, with `~` expanded, and resolved. Raises `DefinitionError` if one can't be exposed."""
+    if isinstance(given, str):
+        raise DefinitionError(
+            f"a shell's expose is the string {str(given)!r}. Pass a list: expose=[{str(given)!r}]."
+        )
+    found: list[Place] = []
+    for each in given:
+        path = os.path.normpath(os.path.expanduser(str(each)))
+        if not os.path.isabs(path):
+            raise DefinitionError(
+                f"a shell exposes {str(each)!r}, which is relative. Pass an absolute path, or one that starts with '~'."
+            )
+        if os.path.realpath(path) in _NEVER:
+            raise DefinitionError(
+                f"a shell exposes {str(each)!r}, but commands have their own folder there. Expose only the file or folder in it that they need."
+            )
+        if not os.path.exists(path):
+            raise DefinitionError(
+                f"a shell exposes {str(each)!r}, which does not exist. Remove it, or create it."
+            )
+        found.append(resolve(path))
+    return tuple(found)
+
+
+def needed_exposure(program: str, folder: str, search: str, seen: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders to expose so that commands can see a program.
+
+    Returns () if the host does not have the program, or if commands see it already. `folder` is the folder that the
+    command runs in, `search` is its PATH, and `seen` are the paths it sees besides the system's.
+    """
+    found = os.path.join(folder, program) if "/" in program else shutil.which(program, path=search)
+    if found is None or not os.path.exists(found):
+        return ()
+    visible = (*SYSTEM, *seen)
+    wanted: dict[str, None] = {}
+    for path in (found, os.path.realpath(found), *_interpreter(found)):
+        if not any(is_below(path, place) or is_below(os.path.realpath(path), place) for place in visible):
+            wanted.update(dict.fromkeys(_home_of(path)))
+    return tuple(wanted)
+
+
+def hidden_search(search: str, seen: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders in a PATH that exist on the host but are hidden from commands."""
+    visible = (*SYSTEM, *seen)
+    return tuple(
+        path
+        for path in dict.fromkeys(search.split(":"))
+        if os.path.isdir(path) and not any(is_below(os.path.realpath(path), place) for place in visible)
+    )
+
+
+def _home_of(path: str) -> list[str]:
+    """Return the folder that a program is installed in, such as `~/.cargo` for `~/.cargo/bin/cargo`.
+
+    A companion folder that the program needs, such as `~/.rustup`, is returned too.
+    """
+    home = os.path.expanduser("~")
+    folder = os.path.dirname(path)
+    above = os.path.dirname(folder)
+    if os.path.basename(folder) in _PROGRAM_FOLDERS and above not in (home, f"{home}/.local", "/"):
+        folder = above
+    companion = _COMPANIONS.get(os.path.basename(folder))
+    beside = f"{os.path.dirname(folder)}/{companion}"
+    return [folder, beside] if companion and os.path.isdir(beside) else [folder]
+
+
+def _interpreter(path: str) -> list[str]:
+    """Return the path of the interpreter that a script's first line names, twice: as written, and with links resolved.
+
+    Returns an empty list if the line names no existing interpreter.
+    """
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(256)
+    except OSError:
+        return []
+    words = first[2:].split()
+    if not first.startswith(b"#!") or not words:
+        return []
+    named = os.fsdecode(words[0])
+    return [named, os.path.realpath(named)] if os.path.exists(named) else []
+
 
 Backend = Literal["overlay", "copy"]
 _STAGED_INSIDE = (

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from handrail.resources.facts import Attributes, read_attributes, write_attributes
 from handrail.resources.installation import is_below
-from handrail.resources.long_paths import PART, reach
 from handrail.resources.mount import OPAQUE, is_opaque, is_whiteout, remove_tree, strip_marks
-from handrail.resources.paths import MAX_PATH, is_reserved
+from handrail.resources.paths import MAX_PATH, PART, is_reserved, reach
 
 _FICLONE = 0x40049409
 _TICKS = 200

@@ -22,7 +22,6 @@ import struct
 from typing import NoReturn
 
 from handrail.resources.shell import kernel
-from handrail.resources.shell.cgroup import Cgroup, sweep
 from handrail.resources.shell.request import Reply, Request
 from handrail.resources.shell.sandbox import (
     StepFailed,
@@ -33,7 +32,7 @@ from handrail.resources.shell.sandbox import (
     namespaces,
     step,
 )
-from handrail.resources.shell.usage import SECONDS, Usage
+from handrail.resources.shell.usage import SECONDS, Cgroup, Usage, sweep
 
 REQUESTS = 3
 """The descriptor on which requests arrive. Each request contains the isolation, the network, two limits and three descriptors."""

@@ -12,7 +12,6 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.threads import run_in_thread
 from handrail.errors import DefinitionError
 from handrail.protocols import Filesystem
-from handrail.resources.file_view import fork_behind
 from handrail.resources.installation import interpreter_places
 from handrail.resources.mount import Layered, Layers
 from handrail.resources.paths import parse_path
@@ -21,12 +20,14 @@ from handrail.resources.shell.execution import (
     CommandResult,
     Execution,
     Settings,
+    Support,
+    checked_exposed,
+    probe,
     run_execution,
 )
-from handrail.resources.shell.exposure import checked_exposed
 from handrail.resources.shell.rules import Allow, Rules
 from handrail.resources.shell.shell_errors import ShellUnavailable
-from handrail.resources.shell.support import Support, probe
+from handrail.resources.staging import fork_behind
 from handrail.text.spelling import checked_arguments
 
 OUTPUT_LIMIT = 64 * 1024

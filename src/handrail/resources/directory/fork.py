@@ -32,20 +32,18 @@ from handrail.resources.directory.content import (
     is_unseen,
     version_of,
 )
-from handrail.resources.directory.jail import read_open
-from handrail.resources.directory.layer_stack import Entry, LayerStack
+from handrail.resources.directory.disk import read_open
+from handrail.resources.directory.layers import Entry, LayerStack
 from handrail.resources.directory.links import Linked
 from handrail.resources.directory.recovery import recover
 from handrail.resources.directory.stager import stage_commit
 from handrail.resources.facts import Attributes, Facts, is_portable, read_attributes
-from handrail.resources.file_fork import FileChange, FileFork, is_file
-from handrail.resources.file_view import LinkedFileView
-from handrail.resources.layer import ABSENT, TOP, Layer, Listing, Node, Shared
-from handrail.resources.long_paths import reach
 from handrail.resources.mount import Layers
-from handrail.resources.overlay import PREPARED, Overlay
-from handrail.resources.paths import ParsedPath, ancestors, join, on_disk, split
+from handrail.resources.paths import ParsedPath, ancestors, join, on_disk, reach, split
+from handrail.resources.staging import FileChange, FileFork, LinkedFileView, is_file
 from handrail.resources.startup_files import is_allowed, makes_repository, run_by, run_in
+from handrail.resources.store import ABSENT, TOP, Layer, Listing, Node, Shared
+from handrail.resources.tree import PREPARED, Overlay
 
 DIRECT = "direct"
 """The owner of a fork that no call made, but a write directly to the folder."""

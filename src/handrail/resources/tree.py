@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from handrail.concurrency.claims import AT_ONCE, Pace
 from handrail.errors import ContextExpired, EffectRefused
-from handrail.resources.layer import ABSENT, TOP, Layer, Listing, Node, Shared, refuse_claimed
 from handrail.resources.paths import join, split
+from handrail.resources.store import ABSENT, TOP, Layer, Listing, Node, Shared, refuse_claimed
 
 _NOTHING: Mapping[str, Node] = {}
 OPEN, PREPARED, OVER = 0, 1, 2

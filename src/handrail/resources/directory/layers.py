@@ -25,13 +25,11 @@ from handrail.concurrency.claims import SLICE
 from handrail.errors import FileError
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.content import Held, Link, OnDisk, Special, facts_of, version_of
-from handrail.resources.directory.disk import Disk
-from handrail.resources.directory.jail import Jail, open_beneath
+from handrail.resources.directory.disk import Disk, Jail, open_beneath
 from handrail.resources.facts import SET_ID, Facts, facts_at, write_facts
-from handrail.resources.layer import Node, Over
-from handrail.resources.long_paths import reach
 from handrail.resources.mount import OPAQUE, attribute, is_opaque, is_whiteout, strip_marks
-from handrail.resources.paths import MAX_PATH, is_reserved, join, on_disk, spelled, split
+from handrail.resources.paths import MAX_PATH, is_reserved, join, on_disk, reach, spelled, split
+from handrail.resources.store import Node, Over
 
 _WHITEOUT, _ORIGIN = "user.overlay.whiteout", "user.overlay.origin"
 MOST = 16
