@@ -55,13 +55,8 @@ def open_gate(
 
     If a handler calls this, the gate is part of the handler's call, as with `context.adapter.evaluate`.
     """
-    from handrail.run.current_call import call_around
-    from handrail.run.nested import GivenPrompt, open_nested_gate, open_root_gate
+    from handrail.run import nested
     from handrail.run.options import check_kinds
 
     check_kinds(tools=(tools, Iterable, "a list of tools: [weather]"))
-    given = None if prompt is None else GivenPrompt(prompt, params, opened)
-    around = call_around()
-    if around is None:
-        return open_root_gate(tools, policies, given, adapter, arguments)
-    return open_nested_gate(around, tools, policies, given, adapter, arguments)
+    return nested.open_gate(tools, policies, prompt, params, opened, adapter, arguments)

@@ -74,7 +74,7 @@ class Conversation:
         self.messages: Sent[Message] = Sent()
         self._shown: dict[int, Message] = {}
         """Messages with secrets, by index, in the masked form that others may see."""
-        self._ids = _ids_of(session)
+        self._ids = _ids.setdefault(session, {})
         self.opened: list[str] = []
         """The sections that a model has opened in this conversation, in order."""
 
@@ -267,13 +267,6 @@ def check_well_formed(messages: Iterable[Message]) -> None:
 
 _ids: WeakKeyDictionary[Session, dict[str, int]] = WeakKeyDictionary()
 """The call ids and prefixes taken in each session, each with the number last used to make a unique id from it."""
-
-
-def _ids_of(session: Session) -> dict[str, int]:
-    found = _ids.get(session)
-    if found is None:
-        found = _ids[session] = {}
-    return found
 
 
 _roots: WeakKeyDictionary[Session, Conversation] = WeakKeyDictionary()

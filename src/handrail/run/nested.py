@@ -6,23 +6,19 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from handrail.concurrency.operation import Operation
-from handrail.concurrency.timers import Deadline
 from handrail.errors import DefinitionError, DepthExceededError
 from handrail.guard.outer_policy import outer_policies
 from handrail.guard.policy import within_scope
-from handrail.prompt import Prompt, RenderedPrompt
-from handrail.protocols import PromptView, SessionView, ToolPolicy
+from handrail.prompt import Prompt
+from handrail.protocols import PromptView, ToolPolicy
 from handrail.run.call import Call, check_name, new_call
-from handrail.run.current_call import check_given
+from handrail.run.current_call import call_around, check_given
 from handrail.run.gate import Arguments, Gate, Passage
 from handrail.run.options import GateArguments, RunOptions
 from handrail.run.place import Place
 from handrail.run.run import Run, open_run, show_tools
 from handrail.schema.problems import describe_kind
-from handrail.session import Session
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -85,107 +81,67 @@ async def close_nested(run: Run, error: BaseException | None = None) -> None:
 VERB = "open_gate"
 
 
-class GivenPrompt(msgspec.Struct, frozen=True, eq=False):
-    """The prompt that a gate is opened for, with the params and the opened sections for rendering it."""
-
-    prompt: Prompt[Any]
-    params: object
-    opened: Sequence[str]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.prompt, Prompt):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
-            raise DefinitionError(
-                f"prompt is {describe_kind(self.prompt)}. Pass a Prompt, not yet rendered, and its params as params=..."
-            )
-
-    def render(self, session: SessionView, deadline: Deadline | None) -> RenderedPrompt[Any]:
-        return self.prompt.render(self.params, session=session, opened=self.opened, deadline=deadline)
-
-
-def open_root_gate(
+def open_gate(
     tools: Iterable[Tool[Any, Any]],
     policies: Iterable[ToolPolicy],
-    given: GivenPrompt | None,
+    prompt: Prompt[Any] | None,
+    params: object,
+    opened: Sequence[str],
     adapter: Adapter | None,
     arguments: GateArguments,
 ) -> Gate:
-    """Open a gate for a run at the root."""
-    options = _options_of(given, adapter, arguments)
-    if given is None and adapter is None:
-        return Gate(open_run(options, tools, policies))
-    if options.session is None:
-        options = options.replace(session=Session(new_id=options.new_id))
-    run = open_run(options, prompt=None if given is None else given.prompt)
-    _lend(run, adapter)
-    _show(run, run.session, tools, policies, given)
-    return Gate(run)
-
-
-def open_nested_gate(
-    attempt: Attempt,
-    tools: Iterable[Tool[Any, Any]],
-    policies: Iterable[ToolPolicy],
-    given: GivenPrompt | None,
-    adapter: Adapter | None,
-    arguments: GateArguments,
-) -> Gate:
-    """Open a gate for a run inside a call. `RunOptions.nested` says what the run inherits from the call."""
-    options = _options_of(given, adapter, arguments)
-    check_given(attempt, VERB, RunOptions() if adapter is None else adapter.options, arguments)
-    number = attempt.next_verb(VERB)
-    run = open_nested(attempt, number, options, None if given is None else given.prompt)
-    _lend(run, adapter)
-    _show(run, attempt.session, tools, policies, given)
-    return NestedGate(run, attempt, number)
-
-
-def _options_of(given: GivenPrompt | None, adapter: Adapter | None, arguments: GateArguments) -> RunOptions:
-    _check_adapter(adapter)
+    """Open a gate at the root, or inside the call whose handler opens it. See `handrail.open_gate`."""
+    _check(prompt, adapter)
+    around = call_around()
     own = RunOptions() if adapter is None else adapter.options
     options = own.updated(VERB, GateArguments, arguments)
-    if given is not None and given.prompt.resources:
-        options = options.replace(resources=(*options.resources, *given.prompt.resources))
-    return options
+    if prompt is not None and prompt.resources:
+        options = options.replace(resources=(*options.resources, *prompt.resources))
+    if around is None:
+        run = open_run(options, prompt=prompt)
+        gate, session = Gate(run), run.session
+    else:
+        check_given(around, VERB, own, arguments)
+        number = around.next_verb(VERB)
+        run = open_nested(around, number, options, prompt)
+        gate, session = NestedGate(run, around, number), around.session
+    if adapter is not None:
+        _lend(run, adapter)
+    if prompt is None:
+        show_tools(run, tools, policies)
+        return gate
+    run.model.rendered = rendered = prompt.render(
+        params, session=session, opened=opened, deadline=run.deadline
+    )
+    scoped = [within_scope(each.policy, each.tools) for each in rendered.policies]
+    show_tools(run, [*rendered.tools, *tools], [*scoped, *policies])
+    run.secretive = run.secretive or rendered.secretive
+    return gate
 
 
-def _check_adapter(adapter: Any) -> None:
+def _check(prompt: object, adapter: object) -> None:
+    if prompt is not None and not isinstance(prompt, Prompt):
+        raise DefinitionError(
+            f"prompt is {describe_kind(prompt)}. Pass a Prompt, not yet rendered, and its params as params=..."
+        )
     if adapter is not None and not callable(getattr(adapter, "bound_to", None)):
         raise DefinitionError(
             f"adapter is {describe_kind(adapter)}. Pass an Adapter: Adapter('openai:gpt-5')."
         )
 
 
-def _lend(run: Run, adapter: Adapter | None) -> None:
+def _lend(run: Run, adapter: Adapter) -> None:
     """Let the calls of a gate use an adapter and its workers.
 
     An environment's own `prompt_model` takes precedence over the adapter's. Inside a call, the call's workers apply if
     the adapter has none.
     """
-    if adapter is None:
-        return
     if adapter.workers is not None:
         adapter.workers.open(run)
     run.model.adapter = adapter.bound_to
     environment = run.people.environment
     if environment is None or environment.prompt_model is None:
         run.model.prompt_model = adapter.prompt_model_for
-
-
-def _show(
-    run: Run,
-    session: SessionView,
-    tools: Iterable[Tool[Any, Any]],
-    policies: Iterable[ToolPolicy],
-    given: GivenPrompt | None,
-) -> None:
-    if given is None:
-        show_tools(run, tools, policies)
-        return
-    rendered = given.render(session, run.deadline)
-    scoped = [within_scope(each.policy, each.tools) for each in rendered.policies]
-    run.model.rendered = rendered
-    show_tools(run, [*rendered.tools, *tools], [*scoped, *policies])
-    run.secretive = run.secretive or rendered.secretive
 
 
 class NestedGate(Gate):

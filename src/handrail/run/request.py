@@ -246,14 +246,18 @@ def _charge_cut(
         if reserved is not None:
             answer.charged = reserved.settle(requests=1, tokens=0, money=0)
         return None, None
-    usage = answer.usage
-    cost = evaluation.tariff(usage) if answer.counted else evaluation.uncounted_cost()
-    evaluation.run.costs.models.add(usage, cost)
+    cost = evaluation.tariff(answer.usage) if answer.counted else evaluation.uncounted_cost()
+    _add(evaluation, answer, reserved, cost)
+    return answer.usage, cost
+
+
+def _add(evaluation: Evaluation, answer: Answer, reserved: Reservation | None, cost: Decimal | None) -> None:
+    """Add an answer to the run's costs, and settle its reservation. If its usage is unknown, the reserved amount is spent."""
+    evaluation.run.costs.models.add(answer.usage, cost)
     if reserved is not None and answer.counted:
-        reserved.settle(requests=1, tokens=usage.tokens, money=cost)
+        reserved.settle(requests=1, tokens=answer.usage.tokens, money=cost)
     elif reserved is not None:
-        answer.charged = reserved.settle(requests=1)  # the usage is unknown, so the reserved amount is spent
-    return usage, cost
+        answer.charged = reserved.settle(**(answer.charged or {"requests": 1}))
 
 
 def _tell_outside(evaluation: Evaluation, answer: Answer, streaming: bool) -> None:
@@ -285,16 +289,12 @@ def charge(
         cost = recorded.cost  # another of the run's candidates answered, so `run.tariff` does not apply
     else:
         cost = evaluation.tariff(usage) if answer.counted else evaluation.uncounted_cost()
-    run.costs.models.add(usage, cost)
+    _add(evaluation, answer, reserved, cost)
     if answer.counted:
         evaluation.counted = (
             len(evaluation.conversation.messages) + 1,
             usage.tokens,
         )  # the answer itself is counted
-    if reserved is not None and answer.counted:
-        reserved.settle(requests=1, tokens=usage.tokens, money=cost)
-    elif reserved is not None:
-        answer.charged = reserved.settle(**(answer.charged or {"requests": 1}))
     stop: Any = answer.stop
     tell = run.session.record if recorded is None else run.session.keep
     tell(ModelResponded(answer.model, stop.reason, usage, cost, seconds, answer.attempt, run.run_context))

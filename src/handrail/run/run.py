@@ -232,8 +232,6 @@ class Run:
         *,
         prompt: PromptView | None = None,
         log: RunLog = NO_LOG,
-        adapter: Callable[[Any], BoundAdapter] | None = None,
-        prompt_model: Callable[[Any], PromptModel] | None = None,
     ) -> None:
         """Open a run at the root, with defaults for the options that are not set."""
         self.outer = None
@@ -253,10 +251,9 @@ class Run:
         self.run_context = RunContext(
             run_id, run_id, session.id, self.log.attempt, worker_id, trace_id, span_of(run_id)
         )
+        self.model = ModelSide(prompt)
         if environment is not None:
-            adapter = adapter or environment.adapter
-            prompt_model = prompt_model or environment.prompt_model
-        self.model = ModelSide(prompt, adapter=adapter, prompt_model=prompt_model)
+            self.model.adapter, self.model.prompt_model = environment.adapter, environment.prompt_model
         self._begin(options.replace(session=session), session, None)
 
     @classmethod
@@ -432,11 +429,9 @@ def open_run(
     *,
     prompt: PromptView | None = None,
     log: RunLog = NO_LOG,
-    adapter: Callable[[Any], BoundAdapter] | None = None,
-    prompt_model: Callable[[Any], PromptModel] | None = None,
 ) -> Run:
     """Open a run at the root. Its options have already been checked."""
-    run = Run(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
+    run = Run(options, prompt=prompt, log=log)
     show_tools(run, tools, policies)
     return run
 

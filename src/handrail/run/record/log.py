@@ -88,7 +88,7 @@ class RunLog:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: Journal | None,
         run_id: str,
         clock: Clock,
         entries: Iterable[Entry] = (),
@@ -98,12 +98,12 @@ class RunLog:
         resumed: bool = False,
         attempt: int = 1,
     ) -> None:
-        self.journal = journal
+        self.journal: Journal = cast(Any, journal)
         self.run_id = run_id
         self.resumed = resumed
         self.attempt = attempt
         """1 until the run is resumed, and then the number of its legs (see `RunRow.legs`)."""
-        self.is_kept = True
+        self.is_kept = journal is not None
         """Whether there is a journal. Runs without a journal use `NO_LOG`."""
         self._closed = False
         self.untold: Mapping[str, Any] = {}
@@ -158,7 +158,7 @@ class RunLog:
 
     def close(self) -> None:
         """Stop recording."""
-        self._closed = True
+        self._closed = self.is_kept  # all runs without a journal share one log
 
     def _put(self, kind: EntryKind | Literal["ticket"], place: Place, body: bytes) -> None:
         self._inside.setdefault(place.outermost_call, []).append((kind, place, body))
@@ -258,8 +258,8 @@ class RunLog:
         return [str(place) for _, place, _ in self._under("ticket", call)]
 
     async def note(self, kind: EntryKind, place: Place, value: Any) -> bool:
-        """Record a value, and wait until it is durable. Returns False and records nothing if the log is closed."""
-        if self._closed:
+        """Record a value, and wait until it is durable. Returns False and records nothing if the log is closed, or there is no journal."""
+        if self._closed or not self.is_kept:
             return False
         await self._add(kind, str(place), msgspec.msgpack.encode(value))
         return True
@@ -285,10 +285,12 @@ class RunLog:
     async def note_verb(self, place: Place, verb: str) -> None:
         """Record which verb is used at a place, before the verb's value is recorded.
 
-        Does nothing if the log is closed, or if a verb is already recorded there.
+        Does nothing if the log is closed, if there is no journal, or if a verb is already recorded there.
         """
+        if self._closed or not self.is_kept:
+            return
         key = str(place)
-        if not self._closed and key not in self._verbs:
+        if key not in self._verbs:
             self._verbs[key] = verb
             await self._add("verb", key, verb.encode())
 
@@ -303,27 +305,8 @@ class RunLog:
         return self._clock.now().timestamp()
 
 
-class NoRunLog(RunLog):
-    """The log of a run without a journal. It finds nothing, records nothing and is never closed."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(cast(Any, None), "", SYSTEM_CLOCK)
-        self.is_kept = False
-
-    def close(self) -> None:
-        """Do nothing, since all runs without a journal share this log."""
-
-    async def note(self, kind: EntryKind, place: Place, value: Any) -> bool:
-        """Record nothing, and return False."""
-        return False
-
-    async def note_verb(self, place: Place, verb: str) -> None:
-        """Record nothing."""
-
-
-NO_LOG = NoRunLog()
+NO_LOG = RunLog(None, "", SYSTEM_CLOCK)
+"""The log of all runs without a journal. It finds nothing, records nothing and is never closed."""
 
 
 async def store_attachments(journal: Journal, run_id: str, attachments: Iterable[Attachment]) -> None:
