@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
-from mcp.client.extension import ClientExtension
 from mcp.client.subscriptions import SubscriptionLost
 from mcp_types import CONNECTION_CLOSED, HEADER_MISMATCH, INVALID_REQUEST, Implementation
 from mcp_types import Tool as Described
@@ -28,6 +27,9 @@ from handrail.mcp.transport import Server
 from handrail.text.raised_errors import in_short
 from handrail.text.rendering import escape_line
 from mcp import Client, MCPError
+
+if TYPE_CHECKING:
+    from handrail.mcp.section import Account
 
 log = logging.getLogger("handrail.mcp")
 
@@ -68,33 +70,10 @@ class ServerLost(HandrailError, ConnectionError):
     """Raised if it is unknown whether an MCP server handled a request: it disconnected, failed, or sent an invalid answer."""
 
 
-class Owner(Protocol):
-    """The attributes and methods of a section that its connection uses."""
-
-    name: str
-    principal: str
-    """Whose login the connection uses, if the server needs one."""
-    extensions: Sequence[ClientExtension]
-
-    def listed(self, described: list[Described]) -> None:
-        """Take the server's tools. Called each time they have been listed."""
-
-    async def ask_login(self, address: str, endpoints: Mapping[str, str] | None, /) -> str:
-        """Ask a person to log in at an address, and return the address at which the browser ended up, as `AskLogin` does.
-
-        Returns "" if the redirect reached this program. Raises `LoginNeeded` if nobody can be asked, or if the person
-        declines or does not answer.
-        """
-        ...
-
-    async def elicit(self, context: Any, params: Any) -> Any:
-        """Answer a question from a server that uses an older version of the protocol."""
-
-
 class ServerConnection:
     """The connection to one server on one event loop."""
 
-    def __init__(self, owner: Owner, server: Server) -> None:
+    def __init__(self, owner: Account, server: Server) -> None:
         self._of = owner
         self._name = owner.name
         self._server = server

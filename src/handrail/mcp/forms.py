@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from handrail.context import ToolContext
 from handrail.errors import ContextExpired, Declined, NoAnswer
 from handrail.mcp.contents import plain_schema
-from handrail.mcp.login import LoginNeeded
+from handrail.mcp.login import LOCAL, LoginNeeded
 from handrail.question import Answer, Question
 from handrail.schema import to_json
 from handrail.text.rendering import Row, escape
@@ -29,6 +29,13 @@ _JSON = "json"
 """The field of a form in which the answer is written as JSON."""
 _VALUE = "value"
 """The name of the only field in a form for an answer that is not an object."""
+
+
+def principal_of(request: Any) -> str:
+    """Return the principal who sent a request: over HTTP the authenticated one, otherwise the local user."""
+    scope: Any = getattr(request.request, "scope", None)
+    found: str = LOCAL if scope is None else scope["handrail.principal"]
+    return found
 
 
 def elicitation_of(request: Any) -> wire.ElicitationCapability | None:

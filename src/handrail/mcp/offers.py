@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 from handrail.content import guess_type
 from handrail.errors import FileError, HandrailError
 from handrail.mcp.contents import block_of
-from handrail.mcp.forms import can_ask
+from handrail.mcp.forms import can_ask, principal_of
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import (
     LiveSection,
@@ -268,14 +268,13 @@ class FileResources:
     Files are read as the principal's calls see them. Nothing else can be read.
     """
 
-    def __init__(self, base: str, files: Callable[[str], Any], principal_of: Callable[[Any], str]) -> None:
+    def __init__(self, base: str, files: Callable[[str], Any]) -> None:
         self._base = base
         self._files = files
-        self._principal_of = principal_of
 
     async def list(self, request: Any, params: Any) -> wire.ListResourcesResult:
         """Return a page of the regular files, sorted by path. Raises `MCPError` if the cursor is invalid."""
-        files = self._files(self._principal_of(request))
+        files = self._files(principal_of(request))
         if files is None:
             return wire.ListResourcesResult(resources=[])
         cursor = None if params is None else params.cursor
@@ -304,7 +303,7 @@ class FileResources:
     async def read(self, request: Any, params: wire.ReadResourceRequestParams) -> wire.ReadResourceResult:
         """Return a file's content, as text if it is UTF-8. Raises `MCPError` if it can't be read or is larger than `MAX_BYTES`."""
         uri = str(params.uri)
-        files = self._files(self._principal_of(request))
+        files = self._files(principal_of(request))
         is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
         missing = MCPError(
             wire.INVALID_PARAMS if is_modern else _OLD_NOT_FOUND,

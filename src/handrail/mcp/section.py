@@ -135,15 +135,15 @@ class _Server:
         self.rules = rules
         self.required = required
         self._has_login = isinstance(server, UrlServer) and server.login is not None
-        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+        self._accounts: OrderedDict[str, Account] = OrderedDict()
 
-    def account(self, principal: str) -> _Account:
+    def account(self, principal: str) -> Account:
         """Return the account that a principal uses."""
         owner = principal if self._has_login else LOCAL
         found = self._accounts.get(owner)
-        return found or self._accounts.setdefault(owner, _Account(self, owner))
+        return found or self._accounts.setdefault(owner, Account(self, owner))
 
-    async def make_room(self, account: _Account) -> None:
+    async def make_room(self, account: Account) -> None:
         """Close connections on this event loop that have been unused for longest, if this account opens one more than `MOST_OPEN`.
 
         Connections with calls in progress stay open.
@@ -194,7 +194,7 @@ class _Server:
                 await connection.close()
 
 
-class _Account:
+class Account:
     """A server as one principal uses it: its connection on each event loop, its tools, and the calls in progress."""
 
     def __init__(self, of: _Server, principal: str) -> None:

@@ -33,8 +33,7 @@ from handrail.errors import RunBusy, ToolValidationError
 from handrail.journal.protocol import Journal
 from handrail.mcp.calls import NO_PAGE, PARK_AFTER, CallRefused, Calls, CallUnknown, LiveCall
 from handrail.mcp.contents import content_of, describe
-from handrail.mcp.forms import address_of, can_ask, elicitation_of, form_of, key_of
-from handrail.mcp.login import LOCAL
+from handrail.mcp.forms import address_of, can_ask, elicitation_of, form_of, key_of, principal_of
 from handrail.mcp.offers import FileResources, SectionPrompts
 from handrail.mcp.served_tools import ServedTools
 from handrail.mcp.tasks import Tasks
@@ -92,7 +91,7 @@ class ToolServer:
         self.tools = ServedTools(prompt, adapter=adapter, more=more)
         self.calls = self.make_calls(journal=journal, files=files, park_after=park_after, **arguments)
         prompts = SectionPrompts(prompt.sections if sections is None else sections)
-        offered = None if resource_address is None else FileResources(resource_address, files, principal_of)
+        offered = None if resource_address is None else FileResources(resource_address, files)
         self.page: Callable[[Any, str, Question], str] | None = None
         """Returns the address of the page for a request, a call and its question; None if the server has no such page."""
         call: Any = self._call  # `Any`, because a task is returned as a plain dict
@@ -302,13 +301,6 @@ def _needs_forms(name: str) -> MCPError:
         f"{name} asks a person, and this client can't show forms. Use a client that supports elicitation",
         data=data.model_dump(by_alias=True, mode="json", exclude_none=True),
     )
-
-
-def principal_of(request: Any) -> str:
-    """Return the principal who sent a request: over HTTP the authenticated one, otherwise the local user."""
-    scope: Any = getattr(request.request, "scope", None)
-    found: str = LOCAL if scope is None else scope["handrail.principal"]
-    return found
 
 
 # --- standard input and output ---

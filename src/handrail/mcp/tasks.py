@@ -22,7 +22,7 @@ from handrail.errors import RunBusy
 from handrail.journal.records import OVER, RunRow
 from handrail.mcp.calls import CallRefused, CallUnknown, LiveCall
 from handrail.mcp.contents import content_of
-from handrail.mcp.forms import can_ask, key_of
+from handrail.mcp.forms import can_ask, key_of, principal_of
 from handrail.question import Question
 from handrail.run.record.begin import decode_outcome
 from handrail.run.record.parking import is_due
@@ -171,8 +171,6 @@ class Tasks:
         Raises `MCPError` if the client does not support tasks, or if an HTTP request does not have the id of the task in its
         header `Mcp-Name`.
         """
-        from handrail.mcp.server import principal_of
-
         if request.protocol_version not in MODERN_PROTOCOL_VERSIONS:
             raise MCPError(wire.METHOD_NOT_FOUND, "Method not found", data=request.method)
         require_client_extension(request, EXTENSION)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from mcp_types import Tool as Described
 
@@ -27,12 +27,8 @@ MAX_TOOLS = 1_000
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
-class Call(Protocol):
-    """Calls a server's tool with these arguments, and returns its result."""
-
-    def __call__(
-        self, tool: McpTool, arguments: dict[str, Any], context: ToolContext, /
-    ) -> Awaitable[ToolResult[Any]]: ...
+Call = Callable[["McpTool", dict[str, Any], ToolContext], Awaitable[ToolResult[Any]]]
+"""Calls a server's tool with these arguments, and returns its result."""
 
 
 class McpTool(Tool[Any, Any]):

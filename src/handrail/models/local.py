@@ -43,7 +43,6 @@ from handrail.models import ModelRequestRefused, ModelUnavailable
 from handrail.models.blocks import encode
 from handrail.models.media import ONLY_TEXT, only_in_words, said_in_words
 from handrail.models.request_settings import settings_fields
-from handrail.schema import JsonSchema
 from handrail.text.spelling import checked_arguments
 from handrail.tools import Tool
 
@@ -354,7 +353,7 @@ class LocalModel:
             "seed": _SEED,
         }
         if schema is not None:
-            body["grammar"] = _json_grammar(schema)
+            body["grammar"] = "%llguidance {}\nstart: %json " + encode({**schema, **_COMPACT}).decode()
         yield SentPart(encode(body), {})
         if tool is not None:
             yield CallPart(0, name=tool.name)
@@ -501,10 +500,6 @@ def _chat(turns: Iterable[Turn]) -> str:
 def _plain(text: str) -> str:
     """Return the text with its turn markers broken up, so that they mean nothing to the model."""
     return text.replace("<|", "< |")
-
-
-def _json_grammar(schema: JsonSchema) -> str:
-    return "%llguidance {}\nstart: %json " + encode({**schema, **_COMPACT}).decode()
 
 
 def _literal(text: str) -> str:

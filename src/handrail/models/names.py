@@ -75,13 +75,9 @@ def check_name(name: str, folder: Path | None = None) -> None:
     The model itself is not created, and no module is imported.
     """
     for each in split_names(name):
-        _check_one(each, folder)
-
-
-def _check_one(name: str, folder: Path | None) -> None:
-    provider, _ = split_name(name)
-    if provider not in PROVIDERS and provider not in BRIDGED and not _is_module(provider, folder):
-        raise _unknown(name, provider)
+        provider, _ = split_name(each)
+        if provider not in PROVIDERS and provider not in BRIDGED and not _is_module(provider, folder):
+            raise _unknown(each, provider)
 
 
 def is_of_providers(names: str) -> bool:

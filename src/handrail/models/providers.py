@@ -138,9 +138,10 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         A different server that stands in for the provider may know only the older `max_tokens`. It gets back all fields
         that it adds, unless the provider's own row names some.
         """
-        return (
-            self.quirks if not self.address or address == self.address or self.is_own else _standing_in(self)
-        )
+        own = self.quirks
+        if not self.address or address == self.address or self.is_own:
+            return own
+        return msgspec.structs.replace(own, limit="max_tokens", sent_back=own.sent_back or None)
 
     def takes_at(self, address: str, model: str, wire: Takes) -> Takes:
         """Return which of the attachments that a wire can send are taken by a model at this address.
@@ -151,12 +152,6 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
             return wire
         found = (each for names, each in self.takes.items() if re.match(names, model))
         return wire.within(next(found, wire))
-
-
-def _standing_in(provider: Provider) -> Quirks:
-    return msgspec.structs.replace(
-        provider.quirks, limit="max_tokens", sent_back=provider.quirks.sent_back or None
-    )
 
 
 def _with_port(given: str, port: int) -> str:
