@@ -37,7 +37,7 @@ from handrail.models.blocks import decode, emptied, encode, joined, parsed_input
 from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
 from handrail.models.http import Endpoint, body_of, count, encoder, failure_in_answer, text_json
 from handrail.models.media import ANTHROPIC_TAKES, anthropic_blocks, kept_data, said_in_words
-from handrail.models.providers import address_of, keys_of, refuse_key, row_of
+from handrail.models.providers import server_of
 from handrail.models.request_settings import (
     ANTHROPIC,
     ANTHROPIC_TOOLS,
@@ -160,27 +160,17 @@ class AnthropicModel:
         silence: float = 300.0,
         api_key: None = None,
     ) -> None:
-        row = row_of(provider, "anthropic")
-        keys = keys_of(row, key_variable)
-        refuse_key(api_key, keys)
-        self.name = f"{provider}:{name}"
-        address = address_of(self.name, row, base_url)
-        wire = ANTHROPIC_TAKES
-        taken = row.takes_at(address, name, wire) if takes is None else wire.within(takes)
-        self.traits = Traits(price, native_output, taken, frozenset(ANTHROPIC_TOOLS))
-        self._endpoint = Endpoint(
-            self.name,
-            address,
-            keys=keys,
-            key_needed=row.needs_key(address),
-            headers={"anthropic-version": "2023-06-01", **row.find_headers(), **(headers or {})},
-            silence=silence,
+        server = server_of(
+            "anthropic", ANTHROPIC_TAKES, provider, name, base_url, key_variable, takes, api_key
         )
+        self.name = server.model
+        self.traits = Traits(price, native_output, server.takes, frozenset(ANTHROPIC_TOOLS))
+        self._endpoint = Endpoint.of(server, {"anthropic-version": "2023-06-01", **(headers or {})}, silence)
         self._fields = {"model": name, **(options or {})}
         self._max_tokens = max_tokens
         self._cache = cache
         self._wire = f"{WIRE}:{provider}"
-        self._encode = encoder(_message, taken, self._wire)
+        self._encode = encoder(_message, server.takes, self._wire)
         self._between = partial(_between, self._wire)
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:

@@ -51,7 +51,7 @@ from handrail.models.media import (
     said_in_words,
     text_with,
 )
-from handrail.models.providers import address_of, keys_of, refuse_key, row_of
+from handrail.models.providers import server_of
 from handrail.models.request_settings import (
     GEMINI_TOOLS,
     gemini_writes,
@@ -398,24 +398,12 @@ class GeminiModel:
         silence: float = 300.0,
         api_key: None = None,
     ) -> None:
-        row = row_of(provider, "gemini")
-        keys = keys_of(row, key_variable)
-        refuse_key(api_key, keys)
-        self.name = f"{provider}:{name}"
-        address = address_of(self.name, row, base_url)
+        server = server_of("gemini", GEMINI_TAKES, provider, name, base_url, key_variable, takes, api_key)
+        self.name = server.model
         can_constrain = not _OLDER.match(name) if native_output is None else native_output
-        wire = GEMINI_TAKES
-        taken = row.takes_at(address, name, wire) if takes is None else wire.within(takes)
-        self.traits = Traits(price, can_constrain, taken, frozenset(GEMINI_TOOLS))
-        self._encode = encoder(_encode_parts, taken)
-        self._endpoint = Endpoint(
-            self.name,
-            address,
-            keys=keys,
-            key_needed=row.needs_key(address),
-            headers={**row.find_headers(), **(headers or {})},
-            silence=silence,
-        )
+        self.traits = Traits(price, can_constrain, server.takes, frozenset(GEMINI_TOOLS))
+        self._encode = encoder(_encode_parts, server.takes)
+        self._endpoint = Endpoint.of(server, headers or {}, silence)
         self._name = name
         self._path = f"/{quote(name if '/' in name else f'models/{name}')}"
         self._options = dict(options or {})

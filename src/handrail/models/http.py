@@ -51,7 +51,7 @@ from handrail.tools.result import clean_text
 if TYPE_CHECKING:
     import aiohttp
 
-    from handrail.models.providers import Key
+    from handrail.models.providers import Key, ModelServer
 
 # --- errors that a provider reports inside an answer ---
 
@@ -332,6 +332,18 @@ class Endpoint:
         self._silence = silence
         """Seconds without data after which a provider counts as unreachable."""
         self._clock = clock
+
+    @classmethod
+    def of(cls, server: ModelServer, headers: Mapping[str, str], silence: float) -> Endpoint:
+        """Return the endpoint of a model's server. `headers` come before those that the provider's row names."""
+        return cls(
+            server.model,
+            server.address,
+            keys=server.keys,
+            key_needed=server.row.needs_key(server.address),
+            headers={**server.row.find_headers(), **headers},
+            silence=silence,
+        )
 
     def __repr__(self) -> str:
         return f"Endpoint({self.model!r}, {self._base_url!r})"

@@ -64,7 +64,7 @@ from handrail.models.media import (
     said_in_words,
     text_with,
 )
-from handrail.models.providers import FREE, Quirks, address_of, keys_of, refuse_key, row_of
+from handrail.models.providers import FREE, Quirks, server_of
 from handrail.models.request_settings import (
     CHAT,
     RESPONSES_TOOLS,
@@ -364,34 +364,22 @@ class OpenAIModel:
         silence: float = 300.0,
         api_key: None = None,
     ) -> None:
-        row = row_of(provider, "chat")
-        keys = keys_of(row, key_variable, key_header)
-        refuse_key(api_key, keys)
         if api not in ("chat", "responses"):
             raise DefinitionError(f"OpenAIModel has no API {api!r}. Pass 'chat' or 'responses'.")
-        self.name = f"{provider}:{name}"
-        address = address_of(self.name, row, base_url)
-        wire_takes = CHAT_TAKES if api == "chat" else RESPONSES_TAKES
-        taken = row.takes_at(address, name, wire_takes) if takes is None else wire_takes.within(takes)
-        self._quirks = quirks = msgspec.structs.replace(row.quirks_at(address), takes=taken)
-        if price is None and row.is_own:
-            price = FREE
+        sends = CHAT_TAKES if api == "chat" else RESPONSES_TAKES
+        server = server_of("chat", sends, provider, name, base_url, key_variable, takes, api_key, key_header)
+        self.name = server.model
+        row = server.row
+        self._quirks = quirks = msgspec.structs.replace(row.quirks_at(server.address), takes=server.takes)
         self.traits = Traits(
-            price,
+            FREE if price is None and row.is_own else price,
             quirks.native_output if native_output is None else native_output,
-            taken,
+            server.takes,
             frozenset() if api == "chat" else frozenset(RESPONSES_TOOLS),
         )
         self._stream = stream if api == "chat" else responses.stream
         self._wire = f"{WIRE if api == 'chat' else responses.WIRE}:{provider}"
-        self._endpoint = Endpoint(
-            self.name,
-            address,
-            keys=keys,
-            key_needed=row.needs_key(address),
-            headers={**row.find_headers(), **(headers or {})},
-            silence=silence,
-        )
+        self._endpoint = Endpoint.of(server, headers or {}, silence)
         self._fields = {"model": name, **(options or {})}
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:

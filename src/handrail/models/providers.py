@@ -166,20 +166,60 @@ def _with_port(given: str, port: int) -> str:
     return f"{parts.scheme}://{host}{'' if own is None else f':{own}'}{parts.path}"
 
 
-# --- arguments of the models' constructors ---
+# --- servers ---
 
 
-def row_of(provider: str, wire: Wire) -> Provider:
-    """Return the row of a provider that speaks this wire. Raises `DefinitionError` if there is none."""
+class ModelServer(msgspec.Struct, frozen=True):
+    """The server of one model: the provider's own, or one that replaces it."""
+
+    model: str
+    """The full name of the model."""
+    row: Provider
+    address: str
+    keys: tuple[Key, ...]
+    takes: Takes
+    """The attachments that the model takes."""
+
+
+def server_of(
+    wire: Wire,
+    sends: Takes,
+    provider: str,
+    name: str,
+    base_url: str | None,
+    key_variable: str | None,
+    takes: Takes | None,
+    api_key: object,
+    key_header: str = "",
+) -> ModelServer:
+    """Return the server of a model, from the arguments of its constructor. `sends` are the attachments that the wire can send.
+
+    The keys to look for are the row's, or one with this variable or header. If `key_variable` is None, there are none. Raises
+    `DefinitionError` if no provider of this name speaks this wire, if it has no address, or if a key was passed in code instead of the environment.
+    """
     row = PROVIDERS.get(provider)
     if row is None or row.wire != wire:
         known = ", ".join(name for name, each in PROVIDERS.items() if each.wire == wire)
         raise DefinitionError(f"no provider {provider!r} speaks this API. Pass one of {known}.")
-    return row
+    keys = _keys_of(row, key_variable, key_header)
+    if api_key is not None:
+        variable = keys[0].variable if keys else "a variable"
+        raise DefinitionError(
+            f"a model takes no api_key: keys come from the environment. Set {variable}, or name a different one with "
+            "`key_variable`."
+        )
+    model = f"{provider}:{name}"
+    address = row.find_address() if base_url is None else base_url.strip().rstrip("/")
+    if not address:
+        variables = " or ".join(each.variable for each in row.addresses)
+        raise DefinitionError(
+            f"model {model!r} has no address. Set {variables} in the environment, or pass base_url."
+        )
+    taken = row.takes_at(address, name, sends) if takes is None else sends.within(takes)
+    return ModelServer(model, row, address, keys, taken)
 
 
-def keys_of(row: Provider, variable: str | None, header: str = "") -> tuple[Key, ...]:
-    """Return the keys to look for: the row's, or one with this variable or header. If `variable` is None, there are none."""
+def _keys_of(row: Provider, variable: str | None, header: str) -> tuple[Key, ...]:
     if variable is None:
         return ()
     first = row.keys[0]
@@ -188,30 +228,6 @@ def keys_of(row: Provider, variable: str | None, header: str = "") -> tuple[Key,
     name = header.lower() or first.header
     prefix = first.prefix if name == first.header else "Bearer " if name == "authorization" else ""
     return (Key(variable or first.variable, name, prefix),)
-
-
-def address_of(model: str, row: Provider, given: str | None) -> str:
-    """Return the address of a model's server: the given one, or the provider's.
-
-    Raises `DefinitionError` if there is none.
-    """
-    address = row.find_address() if given is None else given.strip().rstrip("/")
-    if not address:
-        variables = " or ".join(each.variable for each in row.addresses)
-        raise DefinitionError(
-            f"model {model!r} has no address. Set {variables} in the environment, or pass base_url."
-        )
-    return address
-
-
-def refuse_key(given: object, keys: tuple[Key, ...]) -> None:
-    """Raise `DefinitionError` if a key was passed in code instead of the environment."""
-    if given is not None:
-        variable = keys[0].variable if keys else "a variable"
-        raise DefinitionError(
-            f"a model takes no api_key: keys come from the environment. Set {variable}, or name a different one with "
-            "`key_variable`."
-        )
 
 
 # --- the table ---
