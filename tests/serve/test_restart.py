@@ -293,7 +293,7 @@ async def test_an_answer_from_elsewhere_in_the_moment_of_parking(tmp_path: Path)
         [question] = await thread.questions()
         answered_elsewhere(app, question, {"n": 8})
         assert thread.live is not None
-        parking = thread.live.environment.parking
+        parking = thread.live.parking
         assert parking is not None
         assert parking.park()
         await over(thread)

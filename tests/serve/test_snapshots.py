@@ -103,7 +103,7 @@ def check_dropped(folder: Path, runs: list[tuple[Any, str]], leave_open: bool) -
             thread = app.thread()
             before = await snapshot(app, thread)
             if thread.live is not None:
-                parking = thread.live.environment.parking
+                parking = thread.live.parking
                 assert parking is not None
                 assert parking.park()
                 await over(thread)
@@ -222,8 +222,8 @@ async def test_a_new_viewer_is_sent_what_is_open(tmp_path: Path) -> None:
         for parked in (False, True):
             if parked:
                 assert thread.live is not None
-                assert thread.live.environment.parking is not None
-                assert thread.live.environment.parking.park()
+                assert thread.live.parking is not None
+                assert thread.live.parking.park()
                 await over(thread)
             told, number, leg = await snapshots.joining_events(app.journal, thread)
             [interrupt] = told[-1].data["outcome"]["interrupts"]

@@ -70,7 +70,7 @@ async def test_cancelled_in_the_moment_of_parking(tmp_path: Path) -> None:
             await thread.say(plan([["choose", {}]]))
             await settle(thread)
             assert thread.live is not None
-            parking = thread.live.environment.parking
+            parking = thread.live.parking
             assert parking is not None
             going = asyncio.create_task(thread.cancel())
             for _ in range(turns):
@@ -114,7 +114,7 @@ async def test_answered_in_the_moment_of_parking(tmp_path: Path, monkeypatch: py
         await settle(thread)
         [question] = await thread.questions()
         assert thread.live is not None
-        parking, asked = thread.live.environment.parking, app.journal.questions.history
+        parking, asked = thread.live.parking, app.journal.questions.history
         assert parking is not None
 
         async def parked_meanwhile(run_id: str) -> Sequence[QuestionRecord]:

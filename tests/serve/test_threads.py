@@ -323,7 +323,7 @@ async def test_an_answer_that_comes_while_the_run_is_parked_is_not_lost(tmp_path
             await settle(thread)
             [question] = await thread.questions()
             assert thread.live is not None
-            parking = thread.live.environment.parking
+            parking = thread.live.parking
             assert parking is not None
             assert parking.park()
             for _ in range(steps):

@@ -14,7 +14,6 @@ import msgspec
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.cancellation import shielded
 from handrail.concurrency.timers import Deadline
-from handrail.environment import LaterEnvironment
 from handrail.errors import (
     JournalError,
     PromptEvaluationError,
@@ -28,6 +27,7 @@ from handrail.fleet.apps import FleetApp
 from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
 from handrail.fleet.submission import repeat, this_host
 from handrail.journal.records import OVER, RunRow, WorkerRow
+from handrail.run.host import Host
 from handrail.run.limits import Budget
 from handrail.run.record.begin import RunOutcome, decode_request
 from handrail.run.record.lease import renew_now
@@ -41,10 +41,8 @@ from handrail.text.rendering import counted
 
 if TYPE_CHECKING:
     from handrail.journal.protocol import Journal
-    from handrail.question import Quorum
-    from handrail.run.record.parking import Parking
+    from handrail.run.host import Voters
     from handrail.run.response import RunStream
-    from handrail.serve.live_run import BrowserEnvironment, Voters
     from handrail.serve.narration import Narration, Narrator
     from handrail.session import Session
 
@@ -67,30 +65,15 @@ _CUT_SECONDS = 5.0
 """Maximum seconds to wait for the end of legs that were interrupted. After that, they are cancelled."""
 
 
-class _LegEnvironment(LaterEnvironment):
-    """The environment of a leg: people answer later, through the journal. Until then, the run is parked, if it can be parked."""
-
-    def __init__(self, voters: Voters) -> None:
-        self.parking: Parking | None = None
-        self._voters = voters
-
-    def voters(self, quorum: Quorum, principal: str, /) -> Mapping[str, float]:
-        return self._voters(quorum.role, principal)
-
-    def run_started(self, parking: Parking) -> None:
-        self.parking = parking
-
-    def run_waiting(self, parking: Parking) -> None:
-        asyncio.get_running_loop().call_later(_PARK_AFTER, parking.park)
-
-
 class _Leg:
     """A leg that this process executes."""
 
     def __init__(self, row: RunRow, app: FleetApp, voters: Voters) -> None:
         self.row = row
         self.app = app
-        self.environment: _LegEnvironment | BrowserEnvironment = _LegEnvironment(voters)
+        self.host = Host(row.record.id, park_after=_PARK_AFTER, voters=voters)
+        # a worker parks every run that waits, so no run stays in memory with a secret
+        self.host.keeps_secrets = False
         self.narration: Narration | None = None
         """Reports the leg to the people who watch the run's thread; None if nothing is reported."""
 
@@ -352,10 +335,9 @@ class Runner:
         if self._narrator is not None:
             leg.narration = await self._narrator.narrate(source, leg.row)
             if leg.narration is not None:
-                session, leg.environment = leg.narration.live.session, leg.narration.live.environment
-        environment = leg.environment
+                session, leg.host = leg.narration.live.session, leg.narration.live
         if leg.row.status != "queued":
-            return source.resume(record.id, journal=journal, environment=environment, session=session)
+            return source.resume(record.id, journal=journal, environment=leg.host, session=session)
         request = decode_request(record)
         await repeat(journal, leg.row, request, self._dispatcher)
         if session is None:
@@ -368,7 +350,7 @@ class Runner:
             run_id=record.id,
             session=session,
             journal=journal,
-            environment=environment,
+            environment=leg.host,
             deadline=None
             if request.deadline is None
             else Deadline.after(request.deadline, clock=self._clock),
@@ -432,8 +414,7 @@ class Runner:
             for run_id in tuple(self._legs):
                 await self.journal.queue.wake(run_id)
         for leg in tuple(self._legs.values()):
-            if leg.environment.parking is not None:
-                leg.environment.parking.park(by_force=True)
+            leg.host.cut()
         cut = tuple(self._legs)
         if self._tasks:
             _, stuck = await asyncio.wait(self._tasks, timeout=_CUT_SECONDS)

@@ -1,4 +1,4 @@
-"""`LiveRun`: a thread's run while this process executes it. `BrowserEnvironment` is the run's environment."""
+"""`LiveRun`: a thread's run while this process executes it. `Emissions`: the events that its tools emit."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from handrail.events import ApprovalDecided, Emitted, PromptRendered, QuestionAn
 from handrail.journal.protocol import Journal
 from handrail.journal.records import CommitUnit, Entry
 from handrail.messages import Message
-from handrail.protocols import Environment
-from handrail.question import Answer, Question, Quorum
+from handrail.question import Question
+from handrail.run.host import Host, Voters
 from handrail.run.place import is_in_run
-from handrail.run.record.parking import Parking
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import plain_json
 from handrail.serve.feed import Event, Feed
 from handrail.text.raised_errors import place_of
-from handrail.tools import RunMode
 
 if TYPE_CHECKING:
+    from handrail.run.record.parking import Parking
     from handrail.run.response import RunStream
     from handrail.session import Session
 
@@ -36,103 +35,9 @@ log = logging.getLogger("handrail.serve")
 
 
 _STOPPING = "The server is stopping. The run resumes when the server is back: follow the thread again."
-Voters = Callable[[str | None, str], Mapping[str, float]]
-"""A function that takes a role, or None for any, and a person to exclude, and returns the names of those who may vote."""
-_MIN_CUT_SECONDS = 1.0
-"""Minimum seconds that a run gets to end after it is cut off, even if the grace period is shorter."""
 
 
-class BrowserEnvironment(Environment):
-    """The environment of a served run, whose questions people answer in the browser, now or later.
-
-    Answers reach the run through the journal. A waiting run stays in memory for `park_after` seconds, because
-    someone may answer soon. Then it is parked, and an answer resumes it. If `park_after` is None, the run is parked
-    only when the server stops.
-    """
-
-    run_mode: RunMode = "user"
-    parks = True
-    keeps_secrets = True
-
-    def __init__(
-        self,
-        *,
-        on_question: Callable[[Question], None],
-        on_rest: Callable[[], None],
-        park_after: float | None,
-        voters: Voters = lambda role, besides: {},
-    ) -> None:
-        self._voters = voters
-        self._on_question = on_question
-        self._on_rest = on_rest
-        self._park_after = park_after
-        self._timer: asyncio.TimerHandle | None = None
-        self._leaving = False
-        self._at_rest = False
-        self.stays = False
-        """Whether the run stays in memory the next time it waits, because a question is about to be closed."""
-        self.was_cut = False
-        """Whether the run was parked by force. Such a run can continue even before an answer arrives."""
-        self.parking: Parking | None = None
-        """The object that parks the run, or None until the run has started."""
-
-    async def ask(self, question: Question, /) -> Answer | None:
-        """Show the question to the thread's readers. Returns None, because the answer arrives through the journal."""
-        self.go_on()
-        self._on_question(question)
-        return None
-
-    def voters(self, quorum: Quorum, principal: str, /) -> Mapping[str, float]:
-        """Return the users who may vote in a quorum, except the principal, and when each was added."""
-        return self._voters(quorum.role, principal)
-
-    def run_started(self, parking: Parking) -> None:
-        """Store the object that parks the run."""
-        self.parking = parking
-
-    def run_waiting(self, parking: Parking) -> None:
-        """End the leg, because everything in the run waits for an answer.
-
-        If the server is stopping, the run is then parked at once. Otherwise it is parked after `park_after` seconds, unless
-        that is None or `stays` is set.
-        """
-        self.go_on()
-        self._at_rest = True
-        self._on_rest()
-        if self._leaving:
-            self._leave(parking)
-        elif self.stays:
-            self.stays = False
-        elif self._park_after is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._park_after, parking.park)
-
-    def go_on(self) -> None:
-        """Cancel the timer that would park the run, because the run continues or has ended."""
-        self._at_rest = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def leave(self) -> None:
-        """Park the run as soon as everything in it waits for an answer. A run that already waits is parked now."""
-        self._leaving = True
-        if self._at_rest and self.parking is not None:
-            self._leave(self.parking)
-
-    def cut(self) -> bool:
-        """Park the run by force, as if the process had died. Returns False if the run has not started."""
-        if self.parking is None:
-            return False
-        self.was_cut = self.was_cut or not self.parking.parked
-        return self.parking.park(by_force=True)
-
-    def _leave(self, parking: Parking) -> None:
-        """Park a waiting run. If one of its calls can't be re-entered, cut the run off: waiting longer would not help."""
-        if not parking.park():
-            self.cut()
-
-
-class LiveRun:
+class LiveRun(Host):
     """A run, from its start or resumption in this process until it ends or is parked.
 
     The run's events go to the thread's feed, in legs. A leg ends when the run ends, or when everything in the run
@@ -153,11 +58,8 @@ class LiveRun:
         park_after: float | None,
         voters: Voters = lambda role, besides: {},
     ) -> None:
-        self.run_id = run_id
+        super().__init__(run_id, park_after=park_after, voters=voters)
         self.session = session
-        self.environment = BrowserEnvironment(
-            on_question=self._add_question, on_rest=self.rest, park_after=park_after, voters=voters
-        )
         self.questions: dict[str, Question] = {}
         """The open questions, by id."""
         self.emissions = emissions
@@ -179,7 +81,6 @@ class LiveRun:
         self._new_leg = new_leg
         self._first_leg = ""
         self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._changed: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
@@ -198,8 +99,7 @@ class LiveRun:
     @property
     def is_parking(self) -> bool:
         """Whether the run is being parked, or has been. If so, answers go to the journal, not to this run."""
-        parking = self.environment.parking
-        return parking is not None and parking.parked
+        return self.parking is not None and self.parking.parked
 
     # Called by the `Thread` that owns the run.
 
@@ -214,7 +114,7 @@ class LiveRun:
         `over` is called when this process no longer executes the run.
         """
         self._first_leg = leg
-        self._task = self._loop.create_task(self._execute(stream, over), name=f"run {self.run_id}")
+        self.execute(self._execute(stream, over))
         await asyncio.wait({self._started})
         if self._failure is not None:
             raise self._failure
@@ -222,15 +122,23 @@ class LiveRun:
     def go_on(self, leg: str = "") -> str:
         """Open the next leg, unless one is open. Returns the id of the open leg."""
         if not self.leg:
-            self.environment.go_on()
+            self.wake()
             self._feed.append(self._translator.begin_leg(leg or self._new_leg(), self._state()))
         return self.leg
 
-    def rest(self) -> None:
-        """End the leg because everything in the run waits for an answer. Does nothing if no leg or no question is open."""
+    async def ask(self, question: Question, /) -> None:
+        """Show the question to the thread's readers. Its answer arrives through the journal."""
+        self.wake()
+        self.questions[question.id] = question
+        self._feed.append(self._translator.ask(question))
+        self._notify()
+
+    def run_waiting(self, parking: Parking) -> None:
+        """End the leg, because everything in the run waits for an answer, and park the run as a `Host` does."""
         if self.leg and self.questions:
             self._feed.append(self._translator.interrupt(list(self.questions.values()), self._state()))
             self._notify()
+        super().run_waiting(parking)
 
     def open(self) -> Sequence[Event]:
         """Return the events that bring a newly joined client up to date."""
@@ -247,27 +155,14 @@ class LiveRun:
     async def cancel(self) -> None:
         """Cancel the run and wait for its end. Calls in progress are rolled back."""
         self._is_cancelled = True
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
         await self.wait()
 
     async def park(self, grace: float) -> None:
-        """Park the run as soon as everything in it waits for an answer. After `grace` seconds, cut it off instead.
-
-        A run that is cut off is recorded as if the process had died.
-        """
+        """Park the run as `Host.park` does. Its readers are told that the server is stopping."""
         self._is_stopping = True
-        self.environment.leave()
-        if self._task is None or (await asyncio.wait({self._task}, timeout=grace))[0]:
-            return
-        if not self.environment.cut():
-            self._task.cancel()  # the run has not started in this process
-        await asyncio.wait({self._task}, timeout=max(grace, _MIN_CUT_SECONDS))
-
-    async def wait(self) -> None:
-        """Wait until this process no longer executes the run."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
+        await super().park(grace)
 
     # Execution.
 
@@ -282,7 +177,7 @@ class LiveRun:
             await shielded(self.emissions.finish())
         finally:
             stop()
-            self.environment.go_on()
+            self.wake()
             over(self)
         if ended is not None:
             self.go_on(self._first_leg)
@@ -333,11 +228,6 @@ class LiveRun:
         return lambda: self._translator.fail(message, code)
 
     # Events.
-
-    def _add_question(self, question: Question) -> None:
-        self.questions[question.id] = question
-        self._feed.append(self._translator.ask(question))
-        self._notify()
 
     def _hear(self, event: object) -> None:
         context = getattr(event, "run_context", None)

@@ -16,10 +16,11 @@ from handrail.errors import HandrailError
 from handrail.ids import NewId, random_id
 from handrail.journal.protocol import Broadcasts, Journal, Watcher
 from handrail.journal.records import RunRow
+from handrail.run.host import Voters
 from handrail.run.place import is_in_run
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.feed import Feed
-from handrail.serve.live_run import LiveRun, Voters
+from handrail.serve.live_run import LiveRun
 from handrail.serve.principals import parse_session_id
 from handrail.serve.sources import Source
 from handrail.serve.thread import Setup, Thread
@@ -213,7 +214,7 @@ class Narrator:
         else:
             live = await thread.resumed(await runs.show(self._journal, record.id))
         # a worker parks every run that waits, so no run stays in memory with a secret
-        live.environment.keeps_secrets = False
+        live.keeps_secrets = False
         self._legs[record.session_id] = broadcast
         await self._look(record.session_id)
         return Narration(thread, live, broadcast, lambda: self._end(broadcast))

@@ -21,6 +21,7 @@ from handrail.journal.protocol import Broadcasts, Journal
 from handrail.journal.records import OVER, QuestionRecord, RunRow
 from handrail.messages import Message, UserMessage
 from handrail.question import Answer, Question
+from handrail.run.host import Voters
 from handrail.run.place import is_in_run
 from handrail.run.record.begin import is_outdated
 from handrail.run.record.notices import unread_remarks
@@ -30,7 +31,7 @@ from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import custom, plain_json
 from handrail.serve.feed import Event, Feed
-from handrail.serve.live_run import Emissions, LiveRun, Voters
+from handrail.serve.live_run import Emissions, LiveRun
 from handrail.serve.principals import session_id_of
 from handrail.serve.refusals import NotForWorkers, QuestionsOpen, ServerStopping, ThreadBusy, ThreadUnknown
 from handrail.serve.sources import Source
@@ -235,7 +236,7 @@ class Thread(ThreadRecord):
                 text,
                 run_id=run_id,
                 session=live.session,
-                environment=live.environment,
+                environment=live,
                 journal=self._journal,
                 history=history,
                 tools=tools,
@@ -431,7 +432,7 @@ class Thread(ThreadRecord):
         if live is None:
             return
         await live.park(grace)
-        if live.environment.was_cut and live.parked:
+        if live.was_cut and live.parked:
             # The run was cut off, so the next process must resume it even if a question is open.
             await self._journal.runs.take(live.run_id, turn="none")
             await self._journal.runs.leave(live.run_id, "running")
@@ -538,11 +539,11 @@ class Thread(ThreadRecord):
         self._check_accepting()
         tree = await runs.show(self._journal, run_id)
         live = await self.resumed(tree)
-        live.environment.stays = stays
+        live.stays = stays
         stream = self._source.resume(
             run_id,
             session=live.session,
-            environment=live.environment,
+            environment=live,
             journal=self._journal,
             tools=frontend_tools_of(tree.begin.offered, tree.begin.added),
         )

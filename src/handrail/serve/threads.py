@@ -18,13 +18,14 @@ from handrail.ids import NewId, random_id
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, Mark, RunRecord, RunRow, SessionRow
 from handrail.messages import Usage
+from handrail.run.host import Voters
 from handrail.run.record.begin import decode_begin
 from handrail.run.record.parking import is_due
 from handrail.runs import list_runs, show
 from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import format_time
 from handrail.serve.feed import Feed
-from handrail.serve.live_run import LiveRun, Voters
+from handrail.serve.live_run import LiveRun
 from handrail.serve.principals import parse_session_id, session_id_of
 from handrail.serve.refusals import ThreadElsewhere
 from handrail.serve.sources import Source, app_name, serves
@@ -211,7 +212,7 @@ class Threads:
         """
         for thread in self.running():
             if thread.live is not None and not self._may_run(thread.principal):
-                thread.live.environment.leave()
+                thread.live.leave()
         if not self._waiting or self.stopping:
             return
         open_now = {each.id for each in await self.journal.questions.open()}
