@@ -95,7 +95,7 @@ async def test_an_approval_counts_at_its_own_gateway_only(tmp_path: Path) -> Non
         question = await waiting(page)
         assert str(tmp_path / "mcp.json") in question["message"]
         given = {"question_id": question["id"], "digest": question["digest"], "approved": True}
-        call.leave()
+        call.remove()
         await asyncio.wait([call.task])
         assert (await page.ask("POST", "/inbox/answers", given, by("ann"))).json == {"decided": True}
     other = tmp_path / "other"

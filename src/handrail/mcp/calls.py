@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Set
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from handrail.errors import (
     AnswerRefused,
@@ -29,36 +29,18 @@ from handrail.journal.records import OVER, RunRow
 from handrail.mcp.forms import answer_of, key_of
 from handrail.mcp.served_tools import CallMessage, CallModel, ServedTools
 from handrail.prompt import Prompt
-from handrail.protocols import Environment, RunMode
 from handrail.question import Answer, Question
 from handrail.run import open_gate
+from handrail.run.host import Host
 from handrail.run.options import GateArguments, ResumeArguments, SharedArguments
 from handrail.run.record.begin import decode_begin, decode_outcome
 from handrail.run.record.format import read_result
 from handrail.run.record.log import load_attachments
-from handrail.run.record.parking import Parking
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool, ToolResult
 
-
-class ClientEnvironment(Environment):
-    """The environment of a call whose questions the client's user answers."""
-
-    run_mode: RunMode = "user"
-    keeps_secrets = True
-
-    def __init__(self, call: LiveCall) -> None:
-        self._call = call
-        self.parks = call.journal is not None
-
-    async def ask(self, question: Question, /) -> Answer | None:
-        return await self._call.ask(question)
-
-    def run_started(self, parking: Parking) -> None:
-        self._call.parking = parking
-
-    def run_waiting(self, parking: Parking) -> None:
-        self._call.rest()
+if TYPE_CHECKING:
+    from handrail.run.record.parking import Parking
 
 
 log = logging.getLogger("handrail.mcp")
@@ -116,8 +98,8 @@ class Calls:
 
         They are kept until the client calls again, at most `MAX_WAITING` of them.
         """
-        self.environment: Callable[[LiveCall, bool], Environment | None] = _client_of
-        """Returns the environment of a call, or None if nobody can be asked. The second argument says whether the client can ask its user."""
+        self.live_call: Callable[..., LiveCall] = LiveCall
+        """Creates a call. It takes what `LiveCall` takes."""
 
     async def begin(
         self,
@@ -141,7 +123,7 @@ class Calls:
             )
         run_id = random_id()
         session = Session(principal=principal)
-        call = LiveCall(self, run_id, tool.name, principal, session.dispatcher, asks, opens, report)
+        call = self.live_call(self, run_id, tool.name, principal, session.dispatcher, asks, opens, report)
         options: GateArguments = {
             **self._arguments,
             "session": session,
@@ -230,7 +212,7 @@ class Calls:
         if (live := self.find(run_id, principal)) is not None:
             return live
         heard = Dispatcher()
-        call = LiveCall(self, run_id, message.tool, principal, heard, asks, opens, report)
+        call = self.live_call(self, run_id, message.tool, principal, heard, asks, opens, report)
         adapter = self.tools.adapter(CallModel(message, self.tools.model))
         options: ResumeArguments = {
             **self._arguments,
@@ -248,7 +230,7 @@ class Calls:
         call.start(run)
         waiting = [each for each in self._live.values() if each.rests]
         if len(waiting) > MAX_WAITING:
-            waiting[0].leave()
+            waiting[0].remove()
         return call
 
     def journal_of_tasks(self) -> Journal:
@@ -276,17 +258,20 @@ class Calls:
                 call.cancel()
 
     async def stop(self) -> None:
-        """Refuse new calls, and remove every call from memory, as `LiveCall.leave` does. Waits at most `STOP_SECONDS`."""
+        """Refuse new calls, and remove every call from memory, as `LiveCall.remove` does. Waits at most `STOP_SECONDS`."""
         self.is_stopping = True
         calls = list(self._live.values())
         for call in calls:
-            call.leave()
+            call.remove()
         if calls:
             await asyncio.wait([call.task for call in calls], timeout=STOP_SECONDS)
 
 
-class LiveCall:
-    """A call that this process is executing, across all of the client's requests that belong to it."""
+class LiveCall(Host):
+    """A call that this process is executing, across all of the client's requests that belong to it.
+
+    If the client can ask its user, they answer the call's questions. Otherwise nobody can be asked.
+    """
 
     def __init__(
         self,
@@ -299,19 +284,17 @@ class LiveCall:
         opens: bool,
         report: Report | None,
     ) -> None:
+        super().__init__(run_id, park_after=calls.park_after)
         self._calls = calls
         self.journal = calls.journal
-        self.run_id, self.name, self.principal = run_id, name, principal
-        self._opens = opens
-        self.environment = calls.environment(self, asks)
+        self.parks = self.journal is not None
+        self.name, self.principal = name, principal
+        self._asks, self._opens = asks, opens
         self.report = report
         self.questions: dict[str, Question] = {}
         """The open questions that were put to the client, by id."""
         self.problems: dict[str, str] = {}
         """Why the last answer to a question was refused, by the question's id."""
-        self.parking: Parking | None = None
-        self.rests = False
-        """Whether the call is waiting for answers. A recorded call counts as waiting only if everything in it is waiting."""
         self.is_parked = False
         self.is_left = False
         """Whether the client got the call's questions, and must call again for the result."""
@@ -325,13 +308,17 @@ class LiveCall:
         self._changed = asyncio.Event()
         self._result: ToolResult[Any] | None = None
         self._reports: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
         events.subscribe(ToolInvoked, self._take_result)
         events.subscribe(Progress, self._take_progress)
         events.subscribe(QuestionAnswered, lambda event: self._close(event.question_id))
         events.subscribe(ApprovalDecided, lambda event: self._close(event.question_id))
         if self.journal is not None:
             events.subscribe(PromptRendered, self._take_start)
+
+    @property
+    def environment(self) -> Host | None:
+        """The environment of the call's run, or None if nobody can be asked."""
+        return self if self._asks else None
 
     def start(self, run: Callable[[], Awaitable[Any]]) -> None:
         """Start the call's run in a separate task."""
@@ -356,8 +343,7 @@ class LiveCall:
 
     def _end(self, task: asyncio.Task[ToolResult[Any]]) -> None:
         self._calls.ended(self)
-        self.rests = False
-        self._stay()
+        self.wake()
         for answer in self._answers.values():
             answer.cancel()
         if not task.cancelled():
@@ -401,7 +387,7 @@ class LiveCall:
         """Cancel the call. A recorded run gets the status `cancelled`."""
         self.task.cancel()
 
-    def leave(self) -> None:
+    def remove(self) -> None:
         """Remove the call from memory: park its run, by force if necessary.
 
         Cancels a run that is not recorded, has not started yet, or has no environment because the client can't ask.
@@ -409,7 +395,7 @@ class LiveCall:
         if self.parking is None:
             self.task.cancel()
         elif not self.parking.park():
-            self.parking.park(by_force=True)
+            self.cut()
 
     # Questions.
 
@@ -445,8 +431,7 @@ class LiveCall:
         self.problems.pop(question_id, None)
         self.questions.pop(question_id, None)
         if not self.questions:
-            self.rests = False
-            self._stay()
+            self.wake()
         self._changed.set()
 
     async def closed(self, ids: Set[str], seconds: float | None = None) -> None:
@@ -478,26 +463,16 @@ class LiveCall:
         if self.journal is not None:
             return None
         self._answers[question.id] = asyncio.get_running_loop().create_future()
-        self.rest()
+        self.rests = True
         try:
             return await self._answers[question.id]
         finally:
             del self._answers[question.id]
             self.questions.pop(question.id, None)
 
-    def rest(self) -> None:
-        """Note that the call is waiting for answers. A recorded call is parked after `park_after` seconds if it can be parked then."""
-        self.rests = True
-        self._stay()
-        if self.parking is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._calls.park_after, self.parking.park)
+    def run_waiting(self, parking: Parking) -> None:
+        super().run_waiting(parking)
         self._changed.set()
-
-    def _stay(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     # Events.
 
@@ -526,8 +501,3 @@ async def _report(report: Report, done: float, total: float | None, message: str
         await report(done, total, message)
     except Exception:  # the client may be gone, which must not make the call fail
         log.debug("progress could not be sent", exc_info=True)
-
-
-def _client_of(call: LiveCall, asks: bool) -> Environment | None:
-    """Return the environment in which the client's user answers, or None if the client can't ask."""
-    return ClientEnvironment(call) if asks else None

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +21,14 @@ from handrail.errors import Declined, DefinitionError
 from handrail.guard import CapabilityPolicy
 from handrail.guard.policy import CheckOnly
 from handrail.journal.digest import digest
-from handrail.mcp.calls import Calls, ClientEnvironment, LiveCall
+from handrail.mcp.calls import Calls, LiveCall
 from handrail.mcp.config import load_servers
 from handrail.mcp.server import ToolServer
 from handrail.mcp.tools import may_be_of
 from handrail.prompt import Prompt
 from handrail.protocols import PolicyDecision, ToolPolicy
 from handrail.question import Answer, Question, Quorum, ask
+from handrail.run.host import Host, Voters
 from handrail.run.record.parking import Parking
 from handrail.serve.inbox import GATEWAY
 from handrail.text.rendering import escape_line
@@ -41,9 +43,6 @@ from handrail.workers.front_matter import (
     read_text,
     refuse,
 )
-
-Voters = Callable[[str | None, str], Mapping[str, float]]
-"""A function that takes a role, or None for any, and a principal to exclude, and returns the names of those who may vote."""
 
 log = logging.getLogger("handrail.mcp")
 
@@ -236,9 +235,8 @@ class Gateway(ToolServer):
 
     def make_calls(self, **options: Any) -> Calls:
         calls = Calls(self.tools, **options)
-        voters = self._voters
-        if voters is not None:
-            calls.environment = lambda call, asks: _Approvers(call, asks, voters)
+        if self._voters is not None:
+            calls.live_call = partial(_SharedCall, voters=self._voters)
         return calls
 
     async def close(self) -> None:
@@ -246,17 +244,20 @@ class Gateway(ToolServer):
         await asyncio.gather(*(section.close() for section in self.sections))
 
 
-class _Approvers(ClientEnvironment):
-    """The environment of a call through a gateway.
+class _SharedCall(LiveCall):
+    """A call through a gateway.
 
     Approvers decide on the call. The client's user answers all other questions; if the client can't show them, they are declined.
     """
 
-    def __init__(self, call: LiveCall, asks: bool, voters: Voters) -> None:
-        super().__init__(call)
+    def __init__(self, *arguments: Any, voters: Voters, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.parks = True
-        self._asks = asks
         self._voters = voters
+
+    @property
+    def environment(self) -> Host:
+        return self
 
     async def ask(self, question: Question, /) -> Answer | None:
         if question.kind == "approval":
@@ -265,9 +266,6 @@ class _Approvers(ClientEnvironment):
             raise Declined(question.name, "the client can't show questions")
         return await super().ask(question)
 
-    def voters(self, quorum: Quorum, principal: str, /) -> Mapping[str, float]:
-        return self._voters(quorum.role, principal)
-
     def run_waiting(self, parking: Parking) -> None:
-        if self._call.questions:
+        if self.questions:
             super().run_waiting(parking)

@@ -36,7 +36,6 @@ class Host(Environment):
         self.park_after = park_after
         self.parking: Parking | None = None
         """The object that parks the run, or None until the run has started."""
-        self.task: asyncio.Task[Any] | None = None
         self.rests = False
         """Whether everything in the run waits for answers."""
         self.stays = False
@@ -45,16 +44,17 @@ class Host(Environment):
         """Whether the run was parked by force. Such a run can continue even before an answer arrives."""
         self._voters = voters
         self._is_leaving = False
+        self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def execute(self, work: Coroutine[Any, Any, Any]) -> None:
         """Execute the run in a task of its own."""
-        self.task = asyncio.get_running_loop().create_task(work, name=f"run {self.run_id}")
+        self._task = asyncio.get_running_loop().create_task(work, name=f"run {self.run_id}")
 
-    async def wait(self) -> None:
+    async def over(self) -> None:
         """Wait until this process no longer executes the run."""
-        if self.task is not None:
-            await asyncio.wait({self.task})
+        if self._task is not None:
+            await asyncio.wait({self._task})
 
     # The environment of the run.
 
@@ -112,8 +112,8 @@ class Host(Environment):
         A run that is cut off is recorded as if the process had died.
         """
         self.leave()
-        if self.task is None or (await asyncio.wait({self.task}, timeout=grace))[0]:
+        if self._task is None or (await asyncio.wait({self._task}, timeout=grace))[0]:
             return
         if not self.cut():
-            self.task.cancel()  # the run has not started in this process
-        await asyncio.wait({self.task}, timeout=max(grace, _MIN_CUT_SECONDS))
+            self._task.cancel()  # the run has not started in this process
+        await asyncio.wait({self._task}, timeout=max(grace, _MIN_CUT_SECONDS))

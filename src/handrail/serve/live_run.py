@@ -155,9 +155,9 @@ class LiveRun(Host):
     async def cancel(self) -> None:
         """Cancel the run and wait for its end. Calls in progress are rolled back."""
         self._is_cancelled = True
-        if self.task is not None:
-            self.task.cancel()
-        await self.wait()
+        if self._task is not None:
+            self._task.cancel()
+        await self.over()
 
     async def park(self, grace: float) -> None:
         """Park the run as `Host.park` does. Its readers are told that the server is stopping."""

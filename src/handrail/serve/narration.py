@@ -155,7 +155,7 @@ class Narration:
             if self._task is not None:
                 await asyncio.wait({self._task})
                 self._task.exception()
-                await self.live.wait()
+                await self.live.over()
             await self.broadcast.finish()
         finally:
             self._over()

@@ -458,7 +458,7 @@ class Thread(ThreadRecord):
     async def _settled(self) -> LiveRun | None:
         """Return the run that this process executes, or None if it executes none. A run that is being parked is awaited first."""
         if self.live is not None and self.live.is_parking:
-            await self.live.wait()
+            await self.live.over()
         return self.live
 
     async def _asked(self, ids: Iterable[str]) -> Mapping[str, QuestionRecord]:
