@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail import Adapter, DirectoryFilesystem, Prompt, ScriptedModel, SqliteJournal, neighbours
+from handrail import Adapter, DirectoryFilesystem, Prompt, ScriptedModel, SqliteJournal
+from handrail import imports as neighbours
 from handrail.cli import main
 from handrail.cli.outcome import runs_command
 from handrail.errors import DefinitionError, JournalError, JournalExposed

@@ -21,6 +21,7 @@ from handrail import (
     tool,
 )
 from handrail.errors import DefinitionError, PromptEvaluationError
+from handrail.imports import search
 from handrail.messages import (
     AssistantMessage,
     CallAnswered,
@@ -35,7 +36,6 @@ from handrail.models import ModelKeyMissing
 from handrail.models.names import check_name, give, model_named, reference_to
 from handrail.models.openai import OpenAIModel
 from handrail.models.providers import BRIDGED, PROVIDERS, Key
-from handrail.neighbours import search
 from handrail.serve.sources import load_module
 from handrail.workers import WorkerRegistry
 from support.raw_server import raw_server, whole

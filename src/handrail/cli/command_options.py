@@ -16,8 +16,8 @@ import typer
 
 from handrail.cli.outcome import UsageError, journal_path, journal_url, print_error
 from handrail.environment.text import is_terminal
+from handrail.imports import find_app, search
 from handrail.journal.records import WORKSPACE
-from handrail.neighbours import find_app, search
 
 if TYPE_CHECKING:
     from handrail.concurrency.timers import Deadline

@@ -14,11 +14,11 @@ from handrail.cli.command_options import find_model, open_files
 from handrail.cli.outcome import UsageError, runs_command
 from handrail.errors import DefinitionError, HandrailError, RunUnknown
 from handrail.guard import CapabilityPolicy
+from handrail.imports import import_app
 from handrail.journal.any_journal import AnyJournal
 from handrail.journal.records import RunRecord, RunRow
 from handrail.messages import Model
 from handrail.models.names import give, model_named, reference_to
-from handrail.neighbours import import_app
 from handrail.question import Question
 from handrail.run.adapter import Adapter
 from handrail.run.record.begin import code_of, decode_begin, prompt_of

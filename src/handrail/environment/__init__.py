@@ -5,9 +5,10 @@ The environments that need no terminal are defined here. `TerminalEnvironment` i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from handrail.errors import Declined
+from handrail.imports import names_on_first_use
 from handrail.messages import Model
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
@@ -77,10 +78,4 @@ class AgentEnvironment(Environment):
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
-
-    def __getattr__(name: str) -> Any:
-        if name not in ("Screen", "TerminalEnvironment"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from handrail.environment import terminal
-
-        return getattr(terminal, name)
+    __getattr__ = names_on_first_use(__name__, {"terminal": "Screen TerminalEnvironment"})

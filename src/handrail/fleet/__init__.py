@@ -7,8 +7,9 @@ that delivers at least once can start legs.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from handrail.imports import names_on_first_use
 
 if TYPE_CHECKING:
     from handrail.fleet.apps import FleetApp
@@ -18,20 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Dispatcher", "Engine", "FleetApp", "JournalDispatcher", "Runner", "Submission", "submit"]
 
-_HOMES = {
-    "Dispatcher": "dispatcher",
-    "Engine": "dispatcher",
-    "FleetApp": "apps",
-    "JournalDispatcher": "dispatcher",
-    "Runner": "runner",
-    "Submission": "submission",
-    "submit": "submission",
-}
-
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"handrail.fleet.{_HOMES[name]}"), name)
+    __getattr__ = names_on_first_use(
+        __name__,
+        {
+            "apps": "FleetApp",
+            "dispatcher": "Dispatcher Engine JournalDispatcher",
+            "runner": "Runner",
+            "submission": "Submission submit",
+        },
+    )

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from handrail.errors import DefinitionError
 from handrail.journal.protocol import Journal
 from handrail.journal.records import RunRow
+from handrail.serve import missing_extra
 
 log = logging.getLogger("handrail.fleet")
 
@@ -103,6 +103,4 @@ def missing_engine(name: str, error: ModuleNotFoundError) -> Exception:
     """
     if (error.name or "").partition(".")[0] not in (name, "psycopg"):
         return error
-    return DefinitionError(
-        f"the dispatcher {name!r} needs {error.name}, which is not installed. Install it with: pip install 'handrail[{name}]'"
-    )
+    return missing_extra(error.name or name, name, f"the dispatcher {name!r}")

@@ -8,10 +8,10 @@ Needs `pip install 'handrail[mcp]'`.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from handrail.errors import DefinitionError
+from handrail.imports import names_on_first_use
+from handrail.serve import missing_extra
 
 if TYPE_CHECKING:
     from handrail.mcp.apps import serve_agent
@@ -36,35 +36,20 @@ __all__ = [
 
 REQUIRED = ("mcp", "mcp_types", "httpx2", "starlette", "uvicorn")
 """Modules of packages that the `mcp` extra installs. If one of them is missing, `missing_extra` creates the error."""
-_HOMES = {
-    "HttpServer": "http",
-    "Login": "login",
-    "McpTools": "section",
-    "StdioServer": "transport",
-    "ToolServer": "server",
-    "UrlServer": "url_transport",
-    "load_servers": "config",
-    "serve_agent": "apps",
-}
-
-
-def missing_extra(name: str) -> DefinitionError:
-    """Return the error to raise when the module `name`, which the `mcp` extra installs, is missing."""
-    return DefinitionError(
-        f"MCP needs {name}, which is not installed. Install it with: pip install 'handrail[mcp]'"
-    )
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
-
-    def __getattr__(name: str) -> Any:
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        try:
-            return getattr(import_module(f"{__name__}.{home}"), name)
-        except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            if missing not in REQUIRED:
-                raise
-            raise missing_extra(missing) from None
+    __getattr__ = names_on_first_use(
+        __name__,
+        {
+            "http": "HttpServer",
+            "login": "Login",
+            "section": "McpTools",
+            "transport": "StdioServer",
+            "server": "ToolServer",
+            "url_transport": "UrlServer",
+            "config": "load_servers",
+            "apps": "serve_agent",
+        },
+        lambda missing, home: missing_extra(missing, "mcp", "MCP") if missing in REQUIRED else None,
+    )

@@ -451,7 +451,7 @@ class LiveCall(Host):
             raise AnswerRefused(answer.question_id, "it is not open", "Call the tool again.")
         future.set_result(answer)
 
-    async def ask(self, question: Question) -> Answer | None:
+    async def ask(self, question: Question, /) -> Answer | None:
         """Put a question to the client. With a journal, returns None, because the answer comes through the journal.
 
         Raises `QuestionCancelled` if the question asks for a secret and the client's user can't be sent to a page.

@@ -156,7 +156,7 @@ def _own_model(name: str, module: str, attribute: str, folder: Path | None) -> M
 
 
 def _import(module: str, folder: Path | None) -> ModuleType:
-    from handrail.neighbours import import_app, load_file  # needed only for a model in a module
+    from handrail.imports import import_app, load_file  # needed only for a model in a module
 
     file = _file_of(module, folder)
     if file is None or _is_installed(module):
@@ -172,7 +172,7 @@ def _is_module(module: str, folder: Path | None) -> bool:
         return False
     if _file_of(module, folder) is not None:
         return True
-    from handrail.neighbours import find_app, find_module
+    from handrail.imports import find_app, find_module
 
     if module in sys.modules:
         return True
@@ -181,7 +181,7 @@ def _is_module(module: str, folder: Path | None) -> bool:
 
 def _is_given(module: str) -> bool:
     """Return whether a module may be looked up where apps are."""
-    from handrail.neighbours import is_importing
+    from handrail.imports import is_importing
 
     if is_importing():
         _given.add(module)
@@ -189,7 +189,7 @@ def _is_given(module: str) -> bool:
 
 
 def _is_installed(module: str) -> bool:
-    from handrail.neighbours import is_neighbour
+    from handrail.imports import is_neighbour
 
     top = module.partition(".")[0]
     try:

@@ -1,13 +1,14 @@
 """Runs: the object of a run, its options, the loop that asks its model, and the gate. `gate.py` describes the steps of a call.
 
-The names in `_HOMES` are imported on first use, so that importing `handrail.run.options` does not load the gate.
+The names of other modules are imported on first use, so that importing `handrail.run.options` does not load the gate.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from handrail.imports import names_on_first_use
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -23,14 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Gate", "ToolCall", "Turn", "open_gate", "run_turn"]
 
-_HOMES = {"Gate": "gate", "ToolCall": "call", "Turn": "call", "run_turn": "call"}
-
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    __getattr__ = names_on_first_use(__name__, {"gate": "Gate", "call": "ToolCall Turn run_turn"})
 
 
 def open_gate(

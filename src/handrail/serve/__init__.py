@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from handrail.errors import DefinitionError
+from handrail.imports import names_on_first_use
 
 if TYPE_CHECKING:
     from handrail.serve.app import ServedApp, asgi
@@ -36,37 +36,27 @@ __all__ = [
 
 REQUIRED = ("starlette", "uvicorn", "ag_ui")
 """The packages that the `serve` extra installs, by the names under which they are imported."""
-_HOMES = {
-    "Limits": "limits",
-    "OidcProvider": "oidc",
-    "People": "people",
-    "PromptSource": "sources",
-    "ServedApp": "app",
-    "Source": "sources",
-    "Threads": "threads",
-    "WorkersSource": "sources",
-    "asgi": "app",
-    "load": "sources",
-}
 
 
-def missing_extra(name: str, extra: str = "serve") -> DefinitionError:
-    """Return the error to raise when `name`, a package that `extra` installs, is missing."""
+def missing_extra(name: str, extra: str = "serve", user: str = "serving") -> DefinitionError:
+    """Return the error to raise when `name`, a package that `extra` installs and that `user` needs, is missing."""
     return DefinitionError(
-        f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[{extra}]'"
+        f"{user} needs {name}, which is not installed. Install it with: pip install 'handrail[{extra}]'"
     )
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
-
-    def __getattr__(name: str) -> Any:
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        try:
-            return getattr(import_module(f"{__name__}.{home}"), name)
-        except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            if missing not in REQUIRED:
-                raise
-            raise missing_extra(missing, "oidc" if home == "oidc" else "serve") from None
+    __getattr__ = names_on_first_use(
+        __name__,
+        {
+            "app": "ServedApp asgi",
+            "limits": "Limits",
+            "oidc": "OidcProvider",
+            "people": "People",
+            "sources": "PromptSource Source WorkersSource load",
+            "threads": "Threads",
+        },
+        lambda missing, home: (
+            missing_extra(missing, "oidc" if home == "oidc" else "serve") if missing in REQUIRED else None
+        ),
+    )

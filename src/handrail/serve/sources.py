@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from handrail.agent import Agent
 from handrail.errors import DefinitionError, HandrailError
-from handrail.neighbours import import_app, load_file, search
+from handrail.imports import import_app, load_file, search
 from handrail.prompt import Prompt
 from handrail.run.adapter import Adapter
 from handrail.session import Session
@@ -254,7 +254,7 @@ def load_app_module(named: str) -> ModuleType:
 
 
 def load_module(named: str) -> ModuleType:
-    """Import a module, given its name or its file. Its folder is not added to `sys.path`: see `handrail.neighbours`.
+    """Import a module, given its name or its file. Its folder is not added to `sys.path`: see `handrail.imports`.
 
     Raises `DefinitionError` if there is no such module or file, and otherwise whatever its code raises.
     """

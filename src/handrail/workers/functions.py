@@ -18,7 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from handrail.errors import DefinitionError
-from handrail.neighbours import load_file
+from handrail.imports import load_file
 from handrail.tools import Tool, tool
 from handrail.tools.definition import is_name
 from handrail.workers.front_matter import Finder

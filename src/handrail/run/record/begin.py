@@ -26,11 +26,11 @@ from handrail.errors import (
 )
 from handrail.events import MessageAdded
 from handrail.guard.approval import keep_decisions
+from handrail.imports import find_app, import_app
 from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunRecord, RunRow, RunStatus, SessionTurn, workspace_name
 from handrail.messages import Message, ModelSettings, Usage
 from handrail.models.names import reference_to
-from handrail.neighbours import find_app, import_app
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.resources.paths import folder_of
 from handrail.resources.startup_files import allowed_in

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from handrail.errors import DefinitionError
-from handrail.neighbours import find_app, import_app, load_file, search
+from handrail.imports import find_app, import_app, load_file, search
 from handrail.serve.sources import load, load_module
 from handrail.workers import WorkerRegistry
 from support.programs import handrail

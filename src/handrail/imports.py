@@ -1,4 +1,4 @@
-"""Imports from an app's folder, without putting the folder on `sys.path`.
+"""Imports: of a package's own names on first use, and from an app's folder, without putting the folder on `sys.path`.
 
 Every library can import what is on `sys.path`, and many try to import an optional module, such as `brotli`. Tools may
 be allowed to write to an app's folder. If the folder were on `sys.path`, a file in it with such a name would run in the
@@ -20,12 +20,40 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from importlib.abc import MetaPathFinder
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
+
+
+def names_on_first_use(
+    package: str,
+    homes: Mapping[str, str],
+    explain: Callable[[str, str], Exception | None] = lambda missing, home: None,
+) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package whose names are imported when they are first used.
+
+    `homes` has the names in each of the package's modules, separated by spaces. `explain` takes the name of a package that is not
+    installed and the module that needs it, and returns the error to raise instead; None for the original error.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
+
+    def load(name: str) -> Any:
+        home = home_of.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            return getattr(importlib.import_module(f"{package}.{home}"), name)
+        except ModuleNotFoundError as error:
+            explained = explain((error.name or "").partition(".")[0], home)
+            if explained is None:
+                raise
+            raise explained from None
+
+    return load
+
 
 _wanted: ContextVar[str] = ContextVar("the app that is being imported by name", default="")
 _importing: ContextVar[bool] = ContextVar("whether an app is being imported", default=False)
@@ -47,7 +75,7 @@ def _sources_in(folder: str) -> FileFinder:
     return FileFinder(folder, (_SourceLoader, SOURCE_SUFFIXES))
 
 
-class _Neighbours(MetaPathFinder):
+class _Neighbours:
     """Finds apps by name, and lets the modules in an app's folder import each other.
 
     It is the last finder in `sys.meta_path`.
