@@ -35,6 +35,7 @@ from handrail.serve.principals import Principals
 from handrail.serve.refusals import RequestRefused, pointer_of
 from handrail.serve.requests import parse_json
 from handrail.serve.server import Connection, Connections, address_of, is_reachable, listen
+from handrail.serve.thread import Thread
 from support import PATIENCE, warm_python
 from support.served_threads import over, texts
 from support.serving import BEARER, TOKEN, Client, said_by, serving, signed_in, source
@@ -250,7 +251,7 @@ async def test_an_internal_error_is_reported_without_details(
         await client.serves()
 
 
-@pytest.mark.parametrize("where", ["admission", "route", "login"])
+@pytest.mark.parametrize("where", ["admission", "route", "login", "agent"])
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
     [
@@ -293,14 +294,17 @@ async def test_an_error_of_the_journal_is_logged_and_does_not_tell_where_the_jou
             raise error
 
         served = client.app
-        owner, name = (
-            (served.threads.journal.runs, "sessions")
-            if where == "route"
-            else (served.principals.people, "verify")
-        )
-        monkeypatch.setattr(owner, name, broken)
+        places: dict[str, tuple[Any, str]] = {
+            "route": (served.threads.journal.runs, "sessions"),
+            "agent": (Thread, "run_messages"),
+        }
+        monkeypatch.setattr(*places.get(where, (served.principals.people, "verify")), broken)
         if where == "login":
             said = await client.ask("POST", "/login", {"name": "ann", "password": "correct horse battery"})
+        elif where == "agent":
+            hello = {"id": "1", "role": "user", "content": "hello"}
+            body = {"threadId": "a", "runId": "r", "messages": [hello], "tools": [], "context": []}
+            said = await client.ask("POST", "/agent", body, headers=ann)
         else:
             said = await client.ask("GET", "/threads", headers=ann)
         assert (said.status, said.kind) == (status, kind)

@@ -173,7 +173,7 @@ async def settle(thread: Thread) -> None:
 async def over(thread: Thread) -> None:
     """Wait until no run of the thread is active in this process."""
     while thread.live is not None:
-        await thread.live.wait()
+        await thread.live.over()
         await asyncio.sleep(0)
 
 

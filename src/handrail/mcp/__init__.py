@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from handrail.imports import names_on_first_use
-from handrail.serve import missing_extra
-
 if TYPE_CHECKING:
     from handrail.mcp.apps import serve_agent
     from handrail.mcp.config import load_servers
@@ -39,6 +36,9 @@ REQUIRED = ("mcp", "mcp_types", "httpx2", "starlette", "uvicorn")
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
+    from handrail.imports import names_on_first_use
+    from handrail.serve import missing_extra
+
     __getattr__ = names_on_first_use(
         __name__,
         {

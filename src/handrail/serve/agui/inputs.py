@@ -19,7 +19,7 @@ from ag_ui.core import Message, ResumeEntry, RunAgentInput, ToolMessage, UserMes
 from pydantic import ValidationError
 
 from handrail.content import Attachment
-from handrail.errors import AnswerRefused, DefinitionError, HandrailError
+from handrail.errors import AnswerRefused, DefinitionError, HandrailError, JournalError
 from handrail.messages import AssistantMessage as OurAssistantMessage
 from handrail.messages import Message as OurMessage
 from handrail.messages import UserMessage as OurUserMessage
@@ -295,12 +295,12 @@ async def submit(
 
     A new message that comes with answers goes to the model of the run that they continue, if `check` accepts it.
 
-    Raises `RequestRefused` if the input contains nothing new and no question is open, or if `start` or `check` raises it. Any
-    other `HandrailError` becomes events that report it.
+    Raises `RequestRefused` if the input contains nothing new and no question is open, or if `start` or `check` raises it, and
+    `JournalError`, whose text is not for clients. Any other `HandrailError` becomes events that report it.
     """
     try:
         return Submitted(await _submit(thread, input, recorded, start, check), [])
-    except RequestRefused:
+    except (RequestRefused, JournalError):
         raise
     except HandrailError as error:
         told = Translator(thread.id, "")
