@@ -15,13 +15,11 @@ import asyncio
 import contextlib
 import ipaddress
 import json
-import signal
 import socket
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, cast
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -53,6 +51,7 @@ from handrail.schema.size import MOST_VALUES
 from handrail.serve.model_parameters import CHAT, RESPONSES, BadRequest, check_function, check_parameters
 from handrail.serve.refusals import RequestRefused
 from handrail.serve.requests import Bodies, BodyLimit, BodyRoute, run_parse
+from handrail.serve.server import Server, on_signals
 
 
 def chat_body(body: dict[str, Any]) -> dict[str, Any]:
@@ -116,12 +115,35 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": text} if is_text else {"type": part["type"]}
 
 
-class ResponsesAnswer:
+class _Answer:
+    """One answer from the model."""
+
+    def __init__(self, model: Model, request: ModelRequest) -> None:
+        self.request = request
+        self._model = model
+        self._usage = Usage()
+        self._stop = "done"
+
+    async def _parts(self) -> AsyncGenerator[TextPart | CallPart]:
+        """Yield the parts of the answer, and note its usage and why it stopped."""
+        async with contextlib.aclosing(self._model.stream(self.request)) as parts:
+            async for part in parts:
+                match part:
+                    case TextPart() | CallPart():
+                        yield part
+                    case UsagePart(usage):
+                        self._usage = usage
+                    case StopPart(reason):
+                        self._stop = reason
+                    case _:
+                        pass
+
+
+class ResponsesAnswer(_Answer):
     """One answer from the model, in the format of the responses API."""
 
     def __init__(self, name: str, model: Model, request: ModelRequest, body: dict[str, Any]) -> None:
-        self.request = request
-        self._model = model
+        super().__init__(model, request)
         self._head: dict[str, Any] = {
             "id": f"resp_{random_id()}",
             "object": "response",
@@ -145,8 +167,6 @@ class ResponsesAnswer:
         }
         self._items: list[dict[str, Any]] = []
         self._calls: dict[int, int] = {}
-        self._usage = Usage()
-        self._stop = "done"
         self._number = 0
         """The `sequence_number` of the next event."""
 
@@ -200,33 +220,23 @@ class ResponsesAnswer:
 
     async def _changes(self) -> AsyncGenerator[tuple[int, str, bool]]:
         """Yield the index of each item that grew, the text that was added, and whether the item is new."""
-        parts = self._model.stream(self.request)
-        try:
+        async with contextlib.aclosing(self._parts()) as parts:
             async for part in parts:
-                match part:
-                    case TextPart(piece):
-                        is_new = not self._items or self._items[-1]["type"] != "message"
-                        if is_new:
-                            self._open("message", role="assistant", content=[_text_part("")])
-                        cast("Any", self._items[-1])["content"][0]["text"] += piece
-                        yield len(self._items) - 1, piece, is_new
-                    case CallPart():
-                        is_new = part.index not in self._calls
-                        if is_new:
-                            self._calls[part.index] = len(self._items)
-                            id = part.id or f"call_{random_id()}"
-                            self._open("function_call", call_id=id, name=part.name, arguments="")
-                        number = self._calls[part.index]
-                        self._items[number]["arguments"] += part.arguments
-                        yield number, part.arguments, is_new
-                    case UsagePart(usage):
-                        self._usage = usage
-                    case StopPart(reason):
-                        self._stop = reason
-                    case _:
-                        pass
-        finally:
-            await parts.aclose()
+                if isinstance(part, TextPart):
+                    is_new = not self._items or self._items[-1]["type"] != "message"
+                    if is_new:
+                        self._open("message", role="assistant", content=[_text_part("")])
+                    cast("Any", self._items[-1])["content"][0]["text"] += part.text
+                    yield len(self._items) - 1, part.text, is_new
+                else:
+                    is_new = part.index not in self._calls
+                    if is_new:
+                        self._calls[part.index] = len(self._items)
+                        id = part.id or f"call_{random_id()}"
+                        self._open("function_call", call_id=id, name=part.name, arguments="")
+                    number = self._calls[part.index]
+                    self._items[number]["arguments"] += part.arguments
+                    yield number, part.arguments, is_new
 
     def _open(self, kind: str, **fields: Any) -> None:
         self._items.append({"id": f"item_{random_id()}", "type": kind, "status": "in_progress", **fields})
@@ -265,7 +275,6 @@ def _text_part(text: str) -> dict[str, Any]:
 
 _BODY = BodyLimit(4 << 20, 5 * MOST_VALUES)
 _BODY_SECONDS = 20.0
-_SHUTDOWN_SECONDS = 2
 _STOPS = {
     "done": "stop",
     "calls": "tool_calls",
@@ -305,7 +314,7 @@ def app_for(model: Model) -> Starlette:
     async def completions(request: Request) -> Response:
         def answer(body: dict[str, Any]) -> tuple[bool, Any, AsyncGenerator[bytes]]:
             check_parameters(body, CHAT)
-            made = _Answer(name, model, request_of(body))
+            made = ChatAnswer(name, model, request_of(body))
             return made.request.stream, made.whole, made.events(_wants_usage(body))
 
         return await _answered(request, answer)
@@ -352,34 +361,9 @@ def app_for(model: Model) -> Starlette:
 async def run(model: Model, listening: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
     """Serve a model until SIGINT or SIGTERM. `ready` is called when the server accepts requests."""
 
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Generator[None]:
-            loop = asyncio.get_running_loop()
-            numbers = (signal.SIGINT, signal.SIGTERM)
-            for number in numbers:
-                loop.add_signal_handler(number, self.handle_exit, number, None)
-            try:
-                yield
-            finally:
-                for number in numbers:
-                    loop.remove_signal_handler(number)
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            ready()
-
-    config = uvicorn.Config(
-        app_for(model),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-    )
-    await Server(config).serve([listening])
+    server = Server(app_for(model), ready)
+    with on_signals(lambda number: server.handle_exit(number, None)):
+        await server.serve([listening])
 
 
 # --- requests ---
@@ -541,69 +525,51 @@ def _wants_usage(body: dict[str, Any]) -> bool:
 # --- answers ---
 
 
-class _Answer:
+class ChatAnswer(_Answer):
     """One answer from the model, in the format of the chat completions API."""
 
     def __init__(self, name: str, model: Model, request: ModelRequest) -> None:
-        self.request = request
+        super().__init__(model, request)
         self._name = name
-        self._model = model
         self._head = {"id": f"chatcmpl-{random_id()}", "created": int(SYSTEM_CLOCK.now().timestamp())}
 
     async def whole(self) -> dict[str, Any]:
-        text, usage, reason = "", Usage(), "stop"
+        text = ""
         calls: dict[int, dict[str, Any]] = {}
-        async for part in self._model.stream(self.request):
-            match part:
-                case TextPart(piece):
-                    text += piece
-                case CallPart():
-                    call = calls.setdefault(part.index, _call(part))
-                    call["function"]["arguments"] += part.arguments
-                case UsagePart(usage):
-                    pass
-                case StopPart(stop):
-                    reason = _STOPS[stop]
-                case _:
-                    pass
+        async for part in self._parts():
+            if isinstance(part, TextPart):
+                text += part.text
+            else:
+                call = calls.setdefault(part.index, _call(part))
+                call["function"]["arguments"] += part.arguments
         said: dict[str, Any] = {"role": "assistant", "content": text or None}
         if calls:
             said["tool_calls"] = list(calls.values())
-        choice = {"index": 0, "message": said, "finish_reason": reason, "logprobs": None}
-        return {**self._frame("chat.completion", [choice]), "usage": _usage(usage)}
+        choice = {"index": 0, "message": said, "finish_reason": _STOPS[self._stop], "logprobs": None}
+        return {**self._frame("chat.completion", [choice]), "usage": _usage(self._usage)}
 
     async def events(self, with_usage: bool) -> AsyncGenerator[bytes]:
         """Yield the events of the stream. If the model fails, the last event says so: the HTTP status has already been sent."""
         yield self._chunk({"role": "assistant", "content": ""})
         begun: set[int] = set()
-        usage, reason = Usage(), "stop"
-        parts = self._model.stream(self.request)
         try:
-            async for part in parts:
-                match part:
-                    case TextPart(piece):
-                        yield self._chunk({"content": piece})
-                    case CallPart():
-                        call: dict[str, Any] = {"index": part.index, "function": {}}
-                        if part.index not in begun:
-                            call |= _call(part)
-                        call["function"]["arguments"] = part.arguments
-                        begun.add(part.index)
-                        yield self._chunk({"tool_calls": [call]})
-                    case UsagePart(usage):
-                        pass
-                    case StopPart(stop):
-                        reason = _STOPS[stop]
-                    case _:
-                        pass
+            async with contextlib.aclosing(self._parts()) as parts:
+                async for part in parts:
+                    if isinstance(part, TextPart):
+                        yield self._chunk({"content": part.text})
+                        continue
+                    call: dict[str, Any] = {"index": part.index, "function": {}}
+                    if part.index not in begun:
+                        call |= _call(part)
+                    call["function"]["arguments"] = part.arguments
+                    begun.add(part.index)
+                    yield self._chunk({"tool_calls": [call]})
         except ModelError as error:
             yield _event({"error": {"message": error.problem, "type": "server_error"}})
             return
-        finally:
-            await parts.aclose()
-        yield self._chunk({}, reason)
+        yield self._chunk({}, _STOPS[self._stop])
         if with_usage:
-            yield _event({**self._frame("chat.completion.chunk", []), "usage": _usage(usage)})
+            yield _event({**self._frame("chat.completion.chunk", []), "usage": _usage(self._usage)})
         yield b"data: [DONE]\n\n"
 
     def _frame(self, kind: str, choices: list[Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import h11
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from handrail.errors import DefinitionError
@@ -84,6 +84,34 @@ def is_reachable(listening: socket.socket) -> bool:
     return not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
 
 
+class Server(uvicorn.Server):
+    """A uvicorn server that calls `ready` when it accepts requests. It installs no signal handlers: see `on_signals`."""
+
+    def __init__(self, app: ASGIApp, ready: Callable[[], None], **options: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+                **options,
+            )
+        )
+        self._ready = ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+
 class Servable(Protocol):
     """An ASGI app that can be started and stopped."""
 
@@ -116,6 +144,7 @@ async def run(
     `ready` is called when the server accepts requests. `stopping` is called with the number of runs to park.
     """
     server = server_for(app, ready, tls)
+    started: list[asyncio.Task[None]] = []
 
     async def stop() -> None:
         stopping(app.running())
@@ -124,8 +153,13 @@ async def run(
         finally:
             server.should_exit = True
 
+    def handle(number: int) -> None:
+        if started:
+            os._exit(128 + number)
+        started.append(asyncio.get_running_loop().create_task(stop()))
+
     await app.start()
-    with _signals(stop):
+    with on_signals(handle):
         await server.serve([listening])
 
 
@@ -140,15 +174,7 @@ def server_for(
     connections = Connections(limits, app.metrics)
     _raise_file_limit(limits.connections)
 
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Generator[None]:
-            yield
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            ready()
-
+    class Timed(Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             abort = asyncio.get_running_loop().call_later(_ABORT_SECONDS, connections.abort)
             await super().shutdown(sockets)
@@ -158,24 +184,17 @@ def server_for(
         with connections.request(scope):
             await app(scope, receive, send)
 
-    config = uvicorn.Config(
+    return Timed(
         timed,
+        ready,
         http=cast("Any", connections.open),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
         backlog=_BACKLOG,
         limit_concurrency=10 * limits.connections + 100,
         timeout_keep_alive=int(limits.idle_seconds),
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=limits.header_bytes,
         ssl_certfile=None if tls is None else tls.certificate,
         ssl_keyfile=None if tls is None else tls.key,
     )
-    return Server(config)
 
 
 # --- connections --------------------------------------------------------------------------------------
@@ -356,16 +375,9 @@ _TOO_SLOW = _encode_response(
 
 
 @contextlib.contextmanager
-def _signals(stop: Callable[[], Any]) -> Generator[None]:
-    """Call `stop` on the first SIGINT or SIGTERM. End the process on the second."""
+def on_signals(handle: Callable[[int], object]) -> Generator[None]:
+    """Call `handle` in the event loop on each SIGINT and SIGTERM."""
     loop = asyncio.get_running_loop()
-    started: list[asyncio.Task[None]] = []
-
-    def handle(number: int) -> None:
-        if started:
-            os._exit(128 + number)
-        started.append(loop.create_task(stop()))
-
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
         loop.add_signal_handler(number, handle, number)
