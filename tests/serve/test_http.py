@@ -27,7 +27,7 @@ from handrail.mcp.http import LIMITS
 from handrail.schema.problems import location_of
 from handrail.serve import asgi
 from handrail.serve.limits import Limits, Quota, Rate, network_of
-from handrail.serve.metrics import REFUSED, RUNS_ENDED, PrometheusMetrics
+from handrail.serve.metrics import REFUSED, RUNS_ENDED, Metrics
 from handrail.serve.middleware import CSP
 from handrail.serve.pages import Pages
 from handrail.serve.people import People
@@ -491,7 +491,7 @@ async def test_a_client_is_not_refused_for_the_time_in_which_the_server_was_busy
     loop: Any = asyncio.get_running_loop()
     transport, inner = Mock(**{"is_closing.return_value": False}), Mock()
     transport.get_extra_info.return_value = ("127.0.0.1", 1)
-    Connection(Connections(Limits(header_seconds=10), PrometheusMetrics()), inner).connection_made(transport)
+    Connection(Connections(Limits(header_seconds=10), Metrics()), inner).connection_made(transport)
     loop.advance(20)  # the loop stood still
     await asyncio.sleep(9)
     transport.write.assert_not_called()

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -18,7 +17,7 @@ from handrail.serve.feed import Streams
 from handrail.serve.inbox import Inbox
 from handrail.serve.lifespan import Lifespan
 from handrail.serve.limits import Limits
-from handrail.serve.metrics import PrometheusMetrics, end_leg, refuse
+from handrail.serve.metrics import Metrics
 from handrail.serve.middleware import AccessLog, GuardMiddleware
 from handrail.serve.oidc import OidcProvider
 from handrail.serve.people import People
@@ -77,7 +76,7 @@ class ServedApp:
                 "Use a journal in PostgreSQL (--journal postgresql://…), or leave out `submit`."
             )
         self.limits = limits or Limits()
-        self.metrics = PrometheusMetrics()
+        self.metrics = Metrics()
         self.people = people or People()
         self.principals = principals = Principals(
             self.people, key=journal.key, token=token, authenticate=authenticate, limits=self.limits
@@ -86,7 +85,7 @@ class ServedApp:
             source,
             journal,
             park_after=park_after,
-            ended=partial(end_leg, self.metrics),
+            ended=self.metrics.end_leg,
             voters=principals.who_may_vote,
             may_run=principals.may_run,
             submit=submit,
@@ -114,7 +113,7 @@ class ServedApp:
         app = Starlette(
             routes=[*routes.list(), *(() if oidc is None else oidc.routes(principals))],
             lifespan=self.lifespan,
-            exception_handlers=exception_handlers(partial(refuse, self.metrics)),
+            exception_handlers=exception_handlers(self.metrics.refuse),
         )
         app.router.redirect_slashes = False
         self._guard = GuardMiddleware(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,10 +15,10 @@ from handrail.concurrency.cancellation import shielded
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunBusy, RunParked
 from handrail.events import ApprovalDecided, Emitted, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.journal.protocol import Journal
-from handrail.journal.records import CommitUnit, Entry
+from handrail.journal.records import Entry
 from handrail.messages import Message
 from handrail.question import Question
-from handrail.run.host import Host, Voters
+from handrail.run.host import Host
 from handrail.run.place import is_in_run
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import plain_json
@@ -28,6 +28,7 @@ from handrail.text.raised_errors import place_of
 if TYPE_CHECKING:
     from handrail.run.record.parking import Parking
     from handrail.run.response import RunStream
+    from handrail.serve.thread import Setup
     from handrail.session import Session
 
 
@@ -51,18 +52,14 @@ class LiveRun(Host):
         feed: Feed,
         translator: Translator,
         *,
-        emissions: Emissions,
+        setup: Setup,
         state: Callable[[], Any],
-        commits: Callable[[], Awaitable[Sequence[CommitUnit]]],
-        new_leg: Callable[[], str],
-        park_after: float | None,
-        voters: Voters = lambda role, besides: {},
     ) -> None:
-        super().__init__(run_id, park_after=park_after, voters=voters)
+        super().__init__(run_id, park_after=setup.park_after, voters=setup.voters)
         self.session = session
         self.questions: dict[str, Question] = {}
         """The open questions, by id."""
-        self.emissions = emissions
+        self.emissions = Emissions(setup.journal, run_id, setup.clock)
         self.parked = False
         self.problem = ""
         """Why the run failed in this process; "" if it did not."""
@@ -73,12 +70,11 @@ class LiveRun(Host):
         self._feed = feed
         self._translator = translator
         self._state = state
-        self._commits = commits
+        self._setup = setup
         self._reported: set[str] = set()
         """The ids of the calls whose file changes have been reported."""
         self._has_committed = False
         self._reporting: asyncio.Task[None] | None = None
-        self._new_leg = new_leg
         self._first_leg = ""
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
@@ -123,7 +119,7 @@ class LiveRun(Host):
         """Open the next leg, unless one is open. Returns the id of the open leg."""
         if not self.leg:
             self.wake()
-            self._feed.append(self._translator.begin_leg(leg or self._new_leg(), self._state()))
+            self._feed.append(self._translator.begin_leg(leg or self._setup.new_id(), self._state()))
         return self.leg
 
     async def ask(self, question: Question, /) -> None:
@@ -270,10 +266,10 @@ class LiveRun(Host):
         try:
             while self._has_committed:
                 self._has_committed = False
-                for unit in await self._commits():
+                for unit in await self._setup.journal.calls.load(self.run_id):
                     if unit.call_id not in self._reported:
                         self._reported.add(unit.call_id)
-                        paths = [place[5:] for place in unit.writes if place.startswith("file ")]
+                        paths = paths_in(unit.writes)
                         self._feed.append(self._translator.committed(unit.call_id, unit.diff, paths))
         except JournalError:
             log.warning("could not read the file changes of run %s", self.run_id, exc_info=True)
@@ -288,6 +284,11 @@ class LiveRun(Host):
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.set_result(None)
+
+
+def paths_in(writes: Iterable[str]) -> list[str]:
+    """Return the paths of the files among the places that a call wrote."""
+    return [place.removeprefix("file ") for place in writes if place.startswith("file ")]
 
 
 # --- emitted events -----------------------------------------------------------------------------------

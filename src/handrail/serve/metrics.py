@@ -1,7 +1,6 @@
 """`Metrics`: counters and durations of a server's work, without the names of principals or threads.
 
-Code that measures something calls only `Metrics.add` and `Metrics.record`. `PrometheusMetrics` keeps the numbers
-in memory and renders them as Prometheus text.
+They are kept in memory and rendered as Prometheus text.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 REQUESTS = "handrail_requests_total"
 REFUSED = "handrail_refused_total"
@@ -34,38 +33,7 @@ _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _Labels = tuple[tuple[str, str], ...]
 
 
-class Metrics(Protocol):
-    """Receives a server's counters and durations. This module defines their names."""
-
-    def add(self, name: str, amount: int = 1, /, **labels: str) -> None:
-        """Increase the counter `name` by `amount`. Each set of labels is counted separately."""
-        ...
-
-    def record(self, name: str, seconds: float, /) -> None:
-        """Record a duration under `name`."""
-        ...
-
-
-def refuse(metrics: Metrics, kind: str) -> None:
-    """Count a refused request, or a connection that was closed because of a limit, by `kind`."""
-    metrics.add(REFUSED, reason=kind)
-
-
-def end_leg(metrics: Metrics, event: Mapping[str, Any]) -> None:
-    """Count the end of a run by its outcome, given the event that ends a leg.
-
-    Interrupts, parked runs, and runs that wait for the client's own tools are not counted.
-    """
-    if event["type"] == "RUN_ERROR":
-        outcome = "parked" if event.get("code") == "ServerStopping" else "error"
-    else:
-        told: Mapping[str, Any] = event.get("outcome") or {}
-        outcome = "interrupt" if told.get("pendingToolCallIds") else str(told.get("type", "success"))
-    if outcome not in ("interrupt", "parked"):
-        metrics.add(RUNS_ENDED, outcome=outcome)
-
-
-class PrometheusMetrics:
+class Metrics:
     """Collects metrics in memory, and renders them as Prometheus text."""
 
     def __init__(self) -> None:
@@ -76,9 +44,28 @@ class PrometheusMetrics:
         self._sums = dict.fromkeys(_HISTOGRAMS, 0.0)
 
     def add(self, name: str, amount: int = 1, /, **labels: str) -> None:
+        """Increase the counter `name` by `amount`. Each set of labels is counted separately."""
         self._counts[name][tuple(labels.items())] += amount
 
+    def refuse(self, kind: str) -> None:
+        """Count a refused request, or a connection that was closed because of a limit, by `kind`."""
+        self.add(REFUSED, reason=kind)
+
+    def end_leg(self, event: Mapping[str, Any]) -> None:
+        """Count the end of a run by its outcome, given the event that ends a leg.
+
+        Interrupts, parked runs, and runs that wait for the client's own tools are not counted.
+        """
+        if event["type"] == "RUN_ERROR":
+            outcome = "parked" if event.get("code") == "ServerStopping" else "error"
+        else:
+            told: Mapping[str, Any] = event.get("outcome") or {}
+            outcome = "interrupt" if told.get("pendingToolCallIds") else str(told.get("type", "success"))
+        if outcome not in ("interrupt", "parked"):
+            self.add(RUNS_ENDED, outcome=outcome)
+
     def record(self, name: str, seconds: float, /) -> None:
+        """Record a duration under `name`."""
         self._buckets[name][bisect_left(_BOUNDS, seconds)] += 1
         self._sums[name] += seconds
 

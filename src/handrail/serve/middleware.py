@@ -26,7 +26,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, JournalError
 from handrail.ids import NewId, random_id
 from handrail.serve.limits import Limits, Quota, Rate, network_of
-from handrail.serve.metrics import BYTES_SENT, REQUESTS, Metrics, refuse
+from handrail.serve.metrics import BYTES_SENT, REQUESTS, Metrics
 from handrail.serve.principals import Principals, address_of
 from handrail.serve.refusals import (
     INCIDENT,
@@ -186,7 +186,7 @@ class GuardMiddleware:
             await app(scope, receive, answer.send)
         except (RequestRefused, JournalError) as error:
             refused = journal_refusal(error, scope[INCIDENT]) if isinstance(error, JournalError) else error
-            refuse(self._metrics, refused.kind)
+            self._metrics.refuse(refused.kind)
             counted.close()  # whoever is refused takes nobody's place while the rest of the body is read
             await self._refuse(refused, scope, receive, answer)
         except Exception:

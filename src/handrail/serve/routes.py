@@ -28,7 +28,7 @@ from handrail.serve.attachments import check_number, check_total, received, resp
 from handrail.serve.feed import Event, EventStream, Streams, follow, send_all
 from handrail.serve.inbox import Inbox
 from handrail.serve.limits import Limits, Quota
-from handrail.serve.metrics import RUNS_STARTED, PrometheusMetrics
+from handrail.serve.metrics import RUNS_STARTED, Metrics
 from handrail.serve.pages import Pages
 from handrail.serve.people import ACTIONS, Action, Person
 from handrail.serve.principals import Principals, address_of, check_role, cookie_name, cookie_path
@@ -56,7 +56,7 @@ class Routes:
         *,
         principals: Principals,
         streams: Streams,
-        metrics: PrometheusMetrics,
+        metrics: Metrics,
         limits: Limits,
         renderers: Path | None,
         inbox: Inbox,

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from handrail.errors import DefinitionError
 from handrail.serve.limits import Limits, network_of
-from handrail.serve.metrics import Metrics, refuse
+from handrail.serve.metrics import Metrics
 from handrail.serve.middleware import HEADERS
 from handrail.serve.refusals import error_body
 from handrail.serve.requests import parse_prefix
@@ -235,7 +235,7 @@ class Connections:
         if len(idle) > self.limits.idle_per_address:
             oldest = next(iter(idle))
             del idle[oldest]
-            refuse(self.metrics, "TooManyIdle")
+            self.metrics.refuse("TooManyIdle")
             oldest.transport.close()
 
     def use(self, connection: Connection) -> None:
@@ -338,12 +338,12 @@ class Connection(asyncio.Protocol):
         if timer is not None and self._loop.time() - timer.when() > _LATE_SECONDS:
             self._await_headers()
         elif not self.transport.is_closing():
-            refuse(self._connections.metrics, "HeadersTooSlow")
+            self._connections.metrics.refuse("HeadersTooSlow")
             self.transport.write(_TOO_SLOW)
             self.transport.close()
 
     def _disconnect_reader(self) -> None:
-        refuse(self._connections.metrics, "ReaderStalled")
+        self._connections.metrics.refuse("ReaderStalled")
         self.transport.abort()
 
 

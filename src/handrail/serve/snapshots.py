@@ -27,7 +27,7 @@ from handrail.serve.agui.translator import Translator, messages_snapshot
 from handrail.serve.agui.wire_events import format_time
 from handrail.serve.attachments import facts_of
 from handrail.serve.feed import Event, FellBehind, Item
-from handrail.serve.live_run import LiveRun
+from handrail.serve.live_run import LiveRun, paths_in
 from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.thread import Thread
 from handrail.serve.thread_messages import (
@@ -518,11 +518,6 @@ def _call_json(call: CallNode) -> dict[str, Any]:
 
 
 # --- file changes -------------------------------------------------------------------------------------
-
-
-def paths_in(writes: Iterable[str]) -> list[str]:
-    """Return the paths of the files among the places that a call wrote."""
-    return [place.removeprefix("file ") for place in writes if place.startswith("file ")]
 
 
 async def unapplied_calls(journal: Journal, live: LiveRun | None) -> Container[tuple[str, str]]:

@@ -31,7 +31,7 @@ from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import custom, plain_json
 from handrail.serve.feed import Event, Feed
-from handrail.serve.live_run import Emissions, LiveRun
+from handrail.serve.live_run import LiveRun
 from handrail.serve.principals import session_id_of
 from handrail.serve.refusals import NotForWorkers, QuestionsOpen, ServerStopping, ThreadBusy, ThreadUnknown
 from handrail.serve.sources import Source
@@ -51,17 +51,61 @@ if TYPE_CHECKING:
     from handrail.tools import Tool
 
 
-class ThreadRecord:
-    """Reads a principal's conversation: its runs, messages, state, questions and attachments."""
+Submit = Callable[[str, Sequence[Attachment], str, "Thread"], Awaitable[object]]
+"""A function that takes a message, its attachments, a run id and a thread, and submits a run of the thread to workers."""
+_ELSEWHERE = "another program"
+_HERE = "this server"
 
-    def __init__(self, id: str, principal: str, source: Source, journal: Journal) -> None:
+
+@dataclass(slots=True)
+class Setup:
+    """The parts that all of a server's threads share."""
+
+    source: Source
+    journal: Journal
+    park_after: float | None = 300.0
+    new_id: NewId = random_id
+    clock: Clock = SYSTEM_CLOCK
+    stopping: bool = False
+    voters: Voters = lambda role, besides: {}
+    submit: Submit | None = None
+    """Submits a message to the workers, which then execute the run; None to execute runs in this process."""
+    broadcasts: Broadcasts | None = None
+    parked: Callable[[Thread, LiveRun], None] = lambda thread, live: None
+    """Called after a run was parked, with its thread."""
+
+
+class Thread:
+    """One of a principal's conversations, with its session, its feed and its active run.
+
+    Its content is in the journal, so a thread without an active run can be dropped from memory and loaded
+    again. Actions that change its runs are executed one at a time. Reading is possible during an action.
+    """
+
+    def __init__(self, id: str, principal: str, setup: Setup, feed: Feed) -> None:
         self.id = id
         self.principal = principal
         self.session_id = session_id_of(principal, id)
+        self.feed = feed
+        feed.owner = self
         self.live: LiveRun | None = None
-        self._source = source
-        self._journal = journal
+        self.named: dict[str, str] = {}
+        """The ids that a client gave to its user messages, by the ids that they have here."""
+        self.problem = ""
+        """Why the newest run in this process failed; "" if it did not."""
+        self._setup = setup
+        self._source = setup.source
+        self._journal = setup.journal
         self._session: Session | None = None
+        self._watch: Watch | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in progress, so that the thread can be dropped from memory."""
+        return self.live is None and not self._lock.locked()
+
+    # Reading.
 
     async def session(self) -> Session:
         """Return the session with everything that its runs have committed. It is empty if the thread has no runs."""
@@ -142,65 +186,6 @@ class ThreadRecord:
         if not self._source.shown:
             return None
         return {kind.__name__: plain_json(list(session[kind].all())) for kind in self._source.shown}
-
-
-def _with_unread(
-    messages: Sequence[RunMessage], run_id: str, unread: UserMessage | None
-) -> Sequence[RunMessage]:
-    """Return a run's messages with the one that its model had not been told when `unread` was read, which is before `messages`."""
-    if unread is None:
-        return messages
-    told = [each for run, each in messages if run == run_id and isinstance(each, UserMessage) and each.midway]
-    return messages if told[-1:] == [unread] else [*messages, RunMessage(run_id, unread)]
-
-
-Submit = Callable[[str, Sequence[Attachment], str, "Thread"], Awaitable[object]]
-"""A function that takes a message, its attachments, a run id and a thread, and submits a run of the thread to workers."""
-_ELSEWHERE = "another program"
-_HERE = "this server"
-
-
-@dataclass(slots=True)
-class Setup:
-    """The parts that all of a server's threads share."""
-
-    source: Source
-    journal: Journal
-    park_after: float | None = 300.0
-    new_id: NewId = random_id
-    clock: Clock = SYSTEM_CLOCK
-    stopping: bool = False
-    voters: Voters = lambda role, besides: {}
-    submit: Submit | None = None
-    """Submits a message to the workers, which then execute the run; None to execute runs in this process."""
-    broadcasts: Broadcasts | None = None
-    parked: Callable[[Thread, LiveRun], None] = lambda thread, live: None
-    """Called after a run was parked, with its thread."""
-
-
-class Thread(ThreadRecord):
-    """A conversation, with its session, its feed and its active run.
-
-    Its content is in the journal, so a thread without an active run can be dropped from memory and loaded
-    again. Actions that change its runs are executed one at a time. Reading is possible during an action.
-    """
-
-    def __init__(self, id: str, principal: str, setup: Setup, feed: Feed) -> None:
-        super().__init__(id, principal, setup.source, setup.journal)
-        self.feed = feed
-        feed.owner = self
-        self.named: dict[str, str] = {}
-        """The ids that a client gave to its user messages, by the ids that they have here."""
-        self.problem = ""
-        """Why the newest run in this process failed; "" if it did not."""
-        self._setup = setup
-        self._watch: Watch | None = None
-        self._lock = asyncio.Lock()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is in progress, so that the thread can be dropped from memory."""
-        return self.live is None and not self._lock.locked()
 
     # Actions.
 
@@ -505,7 +490,7 @@ class Thread(ThreadRecord):
             history=lambda: render_thread(messages_in(session), nested_messages_in(session), self.named),
             clock=self._setup.clock,
         )
-        return self._live(run_id, session, told)
+        return LiveRun(run_id, session, self.feed, told, setup=self._setup, state=self.state)
 
     async def resumed(self, tree: runs.RunTree) -> LiveRun:
         """Load a recorded run of this thread. `execute` continues it."""
@@ -524,7 +509,7 @@ class Thread(ThreadRecord):
             cost=tree.cost,
             clock=self._setup.clock,
         )
-        live = self._live(run_id, session, told)
+        live = LiveRun(run_id, session, self.feed, told, setup=self._setup, state=self.state)
         live.recall([message for run, message in said if run == run_id])
         inside = await read_nested(self._journal, [tree.row])
         for nested in dict.fromkeys(each.run_id for each in inside):
@@ -578,20 +563,6 @@ class Thread(ThreadRecord):
                     await self.live.wait_for_question(question.id)
         return self.live
 
-    def _live(self, run_id: str, session: Session, told: Translator) -> LiveRun:
-        return LiveRun(
-            run_id,
-            session,
-            self.feed,
-            told,
-            emissions=Emissions(self._journal, run_id, self._setup.clock),
-            state=self.state,
-            commits=lambda: self._journal.calls.load(run_id),
-            new_leg=self._setup.new_id,
-            park_after=self._setup.park_after,
-            voters=self._setup.voters,
-        )
-
     async def execute(self, live: LiveRun, stream: RunStream[Any], leg: str) -> None:
         """Start to execute a run in this process. Returns when it is recorded; raises its error if it fails before that."""
         self.live = live
@@ -603,6 +574,16 @@ class Thread(ThreadRecord):
             self._session = live.session if live.has_started and not live.parked else None
             if live.parked:
                 self._setup.parked(self, live)
+
+
+def _with_unread(
+    messages: Sequence[RunMessage], run_id: str, unread: UserMessage | None
+) -> Sequence[RunMessage]:
+    """Return a run's messages with the one that its model had not been told when `unread` was read, which is before `messages`."""
+    if unread is None:
+        return messages
+    told = [each for run, each in messages if run == run_id and isinstance(each, UserMessage) and each.midway]
+    return messages if told[-1:] == [unread] else [*messages, RunMessage(run_id, unread)]
 
 
 def _with_remark(
