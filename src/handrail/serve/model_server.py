@@ -51,7 +51,7 @@ from handrail.schema.size import MOST_VALUES
 from handrail.serve.model_parameters import CHAT, RESPONSES, BadRequest, check_function, check_parameters
 from handrail.serve.refusals import RequestRefused
 from handrail.serve.requests import Bodies, BodyLimit, BodyRoute, run_parse
-from handrail.serve.server import Server, on_signals
+from handrail.serve.server import UvicornServer, on_signals
 
 
 def chat_body(body: dict[str, Any]) -> dict[str, Any]:
@@ -361,7 +361,7 @@ def app_for(model: Model) -> Starlette:
 async def run(model: Model, listening: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
     """Serve a model until SIGINT or SIGTERM. `ready` is called when the server accepts requests."""
 
-    server = Server(app_for(model), ready)
+    server = UvicornServer(app_for(model), ready)
     with on_signals(lambda number: server.handle_exit(number, None)):
         await server.serve([listening])
 

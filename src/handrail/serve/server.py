@@ -84,7 +84,7 @@ def is_reachable(listening: socket.socket) -> bool:
     return not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """A uvicorn server that calls `ready` when it accepts requests. It installs no signal handlers: see `on_signals`."""
 
     def __init__(self, app: ASGIApp, ready: Callable[[], None], **options: Any) -> None:
@@ -174,7 +174,7 @@ def server_for(
     connections = Connections(limits, app.metrics)
     _raise_file_limit(limits.connections)
 
-    class Timed(Server):
+    class TimedServer(UvicornServer):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             abort = asyncio.get_running_loop().call_later(_ABORT_SECONDS, connections.abort)
             await super().shutdown(sockets)
@@ -184,7 +184,7 @@ def server_for(
         with connections.request(scope):
             await app(scope, receive, send)
 
-    return Timed(
+    return TimedServer(
         timed,
         ready,
         http=cast("Any", connections.open),
