@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, SecretStr, TypeAdapter
 
-from handrail.environment.fields import parse
-from handrail.environment.form import NOTHING, fill_in
+from handrail.environment.form import NOTHING, fill_in, parse
 from handrail.errors import Declined
 from handrail.schema import Schema
 

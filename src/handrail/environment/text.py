@@ -100,12 +100,9 @@ def format_rows(
             lines += [f"  ├ {first}", *(f"  ├   {line}" for line in others)]
         lines += [f"  │ {indent}{line}" for line in value]
         if row.folded and not whole:
-            lines += _folded(f"{row.folded:,} more characters, {more}", width)
+            note = f"{row.folded:,} more characters, {more}"
+            lines += [f"  └ {line}" for line in wrap(note, width - 5)]
     return lines
-
-
-def _folded(words: str, width: int) -> list[str]:
-    return [f"  └ {line}" for line in wrap(words, width - 5)]
 
 
 def compact(value: Any) -> str:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from handrail.imports import names_on_first_use
 
 if TYPE_CHECKING:
-    from handrail.fleet.apps import FleetApp
     from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
     from handrail.fleet.runner import Runner
-    from handrail.fleet.submission import Submission, submit
+    from handrail.fleet.submission import FleetApp, Submission, submit
 
 __all__ = ["Dispatcher", "Engine", "FleetApp", "JournalDispatcher", "Runner", "Submission", "submit"]
 
@@ -24,9 +23,8 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of the pac
     __getattr__ = names_on_first_use(
         __name__,
         {
-            "apps": "FleetApp",
             "dispatcher": "Dispatcher Engine JournalDispatcher",
             "runner": "Runner",
-            "submission": "Submission submit",
+            "submission": "FleetApp Submission submit",
         },
     )

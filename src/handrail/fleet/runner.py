@@ -23,9 +23,8 @@ from handrail.errors import (
     SessionOutdated,
     WorkspaceBusy,
 )
-from handrail.fleet.apps import FleetApp
 from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
-from handrail.fleet.submission import repeat, this_host
+from handrail.fleet.submission import FleetApp, repeat, this_host
 from handrail.journal.records import OVER, RunRow, WorkerRow
 from handrail.run.host import Host
 from handrail.run.limits import Budget
