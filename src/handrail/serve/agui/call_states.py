@@ -12,14 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ag_ui.core import (
-    ActivityDeltaEvent,
-    ActivitySnapshotEvent,
-    SubagentErrorEvent,
-    SubagentFinishedEvent,
-    SubagentFinishedSuspendedOutcome,
-    SubagentStartedEvent,
-)
+from ag_ui import core as wire
 
 from handrail.clock import Clock
 from handrail.events import ModelResponded, Progress, ToolInvoked, ToolResumed, ToolRolledBack, ToolStarted
@@ -207,7 +200,7 @@ class CallStates:
         if not patch:
             return []
         told = {"messageId": f"progress-{event.call_id}", "activityType": "progress", "patch": patch}
-        return [wire_event(ActivityDeltaEvent.model_validate(told), run.tag)]
+        return [wire_event(wire.ActivityDeltaEvent.model_validate(told), run.tag)]
 
     def so_far(self) -> list[Event]:
         """Return the events that show the calls in progress to a client that joins now."""
@@ -226,7 +219,7 @@ def _call_event(call: OpenCall) -> Event:
 
 
 def _progress_event(call_id: str, content: dict[str, Any], tag: str | None) -> Event:
-    shown = ActivitySnapshotEvent(
+    shown = wire.ActivitySnapshotEvent(
         message_id=f"progress-{call_id}", activity_type="progress", content=dict(content)
     )
     return wire_event(shown, tag)
@@ -285,7 +278,7 @@ class Subagents:
 
     def _started(self, run: OpenRun, outer: str | None) -> Event:
         call = holder(Place.from_id(run.id, self._root), self._root, self._call_at)
-        started = SubagentStartedEvent(
+        started = wire.SubagentStartedEvent(
             subagent_run_id=run.id,
             name=run.name or "agent",
             parent_subagent_run_id=outer,
@@ -307,13 +300,13 @@ class Subagents:
         end = (
             self._error(run.id, reason)
             if failed
-            else wire_event(SubagentFinishedEvent(subagent_run_id=run.id), run.id)
+            else wire_event(wire.SubagentFinishedEvent(subagent_run_id=run.id), run.id)
         )
         return [*before, end]
 
     def _error(self, run_id: str, reason: str) -> Event:
         said, _, why = reason.partition(": ")
-        error = SubagentErrorEvent(subagent_run_id=run_id, message=clean_text(why or said), code=said)
+        error = wire.SubagentErrorEvent(subagent_run_id=run_id, message=clean_text(why or said), code=said)
         return wire_event(error, run_id)
 
     def suspend(self, questions: Sequence[Question]) -> list[Event]:
@@ -325,8 +318,10 @@ class Subagents:
                 asked.setdefault(found.run_id, []).append(interrupt_id(question))
         events: list[Event] = []
         for run_id in reversed(self._open):
-            outcome = SubagentFinishedSuspendedOutcome(interrupt_ids=asked.get(run_id))
-            events.append(wire_event(SubagentFinishedEvent(subagent_run_id=run_id, outcome=outcome), run_id))
+            outcome = wire.SubagentFinishedSuspendedOutcome(interrupt_ids=asked.get(run_id))
+            events.append(
+                wire_event(wire.SubagentFinishedEvent(subagent_run_id=run_id, outcome=outcome), run_id)
+            )
         return events
 
     def abandon(self, reason: str) -> list[Event]:

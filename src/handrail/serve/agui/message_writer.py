@@ -6,18 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ag_ui.core import (
-    ActivitySnapshotEvent,
-    ReasoningEndEvent,
-    ReasoningMessageEndEvent,
-    ReasoningMessageStartEvent,
-    ReasoningStartEvent,
-    TextMessageEndEvent,
-    TextMessageStartEvent,
-    ToolCallEndEvent,
-    ToolCallResultEvent,
-    ToolCallStartEvent,
-)
+from ag_ui import core as wire
 
 from handrail.content import Attachment
 from handrail.events import CallDelta
@@ -246,7 +235,7 @@ class MessageWriter:
                 events += self._not_made(run, writing)
         for number in range(1, run.made + 1):
             id = made_id(run.answer_id, number)
-            withdrawn = ActivitySnapshotEvent(message_id=id, activity_type=WITHDRAWN, content={})
+            withdrawn = wire.ActivitySnapshotEvent(message_id=id, activity_type=WITHDRAWN, content={})
             events.append(wire_event(withdrawn, run.tag))
         thoughts = run.thoughts  # the retry must not reuse the ids of this reasoning
         run.clear_answer()
@@ -272,11 +261,11 @@ class MessageWriter:
                 events.append(self._attachment(run, number, part))
                 continue
             id = part_id(run.answer_id, number)
-            started = TextMessageStartEvent(message_id=id, role="assistant")
+            started = wire.TextMessageStartEvent(message_id=id, role="assistant")
             events.append(wire_event(started, run.tag))
             if part:
                 events.append(delta("TEXT_MESSAGE_CONTENT", "messageId", id, part, run.tag))
-            events.append(wire_event(TextMessageEndEvent(message_id=id), run.tag))
+            events.append(wire_event(wire.TextMessageEndEvent(message_id=id), run.tag))
         if run.text is not None:
             events.append(self._start_text(run))
             events.append(delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, run.text, run.tag))
@@ -300,7 +289,7 @@ class MessageWriter:
 
     def result(self, call_id: str, text: str, tag: str | None) -> Event:
         """Return the event with the text of a call's result."""
-        result = ToolCallResultEvent(
+        result = wire.ToolCallResultEvent(
             message_id=result_id(call_id), tool_call_id=call_id, content=clean_text(text)
         )
         return wire_event(result, tag)
@@ -308,39 +297,41 @@ class MessageWriter:
     # Single events.
 
     def _start_text(self, run: OpenRun) -> Event:
-        return wire_event(TextMessageStartEvent(message_id=run.message_id, role="assistant"), run.tag)
+        return wire_event(wire.TextMessageStartEvent(message_id=run.message_id, role="assistant"), run.tag)
 
     def _end_text(self, run: OpenRun) -> Event:
         run.text = None
-        return wire_event(TextMessageEndEvent(message_id=run.message_id), run.tag)
+        return wire_event(wire.TextMessageEndEvent(message_id=run.message_id), run.tag)
 
     def _start_thought(self, run: OpenRun) -> list[Event]:
         id = run.thought_id
-        message = ReasoningMessageStartEvent(message_id=id, role="reasoning")
-        return [wire_event(ReasoningStartEvent(message_id=id), run.tag), wire_event(message, run.tag)]
+        message = wire.ReasoningMessageStartEvent(message_id=id, role="reasoning")
+        return [wire_event(wire.ReasoningStartEvent(message_id=id), run.tag), wire_event(message, run.tag)]
 
     def _end_thought(self, run: OpenRun) -> list[Event]:
         if run.thought is None:
             return []
         run.thought = None
-        message = wire_event(ReasoningMessageEndEvent(message_id=run.thought_id), run.tag)
-        return [message, wire_event(ReasoningEndEvent(message_id=run.thought_id), run.tag)]
+        message = wire_event(wire.ReasoningMessageEndEvent(message_id=run.thought_id), run.tag)
+        return [message, wire_event(wire.ReasoningEndEvent(message_id=run.thought_id), run.tag)]
 
     def _start_call(self, run: OpenRun, id: str, name: str) -> Event:
-        start = ToolCallStartEvent(tool_call_id=id, tool_call_name=name, parent_message_id=run.message_id)
+        start = wire.ToolCallStartEvent(
+            tool_call_id=id, tool_call_name=name, parent_message_id=run.message_id
+        )
         return wire_event(start, run.tag)
 
     def _arguments(self, run: OpenRun, id: str, piece: str) -> list[Event]:
         return [delta("TOOL_CALL_ARGS", "toolCallId", id, piece, run.tag)] if piece else []
 
     def _attachment(self, run: OpenRun, number: int, attachment: Attachment) -> Event:
-        made = ActivitySnapshotEvent(
+        made = wire.ActivitySnapshotEvent(
             message_id=made_id(run.answer_id, number), activity_type=MADE, content=facts_of([attachment])[0]
         )
         return wire_event(made, run.tag)
 
     def _end_call(self, run: OpenRun, id: str) -> Event:
-        return wire_event(ToolCallEndEvent(tool_call_id=id), run.tag)
+        return wire_event(wire.ToolCallEndEvent(tool_call_id=id), run.tag)
 
 
 def _after(parts: Sequence[str | Attachment], made: int) -> Sequence[str | Attachment]:

@@ -16,17 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from ag_ui.core import (
-    MessagesSnapshotEvent,
-    RunErrorEvent,
-    RunFinishedCancelledOutcome,
-    RunFinishedEvent,
-    RunFinishedSuccessOutcome,
-    RunStartedEvent,
-    StateDeltaEvent,
-    StateSnapshotEvent,
-    TokenUsage,
-)
+from ag_ui import core as wire
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.events import (
@@ -145,7 +135,7 @@ class Translator:
 
     def started(self, leg_id: str) -> Event:
         """Return the event that starts a leg. It is also sent to clients that join in the middle of the leg."""
-        begun = RunStartedEvent(
+        begun = wire.RunStartedEvent(
             thread_id=self.thread_id,
             run_id=leg_id,
             protocol_version=PROTOCOL,
@@ -163,24 +153,26 @@ class Translator:
         """Return the events that end the leg because the run has finished."""
         events = [*self._end_writing(), *self._nested.abandon("cancelled")]
         result = None if output is None else plain_json(output)
-        return self._end_leg(events, wire_event(self._finished(events, RunFinishedSuccessOutcome(), result)))
+        return self._end_leg(
+            events, wire_event(self._finished(events, wire.RunFinishedSuccessOutcome(), result))
+        )
 
     def cancel(self) -> list[Event]:
         """Return the events that end the leg because the run was cancelled. Older clients are sent an error instead."""
         events = [*self._end_writing(), *self._nested.abandon("cancelled")]
-        finished = self._finished(events, RunFinishedCancelledOutcome())
-        older = RunErrorEvent(message=CANCELLED, code="cancelled", usage=finished.usage)
+        finished = self._finished(events, wire.RunFinishedCancelledOutcome())
+        older = wire.RunErrorEvent(message=CANCELLED, code="cancelled", usage=finished.usage)
         return self._end_leg(events, Event(dump(finished), False, dump(older)))
 
     def fail(self, message: str, code: str = "failed") -> list[Event]:
         """Return the events that end the leg with an error."""
         events = [*self._end_writing(), *self._nested.abandon("failed")]
         self._leg_id(events)
-        error = RunErrorEvent(message=clean_text(message), code=code, usage=self._token_usage())
+        error = wire.RunErrorEvent(message=clean_text(message), code=code, usage=self._token_usage())
         return self._end_leg(events, wire_event(error))
 
-    def _finished(self, events: list[Event], outcome: Any, result: Any = None) -> RunFinishedEvent:
-        return RunFinishedEvent(
+    def _finished(self, events: list[Event], outcome: Any, result: Any = None) -> wire.RunFinishedEvent:
+        return wire.RunFinishedEvent(
             thread_id=self.thread_id,
             run_id=self._leg_id(events),
             outcome=outcome,
@@ -229,9 +221,9 @@ class Translator:
         if state is None:
             return []
         self._state = state
-        return [wire_event(StateSnapshotEvent(snapshot=state))]
+        return [wire_event(wire.StateSnapshotEvent(snapshot=state))]
 
-    def _token_usage(self) -> list[TokenUsage] | None:
+    def _token_usage(self) -> list[wire.TokenUsage] | None:
         """Return the token usage in this leg by model, or None if there was none."""
         return [_token_usage(model, usage) for model, usage in self._spent.items()] or None
 
@@ -243,7 +235,7 @@ class Translator:
         operations = state_patch(before, state)
         if not operations or self._leg is None:
             return []
-        return [wire_event(StateDeltaEvent.model_validate({"delta": operations}))]
+        return [wire_event(wire.StateDeltaEvent.model_validate({"delta": operations}))]
 
     def ask(self, question: Question) -> list[Event]:
         """Return the events that announce an open question.
@@ -440,7 +432,7 @@ def messages_snapshot(messages: Sequence[Mapping[str, Any]]) -> Event:
     Older clients are sent the snapshot without the messages of nested runs. Clients drop what models made, but not other
     activities, if it is not in the snapshot.
     """
-    event = MessagesSnapshotEvent.model_validate({"messages": messages, "metadata": _REPLACED})
+    event = wire.MessagesSnapshotEvent.model_validate({"messages": messages, "metadata": _REPLACED})
     data = dump(event)
     own = [each for each in data["messages"] if "subagentRunId" not in each]
     return Event(data, False, None if len(own) == len(data["messages"]) else {**data, "messages": own})
@@ -451,9 +443,9 @@ def _run_of(event: Any) -> str:
     return event.run_id if context is None else context.run_id
 
 
-def _token_usage(model: str, usage: Usage) -> TokenUsage:
+def _token_usage(model: str, usage: Usage) -> wire.TokenUsage:
     provider, _, name = model.rpartition(":")
-    return TokenUsage(
+    return wire.TokenUsage(
         provider=provider or None,
         model=name,
         input_tokens=usage.input,
