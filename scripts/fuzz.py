@@ -1,6 +1,6 @@
 """Fuzz the code that reads input from outside, guided by coverage.
 
-    python scripts/fuzz.py [TARGET ...]      (the targets are in tests/support/fuzz.py; all of them by default)
+    python scripts/fuzz.py [TARGET ...]      (the targets are in tests/project/fuzz_targets.py; all of them by default)
 
 Each target has its own process and a fixed number of executions, so that a run does about the same work on every
 machine. A finding is written to build/fuzz. Once it is fixed, move it to tests/fuzz/TARGET, where the ordinary tests run
@@ -66,7 +66,7 @@ def fuzz(name: str, options: list[str]) -> None:
     atheris: Any = importlib.import_module("atheris")
     sys.path.insert(0, str(ROOT / "tests"))
     with atheris.instrument_imports(include=["handrail", "yaml"]):
-        support: Any = importlib.import_module("support.fuzz")
+        support: Any = importlib.import_module("project.fuzz_targets")
     target, seeds = support.TARGETS[name]
     folder = Path(options[-1])
     for number, data in enumerate((*seeds, *support.corpus(name))):

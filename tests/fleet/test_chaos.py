@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support import PATIENCE, chaos, importing_support, postgres
+from fleet import chaos
+from support import PATIENCE, importing_support, postgres
 
 
 @pytest.mark.once

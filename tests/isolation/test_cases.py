@@ -32,9 +32,9 @@ from handrail import (
 from handrail.resources import given
 from handrail.resources.directory.disk import Disk
 from handrail.resources.facts import Facts
-from support.plans import plan_of
-from support.rounds import Forker, Setting, rounds_in
-from support.shelves import MemoryShelf, Shelf
+from isolation.plans import plan_of
+from isolation.rounds import Forker, Setting, rounds_in
+from isolation.shelves import MemoryShelf, Shelf
 
 pytestmark = pytest.mark.once
 

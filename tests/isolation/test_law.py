@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from support.plans import Plan, Turn, draw_plan, plan_of
-from support.rounds import JOURNALS, RESOURCES, Forker, Rounds, Setting, rounds_in
-from support.shelves import MemoryShelf, ShelfFork
+from isolation.plans import Plan, Turn, draw_plan, plan_of
+from isolation.rounds import JOURNALS, RESOURCES, Forker, Rounds, Setting, rounds_in
+from isolation.shelves import MemoryShelf, ShelfFork
 
 pytestmark = pytest.mark.once
 

@@ -14,10 +14,10 @@ from mcp_types import ElicitResult
 
 from handrail.journal.sqlite import SqliteJournal
 from mcp import Client, MCPError, StdioServerParameters
-from support import SUPPORT
 from support.mcp_tasks import TasksClient, TaskSession
 
 DAYS = 3
+APP = str(Path(__file__).with_name("killed_app.py"))
 
 
 class Server:
@@ -33,7 +33,7 @@ class Server:
     @asynccontextmanager
     async def process(self, mode: Any, days: int = 0) -> AsyncGenerator[Any]:
         """Start a process, and connect to it with the SDK's client."""
-        words = ["-m", "handrail", "mcp", str(SUPPORT / "mcp_killed_app.py"), "--journal", str(self.journal)]
+        words = ["-m", "handrail", "mcp", APP, "--journal", str(self.journal)]
         env = {**os.environ, "HANDRAIL_NOTES": str(self._notes), "HANDRAIL_DAYS": str(days)}
         started = StdioServerParameters(command=sys.executable, args=words, env=env, cwd=str(self._folder))
         declared = [TasksClient()] if mode == "2026-07-28" else None

@@ -29,10 +29,11 @@ from handrail.mcp import McpTools, ToolServer, remote_tasks, tasks
 from handrail.messages import ToolMessage
 from handrail.session import Session
 from handrail.testing import Person
-from support import PATIENCE, SUPPORT, importing_support
-from support.mcp_served import serving
-from support.mcp_task_client import RUN, jobs
+from support import PATIENCE, importing_support
+from support.mcp_served import jobs, serving
 from support.parked_runs import answer_to
+
+RUN = "run"
 
 TASK = {"mcp.task"}
 
@@ -195,7 +196,7 @@ async def test_a_resumed_run_continues_with_its_task(tmp_path: Path, monkeypatch
     work = Work()
     path = tmp_path / "runs.db"
     async with server(work, monkeypatch) as url:
-        words = [str(SUPPORT / "mcp_task_client.py"), url, str(path)]
+        words = [str(Path(__file__).with_name("task_client.py")), url, str(path)]
         program = await asyncio.create_subprocess_exec(sys.executable, *words, env=importing_support())
         await asyncio.wait_for(work.polled.wait(), PATIENCE)
         program.send_signal(signal.SIGKILL)

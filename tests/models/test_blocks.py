@@ -17,7 +17,7 @@ from handrail.messages import AssistantMessage
 from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelRequestRefused, ModelUnavailable
 from handrail.run.conversation import root_conversation
 from handrail.runs.copies import fork
-from support.provider_blocks import BLOCKS, asked_back, sent_back, streamed, whole
+from models.provider_blocks import BLOCKS, asked_back, sent_back, streamed, whole
 from support.provider_streams import DONE, ONCE, PROMPT, answered, body_of, model_for
 
 

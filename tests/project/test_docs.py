@@ -17,7 +17,7 @@ import pytest
 
 import handrail
 from handrail import errors, events
-from support.documents import DOCS, ROOT, documents
+from project.documents import DOCS, ROOT, documents
 
 pytestmark = pytest.mark.once  # the builder is installed for only one interpreter
 

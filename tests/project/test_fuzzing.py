@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from handrail import open_gate
 from handrail.errors import JournalError
 from handrail.journal.sqlite import SqliteJournal
-from support.fuzz import TARGETS, TOOLS, answer_value, argument_values, corpus, good, journal_file
+from project.fuzz_targets import TARGETS, TOOLS, answer_value, argument_values, corpus, good, journal_file
 
 WORDS = [
     b"[" * 1200, b"{", b"}", b'"', b"\\ud800", b"\\u0000", b"\xed\xa0\x80", b"\xff", b"1e999", b"-0", b"NaN", b"9" * 400,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from support.documents import DOCS, ROOT, chains, compare
+from project.documents import DOCS, ROOT, chains, compare
 
 pytestmark = pytest.mark.once  # most libraries' code runs on the interpreter of a separate environment
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from handrail import Session
-from support.documents import ROOT, BadDocument, Block, chains, documents, extract, run
+from project.documents import ROOT, BadDocument, Block, chains, documents, extract, run
 
 
 def examples() -> list[object]:
@@ -255,7 +255,7 @@ assert "x" not in globals()
 def test_a_page_is_one_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The blocks of a page share names until one starts anew, and blocks for other libraries are skipped."""
     document = written(tmp_path, STORY)
-    monkeypatch.setattr("support.documents.DOCS", tmp_path)
+    monkeypatch.setattr("project.documents.DOCS", tmp_path)
     groups = chains(document)
     assert [[block.line for block in group] for group in groups] == [[2, 16], [26]]
     assert groups[0][1].prints == "1\n"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from project.documents import chains
 from support import ROOT
-from support.documents import chains
 
 pytestmark = pytest.mark.once  # pyright is slow, and checking for one Python version is enough
 FOLDER = Path(__file__).with_name("types")

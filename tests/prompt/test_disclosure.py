@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from handrail import Deadline, MarkdownSection, Prompt, RateLimitPolicy, ToolExample, tool
 from handrail.errors import ToolValidationError
 from handrail.prompt import OPENER, ClosedSection, ScopedPolicy, Visibility
-from support.prompt_trees import Drawn, around, in_full, made, tool_names, trees
+from prompt.prompt_trees import Drawn, around, in_full, made, tool_names, trees
 
 
 @tool(examples=[ToolExample("Cats", {"text": "cats"}, ["Tom"])])

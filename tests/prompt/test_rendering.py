@@ -27,7 +27,7 @@ from handrail.errors import PromptDefinitionError, PromptRenderError, PromptVali
 from handrail.prompt import RenderedPrompt, ScopedPolicy
 from handrail.prompt.section import template_of
 from handrail.protocols import PromptView, RenderedPromptView
-from support.prompt_trees import Drawn, enabled, in_full, made, tool_names, trees, walk
+from prompt.prompt_trees import Drawn, enabled, in_full, made, tool_names, trees, walk
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from handrail.errors import (
     ContextExpired,
 )
 from handrail.resources.memory import MemoryFilesystem, MemoryFork
-from support.file_transactions import Transactions
+from resources.file_transactions import Transactions
 from support.filesystems import commit, tree
 from support.steps import steps_of
 

@@ -42,8 +42,8 @@ from handrail.journal.any_journal import AnyJournal
 from handrail.journal.records import RunRecord
 from handrail.question import Answer
 from handrail.resources.workspace.workspace import is_ignored
+from resources.workspaces import PROMPT, TOOLS, adapter, contents, run, steps, tree
 from support import PATIENCE, journals
-from support.workspaces import PROMPT, TOOLS, adapter, contents, run, steps, tree
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -175,7 +175,7 @@ async def test_what_an_inner_call_did_is_there_after_its_call_continues_on_anoth
 
 async def test_a_killed_run_continues_on_another_host_without_its_unfinished_call(tmp_path: Path):
     here, there, path = tmp_path / "here", tmp_path / "there", tmp_path / "runs.db"
-    program = [sys.executable, "-m", "support.workspaces", str(path), str(here)]
+    program = [sys.executable, "-m", "resources.workspaces", str(path), str(here)]
     environment = {**os.environ, "WORKSPACE_DIES": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(program, stdout=subprocess.PIPE, env=environment, text=True) as process:
         assert process.stdout is not None

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from handrail import SqliteJournal
-from support.crashes import KILLED, Killed, picked
-from support.workspace_crashes import prepare
-from support.workspaces import run, tree
+from resources.directory.crashes import KILLED, Killed, picked
+from resources.workspace_crashes import prepare
+from resources.workspaces import run, tree
 
 pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
 
@@ -22,7 +22,7 @@ KILLS = 5
 
 @pytest.fixture(scope="module")
 def killed() -> Iterator[Killed]:
-    program = Killed("workspace_crashes.py")
+    program = Killed(Path(__file__).with_name("workspace_crashes.py"))
     yield program
     program.close()
 

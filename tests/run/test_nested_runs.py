@@ -31,7 +31,7 @@ from handrail.protocols import PolicyDecision
 from handrail.resources.bindings import Binding, given
 from handrail.run import open_gate
 from handrail.testing import Person
-from support.nestings import BY_HAND, DEPTHS, IN_A_FILE, OWN_MODEL, Nesting
+from run.nestings import BY_HAND, DEPTHS, IN_A_FILE, OWN_MODEL, Nesting
 from support.worker_folders import sound
 
 every_way = pytest.mark.parametrize("way", DEPTHS)

@@ -14,8 +14,8 @@ from handrail import ToolContext, tool
 from handrail.journal.local import LocalQuestions
 from handrail.question import Answer, Question
 from handrail.run import open_gate
+from run.kept_objects import Ending, endings, measure
 from support import PATIENCE
-from support.kept_objects import Ending, endings, measure
 
 COUNT = 10_000 if os.environ.get("HANDRAIL_DEEP") else 25
 

@@ -42,12 +42,12 @@ from handrail.models.scripted import Reply
 from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question
 from handrail.testing import Person
-from support import SUPPORT, journals, warm_python
+from support import journals, warm_python
 from support.damage import set_lease
 from support.parked_runs import answer_to
 from support.rig import Note
 
-APP = SUPPORT / "parked_app.py"
+APP = Path(__file__).with_name("parked_app.py")
 
 
 class Pick(BaseModel):

@@ -50,14 +50,14 @@ from handrail.resources.bindings import RunResources
 from handrail.run import redemption
 from handrail.run.limits import BudgetTracker
 from handrail.run.redemption import redeem
-from support import SUPPORT, importing_support, warm_python
+from support import importing_support, warm_python
 from support.examples import at_most
 from support.rig import Note
 from support.warm_python import Program
 
 pytestmark = pytest.mark.once  # starting processes is slow, and the Python version makes no difference
 
-APP = SUPPORT / "ticket_app.py"
+APP = Path(__file__).with_name("ticket_app.py")
 Body = Callable[[ToolContext], Awaitable[str]]
 
 

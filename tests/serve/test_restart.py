@@ -19,7 +19,7 @@ from handrail.runs import show
 from handrail.serve import snapshots
 from handrail.serve.agui.interrupts import frontend_tool
 from handrail.serve.refusals import ServerStopping
-from support import SUPPORT, importing_support, warm_python
+from support import importing_support, warm_python
 from support.programs import handrail
 from support.recorded import Pick
 from support.served_threads import (
@@ -502,7 +502,9 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
 
 def killed(folder: Path, said: str) -> str:
     """Run a server in its own process until it prints that its run works or waits, then kill it. Return the printed line."""
-    process = warm_python.start([SUPPORT / "serve_app.py", folder, said], env=importing_support())
+    process = warm_python.start(
+        [Path(__file__).with_name("serve_app.py"), folder, said], env=importing_support()
+    )
     assert process.stdout is not None
     try:
         return process.stdout.readline().strip()

@@ -9,7 +9,7 @@ import pytest
 
 from handrail.errors import Conflict, ContextExpired, ReducerError, SessionError
 from handrail.session import Session, SessionFork
-from support.session_model import Fold, Folded, Heard, Note, Put, contents, new_session, replayed
+from session.session_model import Fold, Folded, Heard, Note, Put, contents, new_session, replayed
 
 
 def test_a_fork_sees_its_own_and_the_past():

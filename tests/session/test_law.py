@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from handrail.errors import Conflict, ContextExpired
-from support.session_model import SLICES, Fold, Heard, Note, Put, contents, new_session, replayed
+from session.session_model import SLICES, Fold, Heard, Note, Put, contents, new_session, replayed
 
 
 @dataclass(eq=False)

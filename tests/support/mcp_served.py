@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from handrail.mcp import McpTools, UrlServer
 from handrail.mcp.http import PATH, HttpServer
 from handrail.mcp.server import ToolServer
 from handrail.serve.server import address_of, listen, server_for
@@ -31,3 +32,8 @@ async def serving(served: ToolServer, token: str | None = TOKEN, **options: Any)
         await app.stop()
         server.should_exit = True
         await task
+
+
+def jobs(url: str, **options: Any) -> McpTools:
+    """Return a section with the tools of a server that `serving` serves."""
+    return McpTools("jobs", server=UrlServer(url, BEARER), **options)

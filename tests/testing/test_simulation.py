@@ -30,8 +30,8 @@ from handrail.testing.simulation import (
 )
 from handrail.testing.simulation.__main__ import main
 from support import postgres, warm_python
-from support.simulated import DECIDING, DELIVERING, ERRANDS, EXPIRING, REMARKING, SHOPPING, Colour
-from support.simulated_workspace import WRITING
+from testing.simulated import DECIDING, DELIVERING, ERRANDS, EXPIRING, REMARKING, SHOPPING, Colour
+from testing.simulated_workspace import WRITING
 
 pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
 
@@ -501,9 +501,9 @@ def test_an_invalid_point_is_refused():
     with pytest.raises(DefinitionError, match="'write three' is not a crash point"):
         Point.parse("write three")
     with pytest.raises(DefinitionError, match="does not name a scenario"):
-        main(["support.simulated"])
+        main(["testing.simulated"])
     with pytest.raises(DefinitionError, match="is not a Scenario"):
-        main(["support.simulated:SHOP"])
+        main(["testing.simulated:SHOP"])
 
 
 @pytest.mark.parametrize("given", [{"write_every": 0}, {"step_every": -1}, {"jobs": 0}, {"parked_every": -1}])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from support.crashes import DEEP, KILLED, Crashes, Killed, picked
-from support.crashing import snapshot
+from resources.directory.crashes import DEEP, KILLED, Crashes, Killed, picked
+from resources.directory.crashing import snapshot
 
 pytestmark = pytest.mark.once  # killing many processes is slow, and one Python version is enough
 

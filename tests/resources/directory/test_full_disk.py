@@ -13,12 +13,12 @@ from handrail import DirectoryFilesystem
 from handrail.errors import FileError, FileLimitReached
 from handrail.journal.records import CallKey
 from handrail.resources.directory.disk import Disk
+from resources.directory.crashing import snapshot
+from resources.directory.full_disk import FILES, change
 from support import TESTS
-from support.crashing import snapshot
 from support.filesystems import fill
-from support.full_disk import FILES, change
 
-MOUNTED = 'mount -t tmpfs -o size=2m,nr_inodes=400 none "$1" && exec "$2" -m support.full_disk "$1" "$3"'
+MOUNTED = 'mount -t tmpfs -o size=2m,nr_inodes=400 none "$1" && exec "$2" -m resources.directory.full_disk "$1" "$3"'
 _SYS_ADMIN = 21
 """Number of the capability that a process needs to mount a disk."""
 
@@ -31,7 +31,7 @@ def can_mount() -> bool:
 
 
 def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
-    """Run `support.full_disk` on a small disk of its own, or on this disk with simulated errors if nothing can be mounted.
+    """Run `resources.directory.full_disk` on a small disk of its own, or on this disk with simulated errors if nothing can be mounted.
 
     A process that has the capability to mount a disk never falls back to the simulation.
     """
@@ -41,7 +41,7 @@ def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[
     if not can_mount():
         probe = [*unshare, "mount", "-t", "tmpfs", "none", str(folder)]
         if subprocess.run(probe, capture_output=True).returncode:
-            command = [sys.executable, "-m", "support.full_disk", str(folder), "imagined"]
+            command = [sys.executable, "-m", "resources.directory.full_disk", str(folder), "imagined"]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 

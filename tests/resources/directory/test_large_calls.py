@@ -31,9 +31,9 @@ from handrail.resources.shell import Allow, Shell
 from handrail.runs import undo
 from handrail.session import Session
 from handrail.testing import Person
-from support.loop_steps import LoopDisk, LoopSteps
-from support.workspaces import adapter, contents
-from support.workspaces import run as run_in_workspace
+from resources.directory.loop_steps import LoopDisk, LoopSteps
+from resources.workspaces import adapter, contents
+from resources.workspaces import run as run_in_workspace
 
 MANY = 3 * SLICE
 STEPS = MANY

@@ -11,8 +11,8 @@ from handrail import DirectoryFilesystem, SqliteJournal
 from handrail.errors import FileError, UndoRefused
 from handrail.journal.records import CommitUnit
 from handrail.resources.directory import Recovered
-from support.crashes import KILLED, Crashes, Killed, picked
-from support.crashing import RUN, snapshot
+from resources.directory.crashes import KILLED, Crashes, Killed, picked
+from resources.directory.crashing import RUN, snapshot
 from support.filesystems import fill
 
 once = pytest.mark.once  # subprocesses that are killed behave the same under every Python version

@@ -21,7 +21,7 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.resources.directory import area
 from handrail.resources.directory.disk import Disk
 from handrail.resources.facts import Facts
-from support import SUPPORT, importing_support
+from support import importing_support
 from support.filesystems import Folders, aside, commit, fill, tree
 from support.rig import Rig
 
@@ -48,7 +48,7 @@ def test_processes_lose_nothing(tmp_path: Path, counts: str, journaled: str):
     Their calls fail only because of an editor, and what it saves to one of the files is not lost either.
     """
     ran = subprocess.run(
-        [sys.executable, str(SUPPORT / "folder_processes.py"), *COUNTS[counts], "--journaled", journaled, "--where", str(tmp_path)],
+        [sys.executable, str(Path(__file__).with_name("folder_processes.py")), *COUNTS[counts], "--journaled", journaled, "--where", str(tmp_path)],
         capture_output=True, text=True, env=importing_support(),
     )  # fmt: skip
     reports = [json.loads(line) for line in ran.stdout.splitlines()]
@@ -75,7 +75,7 @@ def test_a_round_of_processes_finds_damage(tmp_path: Path, damage: str):
 DAMAGING = """
 import msgspec, sys
 from pathlib import Path
-from support.folder_processes import Report, Round, SHARED, _check, content_of, run_round, version_of
+from resources.directory.folder_processes import Report, Round, SHARED, _check, content_of, run_round, version_of
 base, round = Path(sys.argv[1]), Round(processes=2, updates=10, editor=False)
 before = run_round(base, round)
 assert before.is_clean, before

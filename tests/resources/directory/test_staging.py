@@ -160,7 +160,7 @@ ON_A_MOUNT = """
     from pathlib import Path
     from handrail import DirectoryFilesystem, SqliteJournal, Shell
     from handrail.resources.shell import Allow
-    from support.crashing import FILES, attempt
+    from resources.directory.crashing import FILES, attempt
     from support.filesystems import fill
 
     base, kind = Path(sys.argv[1]), sys.argv[2]

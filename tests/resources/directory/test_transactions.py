@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import invariant, rule
 
 from handrail.resources.directory import DirectoryFilesystem
-from support.file_transactions import Plain, Transactions, deeds, plainly
+from resources.file_transactions import Plain, Transactions, deeds, plainly
 from support.filesystems import fill, marks, outcome, tree
 
 

@@ -10,7 +10,7 @@ from handrail import DirectoryFilesystem
 from handrail.errors import FileError, UndoRefused
 from handrail.journal.records import CallKey
 from handrail.resources.directory.disk import Disk
-from support.crashing import snapshot
+from resources.directory.crashing import snapshot
 from support.filesystems import Folders, fill
 
 FILES = {"a": "old a", "b": "old b", "gone": "old gone", "from": "moved", "tree/x/y": "y", "tree/z": "z"}

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from handrail import SqliteJournal
-from support import SUPPORT
 
 pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
 
-APP = SUPPORT / "crash_app.py"
+APP = Path(__file__).with_name("crash_app.py")
 
 
 class Program:

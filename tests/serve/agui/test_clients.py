@@ -24,9 +24,9 @@ from typing import Any
 
 import pytest
 
-from support import PATIENCE, ROOT, SUPPORT, importing_support, warm_python
-from support.agui_app import source_of
-from support.agui_grammar import Checker
+from serve.agui.agui_app import source_of
+from serve.agui.agui_grammar import Checker
+from support import PATIENCE, ROOT, importing_support, warm_python
 from support.reserved_port import reserved_port
 from support.served import GATES, serving
 from support.serving import BEARER, TOKEN
@@ -633,7 +633,9 @@ def test_a_client_of_either_version_plays_every_scenario(scenario: str, version:
 
 @contextlib.contextmanager
 def process(folder: Path, port: int) -> Generator[warm_python.Program]:
-    started = warm_python.start([SUPPORT / "agui_app.py", folder, str(port)], env=importing_support())
+    started = warm_python.start(
+        [Path(__file__).with_name("agui_app.py"), folder, str(port)], env=importing_support()
+    )
     try:
         while True:
             assert started.poll() is None, "the server exited before it accepted connections"

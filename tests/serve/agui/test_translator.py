@@ -25,7 +25,7 @@ from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator, messages_snapshot
 from handrail.serve.agui.wire_events import Event
 from handrail.tools import RunMode
-from support.agui_grammar import Checker, Wrong
+from serve.agui.agui_grammar import Checker, Wrong
 
 # --- the plan of a run: the model's answers and the calls' steps -----------------------------------------
 

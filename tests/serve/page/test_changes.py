@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from handrail.resources.memory import MemoryFilesystem
+from serve.page.widgets import Widgets, opened, shown
 from support.browsers import browser
 from support.filesystems import Folders
-from support.widgets import Widgets, opened, shown
 
 __all__ = ["browser", "opened", "shown"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, expect
 
+from serve.page.widgets import Widgets, opened, shown
 from support.browsers import browser
-from support.widgets import Widgets, opened, shown
 
 __all__ = ["browser", "opened", "shown"]
 

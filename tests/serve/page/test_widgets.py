@@ -11,8 +11,8 @@ from playwright.sync_api import Locator, Page, expect
 from pydantic import BaseModel, Field, SecretStr
 
 from handrail.schema import Schema
+from serve.page.widgets import Widgets, opened, shown
 from support.browsers import browser
-from support.widgets import Widgets, opened, shown
 
 __all__ = ["browser", "opened", "shown"]
 

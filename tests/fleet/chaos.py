@@ -1,12 +1,12 @@
 """Chaos tests: worker processes are killed, frozen and cut off while they execute runs.
 
-python tests/support/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher dbos
+python tests/fleet/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher dbos
 
-The program starts a PostgreSQL server and worker processes. If it can create hosts (`support.hosts`), each worker has one.
+The program starts a PostgreSQL server and worker processes. If it can create hosts (`fleet.hosts`), each worker has one.
 For at most `--seconds`, it disturbs a worker every second: it kills or freezes the worker. If there are hosts, it may
 instead cut a host's network or, with `faketime`, set its clock 30 seconds ahead or behind. A freeze, a cut and a wrong
 clock last for three leases. Once, it kills and restarts PostgreSQL instead. Meanwhile it answers the questions of the
-runs. Then it lets all runs finish, and checks the laws in `support.chaos_laws`. It prints one line of JSON and, after
+runs. Then it lets all runs finish, and checks the laws in `fleet.chaos_laws`. It prints one line of JSON and, after
 that, at most 50 violations. It ends only processes that it started.
 """
 
@@ -34,6 +34,9 @@ import psycopg.sql
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from fleet import chaos_app, chaos_laws
+from fleet.hosts import Host, can_make, faketime
+from fleet.killed_postgres import Server
 from handrail import PostgresJournal
 from handrail.errors import HandrailError
 from handrail.fleet import FleetApp, Submission, submit
@@ -41,9 +44,7 @@ from handrail.journal.postgres.address import parse_url
 from handrail.journal.records import OVER
 from handrail.question import Answer
 from handrail.run.limits import Budget
-from support import TESTS, chaos_app, chaos_laws, postgres
-from support.hosts import Host, can_make, faketime
-from support.killed_postgres import Server
+from support import TESTS, postgres
 
 LEASE = 2.0
 

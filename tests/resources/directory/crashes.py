@@ -13,12 +13,13 @@ from typing import Any
 
 from handrail import DirectoryFilesystem, SqliteJournal
 from handrail.resources.directory import Recovered
-from support import SUPPORT, TESTS
-from support.crashing import FILES, RUN
+from resources.directory.crashing import FILES, RUN
+from support import TESTS
 from support.filesystems import fill
 
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 KILLED = -9
+CRASHING = Path(__file__).with_name("crashing.py")
 
 
 def picked(points: int, kills: int) -> range:
@@ -29,9 +30,9 @@ def picked(points: int, kills: int) -> range:
 class Killed:
     """A server process that forks a child for each order. The child may be killed while it carries out the order."""
 
-    def __init__(self, program: str = "crashing.py") -> None:
+    def __init__(self, program: Path = CRASHING) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, str(SUPPORT / program)],
+            [sys.executable, str(program)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

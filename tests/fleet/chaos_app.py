@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleet.hosts import obey
 from handrail import Adapter, Agent, Prompt, ScriptedModel, ToolCall, ToolContext, UserContext, tool
 from handrail.messages import ModelRequest, ToolMessage, UserMessage
-from support.hosts import obey
 
 obey()
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fleet import chaos_app
 from handrail.journal.protocol import Journal
 from handrail.journal.records import CommitUnit, RunRow
 from handrail.run.record.begin import RunOutcome, decode_outcome
-from support import chaos_app
 
 LAWS = (
     "every run finished",

@@ -2,8 +2,8 @@
 
 The processes are killed and started again. Run as a script, this runs rounds and prints one JSON report per round:
 
-    python tests/support/folder_processes.py --seconds 300 --seed 1
-    python tests/support/folder_processes.py --processes 2 3 4 8 --updates 2000 --kills 20 --rounds 10 --journaled both
+    python tests/resources/directory/folder_processes.py --seconds 300 --seed 1
+    python tests/resources/directory/folder_processes.py --processes 2 3 4 8 --updates 2000 --kills 20 --rounds 10 --journaled both
 
 Each call reads some files and writes one or two of them, or writes to the file that the editor saves. With a journal,
 the calls are made by runs, which the next process resumes after a kill. Afterwards, a serial order of the calls must
@@ -49,7 +49,7 @@ from handrail.errors import PromptEvaluationError, RunUnknown
 from handrail.events import ToolInvoked
 from handrail.messages import AssistantMessage
 from handrail.session import Session
-from support.crashing import KillingDisk, Points
+from resources.directory.crashing import KillingDisk, Points
 from support.histories import NOBODY, Attempt, History
 
 SHARED = tuple(f"shared/{number}" for number in range(6))

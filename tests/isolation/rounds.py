@@ -41,10 +41,10 @@ from handrail.errors import ToolError
 from handrail.events import ToolInvoked
 from handrail.resources import given
 from handrail.session import Session
-from support import SUPPORT, importing_support, postgres
+from isolation.plans import Baton, Plan, Recorder, Step, version_of
+from isolation.shelves import FolderShelf, MemoryShelf, Shelf
+from support import importing_support, postgres
 from support.histories import Attempt, History
-from support.plans import Baton, Plan, Recorder, Step, version_of
-from support.shelves import FolderShelf, MemoryShelf, Shelf
 
 Resource = Literal[
     "memory", "directory", "directories", "workspace", "slices", "shelf", "folder shelf", "mixed"
@@ -453,7 +453,7 @@ class Forker:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(SUPPORT / "rounds.py")],
+            [sys.executable, str(Path(__file__).with_name("rounds.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=importing_support(),

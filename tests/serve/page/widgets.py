@@ -1,7 +1,7 @@
 """A real browser that shows single components of the page, under the real page's content security policy.
 
 from support.browsers import browser
-from support.widgets import Widgets, opened, shown
+from serve.page.widgets import Widgets, opened, shown
 
 def test_it(shown: Widgets):
     shown.show("form", schema={"type": "boolean"})

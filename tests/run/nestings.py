@@ -31,7 +31,7 @@ Body = Callable[[ToolContext], Awaitable[object]]
 
 TOOLS = """
     from handrail import ToolContext, tool
-    from support.nestings import PROBES
+    from run.nestings import PROBES
 
     @tool(effect="idempotent")
     async def probe(context: ToolContext) -> str:

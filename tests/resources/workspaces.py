@@ -1,6 +1,6 @@
 """Tools and functions for runs in a workspace, and a program to kill. Each host is a folder with copies of workspaces.
 
-WORKSPACE_DIES=1 python -m support.workspaces JOURNAL CACHE
+WORKSPACE_DIES=1 python -m resources.workspaces JOURNAL CACHE
     begins the run `r`, prints `ready` in the middle of a call, and waits
 """
 

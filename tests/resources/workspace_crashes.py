@@ -1,6 +1,6 @@
 """A program that is killed at a chosen point while it opens a workspace, changes it, or undoes changes to it.
 
-Run as a script, it reads one JSON line per attempt, as `support.crashing` does. It can be killed before each change to
+Run as a script, it reads one JSON line per attempt, as `resources.directory.crashing` does. It can be killed before each change to
 a file or folder on this host, and before and after each transaction of the journal.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from handrail import SqliteJournal, ToolCall, runs
-from support.crashing import Points, killing_journal, serve
-from support.workspaces import run, steps
+from resources.directory.crashing import Points, killing_journal, serve
+from resources.workspaces import run, steps
 
 BEFORE = steps("write a one", "write d/b two", "write d/e/c three", "mkdir empty", "write gone x")
 CHANGES = ToolCall(

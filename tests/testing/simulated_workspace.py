@@ -8,7 +8,7 @@ from handrail import Adapter, Agent, LaterEnvironment, Prompt, ToolContext, User
 from handrail.run.call import ToolCall
 from handrail.testing import Person
 from handrail.testing.simulation import Play, Scenario, Seen, Stage
-from support.simulated import Colour
+from testing.simulated import Colour
 
 
 def _tools(stage: Stage) -> list[Any]:

@@ -22,7 +22,7 @@ from handrail.journal.records import CallKey
 from handrail.models.scripted import ScriptedModel
 from handrail.resources.directory.disk import Disk
 from handrail.run.call import ToolCall
-from support.crashing import snapshot
+from resources.directory.crashing import snapshot
 from support.filesystems import fill
 
 CALL = "call"

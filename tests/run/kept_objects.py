@@ -1,6 +1,6 @@
 """Counts the objects, by type, and the bytes that are still alive after many calls that end in the same way.
 
-python tests/support/kept_objects.py 10000      prints a table
+python tests/run/kept_objects.py 10000      prints a table
 """
 
 from __future__ import annotations
