@@ -22,6 +22,7 @@ from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
 from mcp import Client
+from support.parked_runs import answer_to
 from support.recorded import Recorder, call
 
 APP = '''
@@ -324,9 +325,7 @@ def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.Mon
 
         async def ask(self, question: Question, /) -> Answer:
             assert question.name == "pick"
-            return Answer(
-                question_id=question.id, digest=question.digest, by=question.principal, value={"n": 4}
-            )
+            return answer_to(question, {"n": 4})
 
     line.record("tea", call("choose"))
     monkeypatch.setattr("handrail.environment.TerminalEnvironment", There)

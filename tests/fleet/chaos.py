@@ -42,9 +42,9 @@ from handrail.errors import HandrailError
 from handrail.fleet import FleetApp, Submission, submit
 from handrail.journal.postgres.address import parse_url
 from handrail.journal.records import OVER
-from handrail.question import Answer
 from handrail.run.limits import Budget
 from support import TESTS, postgres
+from support.parked_runs import answer_to
 
 LEASE = 2.0
 
@@ -216,9 +216,7 @@ class Chaos:
             order = question.run_id.replace("run", "o")
             happened = {"happened": ["end", "tip", order, "-"] in lines}
             value = {"name": "blue"} if question.name == "pick" else happened
-            answer = Answer(
-                question_id=question.id, digest=question.digest, by=question.principal, value=value
-            )
+            answer = answer_to(question, value)
             await asyncio.to_thread(self.journal.questions.answer, answer)
 
     async def run(

@@ -15,10 +15,11 @@ from handrail import PostgresJournal
 from handrail.fleet import FleetApp, Runner, Submission, submit
 from handrail.journal.records import OVER
 from handrail.messages import ToolMessage
-from handrail.question import Answer, Question, Vote
+from handrail.question import Question, Vote
 from handrail.runs import said
 from handrail.serve.people import People
 from support import PATIENCE, postgres, watched_app
+from support.parked_runs import answer_to
 from support.passwords import cheap_hashes
 from support.reserved_port import reserved_port
 from support.watched_fleet import WatchedFleet, watched_fleet
@@ -174,13 +175,7 @@ class Desk:
                 at=0.0,
             )
             votes = [*await self.journal.votes.cast(question.run_id, vote)]
-        answer = Answer(
-            question_id=question.id,
-            digest=question.digest,
-            by=", ".join(names),
-            value={"approved": True},
-            votes=tuple(votes),
-        )
+        answer = answer_to(question, {"approved": True}, by=", ".join(names), votes=tuple(votes))
         self.journal.questions.answer(answer)
 
     async def result(self, run_id: str) -> str:

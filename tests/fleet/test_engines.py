@@ -15,9 +15,9 @@ from handrail.fleet.dispatcher import Engine
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER
 from handrail.journal.sqlite import SqliteJournal
-from handrail.question import Answer
 from handrail.run.record.begin import decode_outcome
 from support import PATIENCE, fleet_app, postgres
+from support.parked_runs import answer_to
 
 MakeEngine = Callable[[Journal], Engine]
 
@@ -63,11 +63,7 @@ async def test_an_engine_drives_runs_through_questions_and_restarts_of_the_worke
 
     await work(lambda status: status == "parked", first)
     [question] = await journal.questions.open(first)
-    journal.questions.answer(
-        Answer(
-            question_id=question.id, digest=question.digest, by=question.principal, value={"name": "green"}
-        )
-    )
+    journal.questions.answer(answer_to(question, {"name": "green"}))
     await work(lambda status: status in OVER, second)
     texts = [decode_outcome(await journal.runs.get(each)).text for each in (first, second)]
     assert texts == ["Result: chose green", "Result: paid rent"]

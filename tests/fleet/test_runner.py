@@ -22,12 +22,12 @@ from handrail.fleet.submission import repeat
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, RunRow, WorkerRow
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
-from handrail.question import Answer
 from handrail.run.entry import MOST_WORKER_DEATHS
 from handrail.run.record.begin import decode_outcome, decode_request
 from handrail.run.record.lease import renew_now
 from handrail.serve.sources import PromptSource
 from support import PATIENCE, fleet_app
+from support.parked_runs import answer_to
 
 
 @pytest.fixture
@@ -106,11 +106,7 @@ async def test_a_waiting_run_leaves_memory_and_continues_once_it_is_answered(
         await until(parked)
         await until(lambda: not runner.running)
     [question] = await door.questions.open(run_id)
-    door.questions.answer(
-        Answer(
-            question_id=question.id, digest=question.digest, by=question.principal, value={"name": "green"}
-        )
-    )  # while no worker is up
+    door.questions.answer(answer_to(question, {"name": "green"}))  # while no worker is up
     async with worker(journal, app):
         row = await over(journal, run_id)
     assert (decode_outcome(row).text, log()) == ("Result: chose green", ["chose green"])
@@ -137,9 +133,7 @@ async def test_a_rate_limit_and_the_log_of_calls_move_with_a_session_from_worker
         await next_leg(lambda number=number: door.questions.open(number))
         [question] = await door.questions.open(number)
         value = {"name": "green"}
-        door.questions.answer(
-            Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
-        )
+        door.questions.answer(answer_to(question, value))
     await next_leg(lambda: over(door, "3"))
     assert "2 calls in 3600 seconds is the limit" in decode_outcome(await over(door, "3")).text
     session = await runs.session(door, "s", principal="local")
@@ -441,11 +435,7 @@ async def test_a_run_is_not_blamed_for_the_death_of_a_few_workers(
         [question] = await until(lambda: journal.questions.open(run_id))
         await until(lambda: not runner.running)
         monkeypatch.setattr(journal.runs, "take", taken)
-        journal.questions.answer(
-            Answer(
-                question_id=question.id, digest=question.digest, by=question.principal, value={"name": "x"}
-            )
-        )
+        journal.questions.answer(answer_to(question, {"name": "x"}))
         row = await over(journal, run_id)
     assert row.status == status
 

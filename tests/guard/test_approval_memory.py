@@ -38,7 +38,7 @@ from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequest
 from handrail.guard import Broker, approvals_of
 from handrail.journal.sqlite import MemoryJournal
 from handrail.protocols import Filesystem, Fork
-from handrail.question import Answer, Question
+from handrail.question import Question
 from handrail.resources.bindings import given as bound
 from handrail.resources.memory import FileLimits
 from handrail.resources.shell import Allow, Shell, probe
@@ -48,6 +48,7 @@ from handrail.sections.files import delete_file, write_file
 from handrail.session.serialization import load, save
 from handrail.testing import Agent, Person, VirtualClock
 from support.examples import at_most
+from support.parked_runs import answer_to
 
 ran: list[str] = []
 
@@ -1042,9 +1043,7 @@ class Open:
         return tuple(await self.journal.questions.open())
 
     def answer(self, question: Question, value: Any) -> None:
-        self.journal.questions.answer(
-            Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
-        )
+        self.journal.questions.answer(answer_to(question, value))
 
     async def ended(self) -> list[bool]:
         return [result.success for result in (await self.turn).results]

@@ -26,8 +26,9 @@ from handrail.events import ApprovalDecided, ApprovalRequested
 from handrail.guard import Broker, approvals_of
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import ModelRequest, ToolMessage
-from handrail.question import Answer, Question
+from handrail.question import Question
 from handrail.testing import Person, RecordingSubscriber, VirtualClock
+from support.parked_runs import answer_to
 
 pytestmark = pytest.mark.virtual_time
 
@@ -103,9 +104,7 @@ class Firm:
         return {each.payload["arguments"]["amount"]: each for each in await self.journal.questions.open()}
 
     def answer(self, question: Question, **value: Any) -> None:
-        self.journal.questions.answer(
-            Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
-        )
+        self.journal.questions.answer(answer_to(question, value))
 
 
 DEEP = ("manage", "delegate", "pay")

@@ -34,6 +34,7 @@ from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.testing import VirtualClock, run_virtual
 from handrail.tools import RunMode
+from support.parked_runs import answer_to
 
 
 @tool(effect="idempotent", capabilities={"fs.write"})
@@ -246,7 +247,7 @@ def _answer(question: Question, say: Say) -> Answer:
         value = {"approved": say.approved, "remember": remember}
         if remember == "scope":
             value["scope"] = offered[-1]
-    return Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
+    return answer_to(question, value)
 
 
 def played(kind: type[World], turns: Sequence[Turn]) -> list[Any]:

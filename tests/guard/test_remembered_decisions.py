@@ -32,9 +32,10 @@ from handrail.journal.decisions import remembered_by
 from handrail.journal.protocol import Journal
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import ToolMessage
-from handrail.question import Answer, Question
+from handrail.question import Question
 from handrail.session.serialization import load, save
 from handrail.testing import Person
+from support.parked_runs import answer_to
 
 ran: list[str] = []
 
@@ -151,9 +152,7 @@ class Office:
         return await self.told(run_id)
 
     def answer(self, question: Question, value: Any) -> None:
-        self.journal.questions.answer(
-            Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
-        )
+        self.journal.questions.answer(answer_to(question, value))
 
     async def told(self, run_id: str) -> list[str]:
         said = [each for each in await runs.said(self.journal, run_id) if isinstance(each, ToolMessage)]
@@ -491,7 +490,7 @@ async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
     session = await office.session()
     fact = remembered_by(
         question,
-        Answer(question_id=question.id, digest=question.digest, by="ada", value=ALWAYS),
+        answer_to(question, ALWAYS, by="ada"),
         question.asked_at,
     )
     assert isinstance(fact, ApprovalRemembered)
@@ -524,7 +523,7 @@ async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
 async def test_an_answer_that_will_not_be_taken_leaves_nothing(office: Office, value: Any):
     """An answer that is not to be remembered, or that the asker would refuse, leaves no decision."""
     [question] = await office.park(PAY)
-    answer = Answer(question_id=question.id, digest=question.digest, by="ada", value=value)
+    answer = answer_to(question, value, by="ada")
     assert remembered_by(question, answer, question.asked_at) is None
 
 

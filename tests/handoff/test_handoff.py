@@ -41,6 +41,7 @@ from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.testing import Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
 from support.cards import Deal, Deck, Offer, Pick, card_game
+from support.parked_runs import answer_to
 from support.rig import Note, Rig, leave_traces
 
 PICKS = Person(answers={"pick_card": {"index": 1}})
@@ -403,13 +404,11 @@ async def test_the_first_answer_is_the_answer() -> None:
     called = asyncio.ensure_future(rig.call("pick_card"))
     while not (lying := await journal.questions.open()):
         await asyncio.sleep(0)
-    given = Answer(question_id=lying[0].id, digest=lying[0].digest, by=lying[0].principal, value={"index": 2})
+    given = answer_to(lying[0], {"index": 2})
     journal.questions.answer(given)
     journal.questions.answer(given)
     with pytest.raises(ValueError, match="the question is over"):
-        journal.questions.answer(
-            Answer(question_id=lying[0].id, digest=lying[0].digest, by=lying[0].principal, value={"index": 0})
-        )
+        journal.questions.answer(answer_to(lying[0], {"index": 0}))
     assert (await called).value == "card 2"
     assert settled == [Pick(2)]
 
@@ -471,9 +470,7 @@ class Table(Environment):
     async def ask(self, question: Question, /) -> Answer:
         said: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.asked["/".join(question.asked_by)] = question, said
-        return Answer(
-            question_id=question.id, digest=question.digest, by=question.principal, value=await said
-        )
+        return answer_to(question, await said)
 
     async def until(self, count: int) -> None:
         while len(self.asked) < count:

@@ -37,6 +37,7 @@ from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.question import Answer, Question, Vote
 from support import PATIENCE, postgres
 from support.journals import kept
+from support.parked_runs import answer_to
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -125,16 +126,6 @@ def ask(id: str = "run?1", run_id: str = "run", **changed: Any) -> Question:
         "run_id": run_id,
     }
     return Question(**{**fields, **changed})
-
-
-def answer(question: Question, value: Any = 1, **changed: Any) -> Answer:
-    fields: dict[str, Any] = {
-        "question_id": question.id,
-        "digest": question.digest,
-        "by": question.principal,
-        "value": value,
-    }
-    return Answer(**{**fields, **changed})
 
 
 async def asked(journal: Journal, question: Question, *rest: Any) -> "asyncio.Task[Answer]":
@@ -327,7 +318,7 @@ async def test_nothing_of_a_forgotten_run_is_left(journal: Journal):
     await journal.calls.commit(unit("c", files=True))
     digest = await journal.blobs.put(b"bytes", run_id="run")
     task = await asked(journal, ask())
-    journal.questions.answer(answer(ask()))
+    journal.questions.answer(answer_to(ask(), 1))
     await task
     decision = Decision(session_id="s", principal="ada", kind="remembered", id="d", at=1.0, body=b"")
     journal.decisions.write(decision)
@@ -529,7 +520,7 @@ async def test_an_answer_makes_a_parked_run_due(processes: tuple[Journal, Journa
     task.cancel()
     await worker.runs.leave("run", "parked")
     assert await due(worker) == []
-    door.questions.answer(answer(ask()))
+    door.questions.answer(answer_to(ask(), 1))
     assert await due(worker) == ["run"]
     assert await claimed(worker) == "run"
     await worker.runs.leave("run", "parked")
@@ -544,7 +535,7 @@ async def test_an_answer_during_a_leg_makes_the_run_due_when_it_parks(processes:
     await begin(worker, request())
     task = await asked(worker, ask())
     task.cancel()
-    door.questions.answer(answer(ask()))
+    door.questions.answer(answer_to(ask(), 1))
     await worker.runs.leave("run", "parked")
     assert await claimed(door) == "run"
 
@@ -875,17 +866,17 @@ async def test_the_first_answer_wins_and_a_repeat_is_harmless(journal: Journal):
     """The first answer wins, and repeating it is harmless, both while the asker waits and afterwards."""
     question = ask()
     task = await asked(journal, question)
-    journal.questions.answer(answer(question, 1))
-    journal.questions.answer(answer(question, 1))
+    journal.questions.answer(answer_to(question, 1))
+    journal.questions.answer(answer_to(question, 1))
     assert (await task).value == 1
-    journal.questions.answer(answer(question, 1))
-    for other in (answer(question, 2), answer(question, None, outcome="declined")):
+    journal.questions.answer(answer_to(question, 1))
+    for other in (answer_to(question, 2), answer_to(question, None, outcome="declined")):
         with pytest.raises(AnswerRefused, match="The first answer counts"):
             journal.questions.answer(other)
     assert (await journal.questions.ask(question)).value == 1
     assert await journal.questions.open() == ()
     [found] = await journal.questions.history("run")
-    assert (found.answer, found.answered_at) == (answer(question, 1), NOW.timestamp())
+    assert (found.answer, found.answered_at) == (answer_to(question, 1), NOW.timestamp())
 
 
 @pytest.mark.parametrize(
@@ -906,8 +897,8 @@ async def test_an_answer_that_is_not_right_is_refused(journal: Journal, changed:
     question = ask()
     task = await asked(journal, question, None, check)
     with pytest.raises(AnswerRefused, match=problem):
-        journal.questions.answer(answer(question, **{"value": 1, **changed}))
-    journal.questions.answer(answer(question))
+        journal.questions.answer(answer_to(question, 1, **{"value": 1, **changed}))
+    journal.questions.answer(answer_to(question, 1))
     assert (await task).value == 1
 
 
@@ -917,7 +908,7 @@ async def test_an_expired_question_takes_no_answer(journal: Journal, clock: Hand
     task = await asked(journal, question)
     clock.seconds = 1000
     with pytest.raises(AnswerRefused, match="the question has expired"):
-        journal.questions.answer(answer(question))
+        journal.questions.answer(answer_to(question, 1))
     assert (await task).outcome == "timed out"
     [found] = await journal.questions.history("run")
     assert (found.answer, found.answered_at) == (await task, NOW.timestamp() + 1000)
@@ -950,7 +941,7 @@ async def look_back(journal: Journal, question: Question) -> None:
 
 async def answer_late(journal: Journal, question: Question) -> None:
     with pytest.raises(AnswerRefused, match="the question has expired"):
-        journal.questions.answer(answer(question))
+        journal.questions.answer(answer_to(question, 1))
 
 
 async def vote_late(journal: Journal, question: Question) -> None:
@@ -993,9 +984,9 @@ async def test_a_question_that_expires_while_its_run_is_parked_ends_once_when_it
 async def test_an_answer_in_time_stands_however_late_its_run_is_resumed(journal: Journal, clock: Hands):
     question = await parked_question(journal)
     clock.seconds = 999.9
-    journal.questions.answer(answer(question, 3))
+    journal.questions.answer(answer_to(question, 3))
     clock.seconds = 5000
-    journal.questions.answer(answer(question, 3))
+    journal.questions.answer(answer_to(question, 3))
     await journal.runs.take("run")
     assert (await journal.questions.ask(question)).value == 3
 
@@ -1007,7 +998,7 @@ async def test_an_expiry_is_counted_by_the_clock_of_the_journal(journal: Journal
     clock.seconds = 999
     [question] = await journal.questions.open()
     assert question.expires_at == NOW + timedelta(seconds=1000)
-    journal.questions.answer(answer(question, 5))
+    journal.questions.answer(answer_to(question, 5))
     assert (await task).value == 5
 
 
@@ -1055,12 +1046,12 @@ async def test_an_answer_that_another_process_took_in_time_wins_over_the_timer(
     monkeypatch.setattr(here.questions, "watch", Watch(None, lambda id: asyncio.sleep(0)))
     question = ask(expires_at=NOW + timedelta(seconds=0.05))
     task = await asked(here, question)
-    there.questions.answer(answer(question, 4))
+    there.questions.answer(answer_to(question, 4))
     clock.seconds = 1000
     async with asyncio.timeout(PATIENCE):
         assert (await task).value == 4
     [found] = await there.questions.history("run")
-    assert found.answer == answer(question, 4)
+    assert found.answer == answer_to(question, 4)
 
 
 async def test_of_an_answer_and_the_expiry_exactly_one_is_recorded(processes: tuple[Journal, Journal]):
@@ -1074,7 +1065,7 @@ async def test_of_an_answer_and_the_expiry_exactly_one_is_recorded(processes: tu
         def give(late: Question = question, early: Question = early) -> None:
             for each in (late, early):
                 with contextlib.suppress(AnswerRefused):
-                    there.questions.answer(answer(each))
+                    there.questions.answer(answer_to(each, 1))
 
         await asyncio.sleep(0.001 * (turn % 5))
         await asyncio.to_thread(give)
@@ -1096,9 +1087,9 @@ async def test_a_withdrawn_question_is_over_for_everybody(journal: Journal):
     assert {(await tasks[id]).outcome for id in ("run.2?1", "run.1~2?1")} == {"cancelled"}
     assert [each.id for each in await journal.questions.open()] == ["run.10?1", "run.1?1"]
     with pytest.raises(AnswerRefused, match="there is no such question"):
-        journal.questions.answer(answer(ask("run.2?1")))
+        journal.questions.answer(answer_to(ask("run.2?1"), 1))
     again = await asked(journal, ask("run.2?1"))
-    journal.questions.answer(answer(ask("run.2?1"), 7))
+    journal.questions.answer(answer_to(ask("run.2?1"), 7))
     assert (await again).value == 7
     await journal.questions.withdraw("run.2?1")
     assert len(await journal.questions.history("run")) == 3, "an answer was withdrawn"
@@ -1129,8 +1120,8 @@ async def test_the_question_of_a_parked_run_waits_for_it_and_ends_with_it(journa
     await journal.runs.leave("run", "parked")
     assert (await journal.runs.get("run")).questions == 2
     with pytest.raises(AnswerRefused, match="it does not match the schema"):
-        journal.questions.answer(answer(questions[0], "text"))
-    journal.questions.answer(answer(questions[0], 3))
+        journal.questions.answer(answer_to(questions[0], "text"))
+    journal.questions.answer(answer_to(questions[0], 3))
     await journal.runs.take("run")
     assert (await journal.questions.ask(questions[0])).value == 3
     await journal.runs.leave("run", "cancelled")
@@ -1142,11 +1133,11 @@ async def test_a_question_that_changed_is_asked_anew(journal: Journal):
     await journal.runs.begin(run())
     first, changed = ask(), ask(digest="another", message="And now?")
     task = await asked(journal, first)
-    journal.questions.answer(answer(first))
+    journal.questions.answer(answer_to(first, 1))
     await task
     task = await asked(journal, changed)
     assert [each.message for each in await journal.questions.open()] == ["And now?"]
-    journal.questions.answer(answer(changed, 2))
+    journal.questions.answer(answer_to(changed, 2))
     assert (await task).value == 2
 
 
@@ -1154,11 +1145,11 @@ async def test_an_answer_of_another_process_reaches_the_asker(processes: tuple[J
     first, second = processes
     question = ask()
     task = await asked(first, question)
-    second.questions.answer(answer(question, 5))
+    second.questions.answer(answer_to(question, 5))
     async with asyncio.timeout(PATIENCE):
         assert (await task).value == 5
     with pytest.raises(AnswerRefused, match="The first answer counts"):
-        first.questions.answer(answer(question, 6))
+        first.questions.answer(answer_to(question, 6))
 
 
 # --- decisions, tickets, blobs --------------------------------------------------------------------

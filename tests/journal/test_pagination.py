@@ -16,9 +16,10 @@ from handrail.errors import RunUnknown
 from handrail.journal.protocol import Journal
 from handrail.journal.records import CommitUnit, Mark, QuestionRecord, RunCopy, RunRecord, RunRow, SessionRow
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
-from handrail.question import Answer, Question
+from handrail.question import Question
 from handrail.runs import list_runs
 from support.examples import at_most
+from support.parked_runs import answer_to
 
 pytestmark = pytest.mark.once  # the pages do not depend on the Python version
 
@@ -274,7 +275,7 @@ async def test_both_journals_say_when_an_answer_was_taken(tmp_path: Path):
     """Both journals record when an answer was accepted, and repeating the answer does not change that time."""
     hands = Hands()
     asked = question("r", 1, "ada", 0)
-    answer = Answer(question_id=asked.id, digest=asked.digest, by="ada", value=4)
+    answer = answer_to(asked, 4, by="ada")
     memory, file = MemoryJournal(clock=hands), SqliteJournal(tmp_path / "runs.db", clock=hands)
     for journal in (memory, file):
         hands.at = 1.0

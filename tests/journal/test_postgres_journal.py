@@ -24,10 +24,11 @@ from handrail.journal.records import CommitUnit, Decision, Entry, RunRecord
 from handrail.journal.sql.schema import VERSION
 from handrail.question import Vote
 from handrail.run import open_gate
-from journal.test_journal_contract import answer, ask, asked, request, run, unit
+from journal.test_journal_contract import ask, asked, request, run, unit
 from support import PATIENCE, postgres
 from support.damage import end_leases
 from support.journals import kept
+from support.parked_runs import answer_to
 
 pytestmark = pytest.mark.once  # PostgreSQL starts slowly
 
@@ -448,7 +449,7 @@ async def test_an_answer_of_another_process_wakes_the_asker(open_journal: Open):
     await asker.runs.begin(run())
     question = ask()
     waiting = await asked(asker, question)
-    await asyncio.to_thread(other.questions.answer, answer(question, 7))
+    await asyncio.to_thread(other.questions.answer, answer_to(question, 7))
     assert (await asyncio.wait_for(waiting, PATIENCE)).value == 7
 
 
@@ -650,7 +651,7 @@ async def test_every_altered_column_is_found(
     await journal.blobs.put(b"bytes", run_id="run")
     question = ask()
     waiting = await asked(journal, question)
-    await asyncio.to_thread(journal.questions.answer, answer(question))
+    await asyncio.to_thread(journal.questions.answer, answer_to(question, 1))
     await waiting
     await asyncio.to_thread(journal.tickets.issue, "run", ".1", "text")
     await journal.runs.leave("run", "done", b"outcome")

@@ -15,6 +15,7 @@ from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.tools import RunMode
 from support.mcp_http import Reply, Request, json_reply, listening, ordinary
+from support.parked_runs import answer_to
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ class Person(Environment):
         self.questions.append(question)
         asked = parse_qs(urlsplit(question.payload["url"]).query)
         ended = f"{asked['redirect_uri'][0]}?code={self.name}&state={asked['state'][0]}"
-        return Answer(question_id=question.id, digest=question.digest, by=question.principal, value=ended)
+        return answer_to(question, ended)
 
 
 class Mailboxes:

@@ -29,6 +29,7 @@ from handrail.run import open_gate
 from handrail.schema import to_json
 from handrail.tools import RunMode, Tool
 from support import PATIENCE, ROOT
+from support.parked_runs import answer_to
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +174,7 @@ class Browser(Environment):
                 value = True
             for name in question.schema.get("required", ()):
                 value.setdefault(name, {"string": "a", "boolean": True}.get(fields[name].get("type"), 1))
-        return Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
+        return answer_to(question, value)
 
 
 def argument(schema: Any) -> Any:

@@ -19,6 +19,7 @@ from handrail.question import Answer, Question
 from handrail.run import open_gate
 from handrail.testing import Person
 from handrail.tools import RunMode
+from support.parked_runs import answer_to
 
 NAMES = ["amount", "agree", "unit", "pick", "many"]
 
@@ -75,10 +76,8 @@ class Terminal(Environment):
         try:
             self.value = await fill_in(question.schema, self)
         except Declined:
-            return Answer(question_id=question.id, digest=question.digest, by="", outcome="declined")
-        return Answer(
-            question_id=question.id, digest=question.digest, by=question.principal, value=self.value
-        )
+            return answer_to(question, None, by="", outcome="declined")
+        return answer_to(question, self.value)
 
 
 def with_default(schema: dict[str, Any], values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:

@@ -25,6 +25,7 @@ from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.tools import RunMode
 from support.mcp_http import Reply, Request, listening, ordinary
+from support.parked_runs import answer_to
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +49,10 @@ class LogsIn(Environment):
         self.questions.append(question)
         if question.name == "mcp.login.endpoints":
             by = question.principal
-            return Answer(question_id=question.id, digest=question.digest, by=by, value=self.agrees)
+            return answer_to(question, self.agrees, by=by)
         asked = parse_qs(urlsplit(question.payload["url"]).query)
         ended = f"{asked['redirect_uri'][0]}?code=abc&state={asked['state'][0]}"
-        return Answer(question_id=question.id, digest=question.digest, by=question.principal, value=ended)
+        return answer_to(question, ended)
 
 
 class Guarded:
@@ -222,7 +223,7 @@ class WrongState(LogsIn):
     async def ask(self, question: Question, /) -> Answer:
         answer = await super().ask(question)
         ended = re.sub("state=.*", f"state={'x' * 43}", str(answer.value))
-        return Answer(question_id=question.id, digest=question.digest, by=question.principal, value=ended)
+        return answer_to(question, ended)
 
 
 async def test_answer_of_a_different_login(tmp_path: Path) -> None:

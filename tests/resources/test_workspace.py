@@ -40,10 +40,10 @@ from handrail.errors import (
 from handrail.events import ToolInvoked
 from handrail.journal.any_journal import AnyJournal
 from handrail.journal.records import RunRecord
-from handrail.question import Answer
 from handrail.resources.workspace.workspace import is_ignored
 from resources.workspaces import PROMPT, TOOLS, adapter, contents, run, steps, tree
 from support import PATIENCE, journals
+from support.parked_runs import answer_to
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -131,9 +131,7 @@ async def _moved(
     assert row is not None
     assert row.run_id == ""  # a parked run releases its workspace
     [question] = parked.value.questions
-    journal.questions.answer(
-        Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"name": "!"})
-    )
+    journal.questions.answer(answer_to(question, {"name": "!"}))
     response = await adapter("ok").resume("r", prompt, filesystem=Workspace("w", cache=there), **options)
     return texts(response)[-1]
 

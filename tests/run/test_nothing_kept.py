@@ -12,10 +12,11 @@ import pytest
 
 from handrail import ToolContext, tool
 from handrail.journal.local import LocalQuestions
-from handrail.question import Answer, Question
+from handrail.question import Question
 from handrail.run import open_gate
 from run.kept_objects import Ending, endings, measure
 from support import PATIENCE
+from support.parked_runs import answer_to
 
 COUNT = 10_000 if os.environ.get("HANDRAIL_DEEP") else 25
 
@@ -89,10 +90,6 @@ def numbered(number: int) -> Question:
     )
 
 
-def answer_to(asked: Question) -> Answer:
-    return Answer(question_id=asked.id, digest=asked.digest, by=asked.principal, value=1)
-
-
 async def test_questions_that_are_over_are_forgotten() -> None:
     """Without a journal, the last hundred finished questions and every open one are kept."""
     desk = LocalQuestions()
@@ -101,11 +98,11 @@ async def test_questions_that_are_over_are_forgotten() -> None:
     for number in range(1, 251):
         asking = asyncio.ensure_future(desk.ask(numbered(number)))
         await asyncio.sleep(0)
-        answer = answer_to(numbered(number))
+        answer = answer_to(numbered(number), 1)
         desk.answer(answer)
         assert (await asking).value == 1
         desk.answer(answer)  # repeating it is harmless
     assert [each.id for each in await desk.open()] == ["q0"]
     assert len(await desk.history("run")) == 101
-    desk.answer(answer_to(numbered(0)))
+    desk.answer(answer_to(numbered(0), 1))
     assert (await first).value == 1

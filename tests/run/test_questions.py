@@ -32,6 +32,7 @@ from handrail.run import open_gate
 from handrail.schema import Schema
 from handrail.session import Session
 from handrail.testing import Agent, Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
+from support.parked_runs import answer_to
 
 
 def question(clock: VirtualClock, id: str = "q1", seconds: float | None = None, **more: Any) -> Question:
@@ -53,11 +54,6 @@ def question(clock: VirtualClock, id: str = "q1", seconds: float | None = None, 
     )
 
 
-def answer_to(asked: Question, value: Any = 1, **changed: Any) -> Answer:
-    right = Answer(question_id=asked.id, digest=asked.digest, by=asked.principal, value=value)
-    return msgspec.structs.replace(right, **changed)
-
-
 CHECK = Schema[int](int).parse_value
 
 
@@ -75,34 +71,34 @@ class Desk:
 
 
 async def wrong_digest(desk: Desk) -> None:
-    desk.desk.answer(answer_to(desk.question, digest="digest of q2"))
+    desk.desk.answer(answer_to(desk.question, 1, digest="digest of q2"))
 
 
 async def empty_digest(desk: Desk) -> None:
-    desk.desk.answer(answer_to(desk.question, digest=""))
+    desk.desk.answer(answer_to(desk.question, 1, digest=""))
 
 
 async def unreadable_digest(desk: Desk) -> None:
-    desk.desk.answer(answer_to(desk.question, digest="\ud800 é"))
+    desk.desk.answer(answer_to(desk.question, 1, digest="\ud800 é"))
 
 
 async def wrong_principal(desk: Desk) -> None:
-    desk.desk.answer(answer_to(desk.question, by="mallory"))
+    desk.desk.answer(answer_to(desk.question, 1, by="mallory"))
 
 
 async def unknown_id(desk: Desk) -> None:
-    desk.desk.answer(answer_to(desk.question, question_id="q9"))
+    desk.desk.answer(answer_to(desk.question, 1, question_id="q9"))
 
 
 async def late(desk: Desk) -> None:
     await asyncio.sleep(61)
-    desk.desk.answer(answer_to(desk.question))
+    desk.desk.answer(answer_to(desk.question, 1))
 
 
 async def late_by_the_clock(desk: Desk) -> None:
     """Answer when the question has expired but the desk's timer has not fired yet."""
     desk.clock._start += timedelta(seconds=60)
-    desk.desk.answer(answer_to(desk.question))
+    desk.desk.answer(answer_to(desk.question, 1))
 
 
 async def second(desk: Desk) -> None:
@@ -122,13 +118,13 @@ async def after_a_decline(desk: Desk) -> None:
 
 async def after_cancel(desk: Desk) -> None:
     await desk.desk.withdraw("q1")
-    desk.desk.answer(answer_to(desk.question))
+    desk.desk.answer(answer_to(desk.question, 1))
 
 
 async def after_the_asker_went(desk: Desk) -> None:
     desk.asking.cancel()
     await asyncio.wait({desk.asking})
-    desk.desk.answer(answer_to(desk.question))
+    desk.desk.answer(answer_to(desk.question, 1))
 
 
 async def unfit(desk: Desk) -> None:
@@ -140,7 +136,7 @@ async def nothing(desk: Desk) -> None:
 
 
 async def odd_outcome(desk: Desk) -> None:
-    desk.desk.answer(answer_to(desk.question, outcome="approved"))
+    desk.desk.answer(answer_to(desk.question, 1, outcome="approved"))
 
 
 async def second_forged(desk: Desk) -> None:
@@ -245,7 +241,7 @@ async def test_the_same_answer_again_is_harmless(outcome: Any):
     """Giving the same answer again is harmless, both immediately and after the asker has continued."""
     desk = Desk()
     await asyncio.sleep(1)
-    given = answer_to(desk.question, outcome=outcome)
+    given = answer_to(desk.question, 1, outcome=outcome)
     desk.desk.answer(given)
     desk.desk.answer(given)
     ended = await desk.asking
@@ -330,7 +326,7 @@ async def test_open_questions_are_listed_oldest_first_until_they_are_over():
         lists.append([each.id for each in await desk.open()])
 
     await look()
-    desk.answer(answer_to(questions[1]))
+    desk.answer(answer_to(questions[1], 1))
     await look()
     await asyncio.sleep(30)
     await look()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from handrail import (
@@ -99,7 +98,7 @@ async def resumed(adapter: Adapter, prompt: Prompt[Any] = PROMPT) -> Any:
 
 
 def with_remark(question: Any, value: Any, remark: str, *files: Attachment) -> Answer:
-    return msgspec.structs.replace(answer_to(question, value), remark=remark, attachments=files)
+    return answer_to(question, value, remark=remark, attachments=files)
 
 
 @pytest.mark.parametrize("call", [PICK, ToolCall("pay", {"amount": 5}), ToolCall("delegate")])

@@ -45,13 +45,13 @@ from handrail.journal.records import RunRecord
 from handrail.journal.sql.leases import new_owner
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import Price, Traits
-from handrail.question import Answer
 from handrail.resources.bindings import RunResources
 from handrail.run import redemption
 from handrail.run.limits import BudgetTracker
 from handrail.run.redemption import redeem
 from support import importing_support, warm_python
 from support.examples import at_most
+from support.parked_runs import answer_to
 from support.rig import Note
 from support.warm_python import Program
 
@@ -768,9 +768,7 @@ def test_no_share_is_more_than_there_was(requests: int, money: Any, spends: list
 
 def answered(parked: RunParked, journal: Any) -> None:
     [question] = parked.questions
-    journal.questions.answer(
-        Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"number": 1})
-    )
+    journal.questions.answer(answer_to(question, {"number": 1}))
 
 
 @pytest.mark.parametrize("when", ["before", "while"])

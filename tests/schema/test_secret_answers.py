@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -311,9 +310,7 @@ async def test_a_question_with_secrets_can_be_declined_from_elsewhere(tmp_path: 
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(prompt, "go", run_id="run")
     (question,) = parked.value.questions
-    journal.questions.answer(
-        msgspec.structs.replace(answer_to(question, None), outcome="declined", reason="not now")
-    )
+    journal.questions.answer(answer_to(question, None, outcome="declined", reason="not now"))
     assert (await adapter.resume("run", prompt)).text == "done"
     assert "not now" in _told(model)
     journal.close()

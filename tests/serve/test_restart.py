@@ -20,13 +20,12 @@ from handrail.serve import snapshots
 from handrail.serve.agui.interrupts import frontend_tool
 from handrail.serve.refusals import ServerStopping
 from support import importing_support, warm_python
+from support.parked_runs import answer_to
 from support.programs import handrail
 from support.recorded import Pick
 from support.served_threads import (
     App,
     Held,
-    answer_to,
-    by,
     events,
     give,
     kinds,
@@ -43,7 +42,7 @@ WRITE = ["write", {"path": "a.txt", "text": "a"}]
 def answered_elsewhere(app: App, question: Any, value: Any) -> None:
     """Answer a question as another program would."""
     journal = SqliteJournal(app.base / "runs.db")
-    journal.questions.answer(by(question, question.principal, value))
+    journal.questions.answer(answer_to(question, value))
     journal.close()
 
 
@@ -542,7 +541,7 @@ async def test_killed_in_the_middle_of_its_work(tmp_path: Path) -> None:
         thread = app.thread()
         await settle(thread)
         [question] = await thread.questions()
-        await thread.answer([answer_to(question, "ada", "answered", {"n": 1})])
+        await thread.answer([answer_to(question, {"n": 1}, by="ada")])
         await over(thread)
         assert held.ended == 1
         assert texts(await thread.messages())[-4:] == ["choose: got 1", "hold: held", "note: noted n", "ok"]

@@ -24,7 +24,8 @@ from handrail.serve.thread import Thread
 from handrail.serve.threads import ThreadList
 from support.damage import unapply
 from support.examples import at_most
-from support.served_threads import App, Held, SlowModel, answer_to, give, over, plan, served, settle
+from support.parked_runs import answer_to
+from support.served_threads import App, Held, SlowModel, give, over, plan, served, settle
 
 UNTIMED = {"last_event_id"}
 
@@ -90,7 +91,7 @@ def check_dropped(folder: Path, runs: list[tuple[Any, str]], leave_open: bool) -
                     await thread.cancel()
                 while not (last and leave_open) and thread.live is not None:
                     waits = await thread.questions()
-                    await thread.answer([answer_to(each, "ada", "answered", {"n": 1}) for each in waits])
+                    await thread.answer([answer_to(each, {"n": 1}, by="ada") for each in waits])
                     await settle(thread)
                 if end == "undo" and thread.live is None:
                     units = await app.journal.calls.load_session(thread.session_id)

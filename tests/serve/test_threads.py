@@ -17,7 +17,8 @@ from handrail.serve.refusals import (
     ThreadUnknown,
     error_response,
 )
-from support.served_threads import Held, answer_to, by, events, give, kinds, over, plan, served, settle, texts
+from support.parked_runs import answer_to
+from support.served_threads import Held, events, give, kinds, over, plan, served, settle, texts
 
 # --- runs with and without readers ------------------------------------------------------------------------
 
@@ -150,9 +151,7 @@ async def test_both_answers_at_once(tmp_path: Path) -> None:
         await thread.say(plan([["choose", {}], ["choose", {}]], "both"))
         await settle(thread)
         waits = await thread.questions()
-        await thread.answer(
-            [answer_to(each, "ada", "answered", {"n": number}) for number, each in enumerate(waits)]
-        )
+        await thread.answer([answer_to(each, {"n": number}, by="ada") for number, each in enumerate(waits)])
         await over(thread)
         assert kinds(thread.feed) == ["started", "interrupt", "started", "success"]
 
@@ -188,11 +187,11 @@ async def test_answers_that_do_not_fit_are_refused_and_begin_nothing(tmp_path: P
         [question], [elsewhere] = await thread.questions(), await other.questions()
         place = thread.feed.last
         refused: dict[str, Any] = {
-            "unfit": by(question, "ada", {"n": "many"}),
-            "digest": by(question, "ada", {"n": 1}, digest="0" * 64),
-            "whose": by(question, "eve", {"n": 1}),
-            "another thread's": by(elsewhere, "ada", {"n": 1}),
-            "nobody's": by(question, "ada", {"n": 1}).__class__(
+            "unfit": answer_to(question, {"n": "many"}, by="ada"),
+            "digest": answer_to(question, {"n": 1}, by="ada", digest="0" * 64),
+            "whose": answer_to(question, {"n": 1}, by="eve"),
+            "another thread's": answer_to(elsewhere, {"n": 1}, by="ada"),
+            "nobody's": answer_to(question, {"n": 1}, by="ada").__class__(
                 question_id="nope", digest="x", by="ada", outcome="answered"
             ),
         }
@@ -200,10 +199,10 @@ async def test_answers_that_do_not_fit_are_refused_and_begin_nothing(tmp_path: P
             with pytest.raises(AnswerRefused):
                 await thread.answer([answer])
             with pytest.raises(AnswerRefused):  # a valid answer beside an invalid one is not accepted either
-                await thread.answer([by(question, "ada", {"n": 1}), answer])
+                await thread.answer([answer_to(question, {"n": 1}, by="ada"), answer])
         eve = app.threads.thread("eve", "t")
         with pytest.raises(AnswerRefused):
-            await eve.answer([by(question, "eve", {"n": 1})])
+            await eve.answer([answer_to(question, {"n": 1}, by="eve")])
         assert thread.feed.last == place
         assert [each.id for each in await thread.questions()] == [question.id]
         await give(thread, question, {"n": 3})
@@ -219,7 +218,7 @@ async def test_a_question_can_be_declined_or_withdrawn(tmp_path: Path, outcome: 
         await thread.say(plan([["choose", {}]], "so be it"))
         await (over(thread) if parked else settle(thread))
         [question] = await thread.questions()
-        await thread.answer([answer_to(question, "ada", outcome, None, "no time")])
+        await thread.answer([answer_to(question, None, by="ada", outcome=outcome, reason="no time")])
         await over(thread)
         said = texts(await thread.messages())
         assert said[-1] == "so be it"
@@ -498,7 +497,7 @@ async def test_a_principal_with_a_slash_reaches_nobody_else(tmp_path: Path) -> N
             with pytest.raises(ThreadUnknown):
                 await attacker.check_known()
             with pytest.raises(AnswerRefused):
-                await attacker.answer([by(question, principal, {"n": 1})])
+                await attacker.answer([answer_to(question, {"n": 1}, by=principal)])
         with pytest.raises(ThreadNameRefused):
             app.threads.thread("ada", "x/t")
         await app.restart()

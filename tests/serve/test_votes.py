@@ -38,6 +38,7 @@ from handrail.serve.people import People, people_path
 from handrail.serve.sources import PromptSource
 from handrail.testing import Person
 from support import warm_python
+from support.parked_runs import answer_to
 from support.passwords import COST, cheap_hashes
 from support.serving import Client, play, said_by, serving
 
@@ -642,9 +643,7 @@ class Team(Environment):
             approved=True,
         )
         self._voters = self._after
-        return Answer(
-            question_id=question.id, digest=question.digest, by="fay", value={"approved": True}, votes=(yes,)
-        )
+        return answer_to(question, {"approved": True}, by="fay", votes=(yes,))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from handrail.fleet import FleetApp, Runner, Submission, submit
 from handrail.journal.postgres.address import parse_url
 from handrail.journal.records import OVER
 from handrail.messages import UserMessage
-from handrail.question import Answer
 from handrail.runs import said
 from handrail.serve import snapshots, watch
 from handrail.serve.agui.wire_events import Event, delta
@@ -30,6 +29,7 @@ from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
 from handrail.serve.watch import Opening, Said
 from support import PATIENCE, postgres, watched_app
+from support.parked_runs import answer_to
 
 pytestmark = pytest.mark.once  # PostgreSQL starts slowly
 
@@ -245,7 +245,7 @@ async def test_a_question_is_answered_by_a_viewer_and_the_next_leg_is_shown_too(
             await reader.until(lambda reader: "RUN_FINISHED" in reader.types())
             await reader.until(lambda reader: not runner.running)  # until the run is parked
             [question] = await thread.questions()
-            given = Answer(question_id=question.id, digest=question.digest, by="ann", value="green")
+            given = answer_to(question, "green", by="ann")
             with pytest.raises(AnswerRefused, match="Decline the question, or cancel the run"):
                 await thread.answer([msgspec.structs.replace(given, outcome="cancelled", value=None)])
             assert await thread.answer([given], leg="leg-2") == "leg-2"
@@ -264,7 +264,7 @@ async def test_what_is_said_along_with_an_answer_reaches_the_worker(fleet: Fleet
             reader = await Reader(threads, thread).join()
             await reader.until(lambda reader: "RUN_FINISHED" in reader.types() and not runner.running)
         [question] = await thread.questions()
-        given = Answer(question_id=question.id, digest=question.digest, by="ann", value="green")
+        given = answer_to(question, "green", by="ann")
         files = [Attachment(b"notes", "notes.txt")]
         await thread.answer([given], remark="words and files", attachments=files)
         shown = await snapshots.thread_snapshot(threads.journal, thread)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from handrail import Adapter, LaterEnvironment, Prompt
 from handrail.errors import RunParked
 from handrail.question import Answer, Question
 from handrail.run.record.parking import Parking
+
+NUMBER = {"number": 1}
 
 
 class Resting(LaterEnvironment):
@@ -42,13 +45,10 @@ class Resting(LaterEnvironment):
         return self.parking
 
 
-def answer_to(question: Question, value: Any = None) -> Answer:
-    return Answer(
-        question_id=question.id,
-        digest=question.digest,
-        by=question.principal,
-        value={"number": 1} if value is None else value,
-    )
+def answer_to(question: Question, value: Any = NUMBER, **changed: Any) -> Answer:
+    """Return an answer to this question by the one who was asked, with what `changed` names changed."""
+    answer = Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
+    return msgspec.structs.replace(answer, **changed)
 
 
 async def park_and_resume(adapter: Adapter, prompt: Prompt[Any], **arguments: Any) -> str:

@@ -13,9 +13,10 @@ from handrail import Adapter, Prompt, Tool, ToolContext, tool
 from handrail.environment import LaterEnvironment
 from handrail.journal.sqlite import SqliteJournal
 from handrail.models.scripted import ScriptedModel
-from handrail.question import Answer, Question
+from handrail.question import Question
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.run.call import ToolCall
+from support.parked_runs import answer_to
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,4 @@ class Recorder:
         return [unit.call_id for unit in await self.journal.calls.load(run_id)]
 
     def answer(self, question: Question, value: Any) -> None:
-        self.journal.questions.answer(
-            Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
-        )
+        self.journal.questions.answer(answer_to(question, value))

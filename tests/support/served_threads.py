@@ -15,13 +15,14 @@ from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, Tool, ToolCo
 from handrail.clock import SYSTEM_CLOCK
 from handrail.guard import CapabilityPolicy
 from handrail.messages import AssistantMessage, ModelPart, ModelRequest, ToolMessage, UserMessage
-from handrail.question import Answer, Question
+from handrail.question import Question
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.run.record.begin import RunBegin
 from handrail.serve.feed import Feed
 from handrail.serve.sources import PromptSource
 from handrail.serve.thread import Thread
 from handrail.serve.threads import Threads
+from support.parked_runs import answer_to
 from support.recorded import Noted, Pick, call, choose, note, notes, read, send, write
 
 
@@ -177,30 +178,8 @@ async def over(thread: Thread) -> None:
         await asyncio.sleep(0)
 
 
-def answer_to(question: Question, principal: str, outcome: Any, value: Any, reason: str = "") -> Answer:
-    """Return an answer to this question, with the question's own digest."""
-    return Answer(
-        question_id=question.id,
-        digest=question.digest,
-        by=principal,
-        outcome=outcome,
-        value=value,
-        reason=reason,
-    )
-
-
 async def give(thread: Thread, question: Question, value: Any, **options: Any) -> str:
-    return await thread.answer([answer_to(question, thread.principal, "answered", value)], **options)
-
-
-def by(question: Question, principal: str, value: Any, digest: str | None = None) -> Answer:
-    return Answer(
-        question_id=question.id,
-        digest=digest or question.digest,
-        by=principal,
-        outcome="answered",
-        value=value,
-    )
+    return await thread.answer([answer_to(question, value, by=thread.principal)], **options)
 
 
 def texts(messages: Sequence[Any]) -> list[str]:

@@ -39,7 +39,7 @@ from handrail.messages import ModelPart, ModelRequest, ToolMessage
 from handrail.run.record.parking import Parking
 from handrail.session import Dispatcher
 from support.examples import at_most
-from support.parked_runs import Resting, answer_to
+from support.parked_runs import NUMBER, Resting, answer_to
 from support.rig import Note
 
 ENDS = (ToolInvoked, QuestionAnswered, ApprovalDecided, PromptExecuted)
@@ -78,7 +78,7 @@ class Going:
         for _ in range(100):
             await asyncio.sleep(0)
 
-    async def answer(self, value: Any = None) -> None:
+    async def answer(self, value: Any = NUMBER) -> None:
         """Answer the oldest open question."""
         self.journal.questions.answer(answer_to((await self.journal.questions.open("run"))[0], value))
 
@@ -254,9 +254,8 @@ async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
     assert going.ends() == []
     assert (await going.journal.runs.get("run")).status == "parked"
     for question in parked.value.questions:
-        going.journal.questions.answer(
-            answer_to(question, {"approved": True} if question.kind == "approval" else None)
-        )
+        value = {"approved": True} if question.kind == "approval" else NUMBER
+        going.journal.questions.answer(answer_to(question, value))
     going.heard.clear()
     assert (await going.resume()).text == "done"
     invoked = [each for each in going.heard if isinstance(each, ToolInvoked)]

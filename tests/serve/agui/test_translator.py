@@ -26,6 +26,7 @@ from handrail.serve.agui.translator import Translator, messages_snapshot
 from handrail.serve.agui.wire_events import Event
 from handrail.tools import RunMode
 from serve.agui.agui_grammar import Checker, Wrong
+from support.parked_runs import answer_to
 
 # --- the plan of a run: the model's answers and the calls' steps -----------------------------------------
 
@@ -403,7 +404,7 @@ def answers(word: str = "tea", approved: bool = True) -> Callable[[Question], An
 
     def says(question: Question) -> Answer:
         value: Any = {"approved": approved} if question.kind == "approval" else {"word": word}
-        return Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
+        return answer_to(question, value)
 
     return says
 
