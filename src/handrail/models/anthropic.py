@@ -34,9 +34,9 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models.blocks import decode, emptied, encode, joined, parsed_input, with_calls
-from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
+from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object, value_text
 from handrail.models.http import Endpoint, body_of, count, encoder, failure_in_answer, text_json
-from handrail.models.media import ANTHROPIC_TAKES, anthropic_blocks, kept_data, said_in_words
+from handrail.models.media import ANTHROPIC_TAKES, EMPTY, anthropic_blocks, kept_data, said_in_words
 from handrail.models.providers import server_of
 from handrail.models.request_settings import (
     ANTHROPIC,
@@ -110,8 +110,6 @@ def _count_blocks(message: Message) -> int:
 
 WIRE = "anthropic"
 _CACHE = {"cache_control": {"type": "ephemeral"}}
-_EMPTY = "(nothing)"
-"""Text that is sent instead of empty text, which the API refuses."""
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 _SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
 """Types of the blocks that call the provider's own tools. The result of a call is a separate block with the call's id."""
@@ -303,7 +301,7 @@ def _interrupted(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text if text.strip() else _EMPTY}
+    return {"type": "text", "text": text if text.strip() else EMPTY}
 
 
 def _result(result: CallAnswered, takes: Takes) -> dict[str, Any]:
@@ -313,7 +311,7 @@ def _result(result: CallAnswered, takes: Takes) -> dict[str, Any]:
     elif result.text.strip():
         block["content"] = result.text
     elif result.failed:
-        block["content"] = _EMPTY  # the API refuses an error without content
+        block["content"] = EMPTY  # the API refuses an error without content
     if result.shows:
         # A tool reference makes a deferred tool visible. The result's text follows in its own block.
         block["content"] = [{"type": "tool_reference", "tool_name": name} for name in result.shows]
@@ -371,7 +369,7 @@ def _whole(wire: str, answer: Any) -> Iterator[ModelPart]:
             case "thinking":
                 yield ThinkingPart(block.get("thinking") or "")
             case "tool_use":
-                given = _input_text(block.get("input"))
+                given = value_text(block.get("input"))
                 yield CallPart(index, block.get("id") or "", block.get("name") or "", given)
                 index += 1
             case _:
@@ -380,11 +378,6 @@ def _whole(wire: str, answer: Any) -> Iterator[ModelPart]:
         yield UsagePart(_usage(answer["usage"]))
     reason = _STOPS.get(answer.get("stop_reason") or "end_turn", "done")
     yield StopPart(reason, _kept(wire, blocks, reason))
-
-
-def _input_text(given: Any) -> str:
-    """Return a call's input as JSON text, or "" if it has none. The gate checks whether it is an object."""
-    return "" if given is None else encode(given).decode()
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
@@ -486,7 +479,7 @@ class _Pieces:
 
     def _end(self, index: int) -> Iterator[ModelPart]:
         if index in self._given:
-            yield CallPart(self._calls[index], arguments=_input_text(self._given.pop(index)))
+            yield CallPart(self._calls[index], arguments=value_text(self._given.pop(index)))
         if index in self._inputs:
             self._blocks[index]["input"] = parsed_input("".join(self._inputs.pop(index)))
 

@@ -38,9 +38,10 @@ from handrail.messages import (
 )
 from handrail.models import ModelAnswerBroken, ModelRequestRefused
 from handrail.models.blocks import encode, outside_line
-from handrail.models.grammar import GEMINI_ID, id_for_wire, is_object, name_for_wire, raw_object
+from handrail.models.grammar import GEMINI_ID, id_for_wire, is_object, name_for_wire, raw_object, value_text
 from handrail.models.http import Endpoint, body_of, count, encoder, failure_in_answer, text_json
 from handrail.models.media import (
+    EMPTY,
     GEMINI_TAKES,
     RETURNED,
     are_samples,
@@ -275,8 +276,8 @@ class GeminiAnswer:
             call = part["functionCall"]
         if call is not None:
             name = call.get("name") or ""
-            given = "" if call.get("args") is None else encode(call["args"]).decode()
-            yield CallPart(self._calls, call.get("id") or "", self._renamed.get(name, name), given)
+            arguments = value_text(call.get("args"))
+            yield CallPart(self._calls, call.get("id") or "", self._renamed.get(name, name), arguments)
             self._calls += 1
         elif text:
             yield ThinkingPart(text) if part.get("thought") else TextPart(text)
@@ -308,7 +309,7 @@ class GeminiAnswer:
         The calls themselves are left out: they are in the message, and their arguments may be secret. The bytes of pictures and
         sounds are left out, too: they are in the message's attachments.
         """
-        if all("thoughtSignature" not in part and (_is_call(part) or _is_text(part)) for part in self._parts):
+        if all(set(part) in ({"text"}, {"functionCall"}) for part in self._parts):
             return None
         kept = [{**part, "functionCall": {}} if "functionCall" in part else part for part in self._parts]
         return Kept(WIRE, encode(kept), has_arguments=False)
@@ -337,14 +338,6 @@ def _is_plain(part: Mapping[str, Any]) -> bool:
     return part.keys() <= {"text", "thought"} and isinstance(part.get("text"), str)
 
 
-def _is_text(part: Mapping[str, Any]) -> bool:
-    return set(part) == {"text"}
-
-
-def _is_call(part: Mapping[str, Any]) -> bool:
-    return set(part) == {"functionCall"}
-
-
 def _thinks(part: Mapping[str, Any]) -> bool:
     return bool(part.get("thought"))
 
@@ -359,8 +352,6 @@ def _usage(usage: Mapping[str, Any], searches: int) -> Usage:
     return Usage(sent, said, count(usage.get("cachedContentTokenCount")), 0, 1, searches)
 
 
-_EMPTY = "(nothing)"
-"""Text that is sent instead of empty text, which the API refuses."""
 _BEGINNING = b'{"role":"user","parts":[{"text":"(nothing)"}]}'
 """Sent before a conversation that does not begin with a user's message, because the API requires that it does."""
 _FOREIGN = "skip_thought_signature_validator"
@@ -557,7 +548,7 @@ def _parts(message: Message, takes: Takes) -> list[Any]:
 
 
 def _text(text: str) -> dict[str, Any]:
-    return {"text": text if text.strip() else _EMPTY}
+    return {"text": text if text.strip() else EMPTY}
 
 
 def _call(message: AssistantMessage, number: int) -> dict[str, Any]:

@@ -119,7 +119,15 @@ def raw_object(arguments: str) -> msgspec.Raw:
 
 def arguments_text(given: Any) -> str:
     """Return a call's arguments as JSON text, whether the server sent text or a value; "" if it sent none."""
-    return given if isinstance(given, str) else "" if given is None else msgspec.json.encode(given).decode()
+    return given if isinstance(given, str) else value_text(given)
+
+
+def value_text(given: Any) -> str:
+    """Return a call's arguments, which the server sent as a value, as JSON text; "" if it sent none.
+
+    The gate checks whether they are an object.
+    """
+    return "" if given is None else msgspec.json.encode(given).decode()
 
 
 def _without_repeats(arguments: str) -> str:

@@ -55,6 +55,8 @@ ONLY_TEXT = Takes()
 ONLY_IMAGES = Takes(IMAGES, IMAGES)
 ONLY_AUDIO = Takes(AUDIO)
 
+EMPTY = "(nothing)"
+"""Text that is sent instead of empty text, for APIs that refuse it."""
 RETURNED = "This is from the result of {} above, not from a person:"
 """Text before an attachment that a tool returned, for APIs that take only text in a tool's result."""
 
