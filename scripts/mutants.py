@@ -506,7 +506,7 @@ MUTANTS = [
     ),
     Mutant(
         "a check that fails lets the run end",
-        "run/advice.py",
+        "run/loop.py",
         "            elif said.problem:\n",
         "            elif said.problem and not said.problem:\n",
         "tests/guard/test_completion.py",

@@ -24,6 +24,7 @@ from handrail.context import (
     WorkerFacts,
     call_behind,
 )
+from handrail.context.extras import NO_EXTRAS
 from handrail.errors import CallFailed, ContextExpired, NotSupported
 from handrail.events import Emitted, Progress
 from handrail.protocols import (
@@ -303,16 +304,18 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def request(self) -> RequestView | None:
-        return self.run.model.provider.request
+        answer = self.run.model.answer
+        return None if answer is None else answer.request
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
-        return self.run.model.provider.accumulator
+        answer = self.run.model.answer
+        return None if answer is None else answer.accumulator
 
     @property
     def extras(self) -> Extras:
-        run = self.run
-        return run.options.extras.for_call(self.call.id, run.model.provider.extras)
+        run, answer = self.run, self.run.model.answer
+        return run.options.extras.for_call(self.call.id, NO_EXTRAS if answer is None else answer.extras)
 
     # Resources and state.
 

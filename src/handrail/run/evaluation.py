@@ -54,17 +54,29 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
     decide, unless the effect of the call around the run forbids the tool anyway. The offer is not a call: it has no
     number and no record, and it costs nothing. Raises `DefinitionError` if a policy asks.
     """
-    outer = gate.run.outer
+    run, outer = gate.run, gate.run.outer
     why_not = None if outer is None else refusal(outer.tool.effect, tool.effect)
     if why_not is not None:
         return why_not
-    policies = gate.run.policies
-    if not policies:
+    if not run.policies:
         return None
-    attempt = Attempt(_offer(gate, tool, answer), gate.run)
+    call = Call(
+        gate,
+        tool.name,
+        None,
+        answer.id(run.run_context.request_id),
+        (tool.name,) if outer is None else (*outer.path, tool.name),
+        asyncio.get_running_loop(),
+        0,
+        tool,
+        parent=outer,
+        depth=0 if outer is None else outer.depth + 1,
+        _place=answer,
+    )
+    attempt = Attempt(call, run)  # it stands for the offer in the policies' context, and is never run
     transaction = attempt.transaction = new_transaction(attempt, tool)
     try:
-        if (waiting := check_policies(attempt, policies)) is not None:
+        if (waiting := check_policies(attempt, run.policies)) is not None:
             await isolated(waiting)
         if attempt.decision != "allow":
             raise DefinitionError(
@@ -80,25 +92,6 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
         close_policy_context(attempt)
         end_subscriptions(attempt)
     return None
-
-
-def _offer(gate: Gate, tool: ProviderTool, answer: Place) -> Call:
-    """Create a call that stands for the offer in the policies' context. It is never run."""
-    run = gate.run
-    outer = run.outer
-    return Call(
-        gate,
-        tool.name,
-        None,
-        answer.id(run.run_context.request_id),
-        (tool.name,) if outer is None else (*outer.path, tool.name),
-        asyncio.get_running_loop(),
-        0,
-        tool,
-        parent=outer,
-        depth=0 if outer is None else outer.depth + 1,
-        _place=answer,
-    )
 
 
 log = logging.getLogger("handrail.run.adapter")

@@ -1,4 +1,4 @@
-"""Nested runs: runs inside a call. `open_nested` opens each of them, and `RunOptions.nested` says what they inherit."""
+"""Nested runs, which are runs inside a call, and gates that are opened by hand. `Run.nested` opens each nested run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from handrail.concurrency.operation import Operation
-from handrail.errors import DefinitionError, DepthExceededError
-from handrail.guard.outer_policy import outer_policies
+from handrail.errors import DefinitionError
 from handrail.guard.policy import within_scope
 from handrail.prompt import Prompt
 from handrail.protocols import PromptView, ToolPolicy
@@ -26,27 +25,6 @@ if TYPE_CHECKING:
     from handrail.run.attempt import Attempt
 
 
-def open_nested(
-    attempt: Attempt,
-    number: int,
-    given: RunOptions,
-    prompt: PromptView | None = None,
-    levels: int | None = None,
-) -> Run:
-    """Open a run inside a call, as the call's verb `number`. `levels` limits how deep calls may nest in the run.
-
-    Raises `DepthExceededError` if the run would be nested too deeply, even if it makes no calls. Raises `DefinitionError` if
-    the budget in `given` is a `BudgetTracker`, or if `given` binds a `Filesystem` although the run around it has one.
-    """
-    outer, depth = attempt.run, attempt.depth + 1
-    limit = outer.options.depth_limit
-    if depth > limit:
-        raise DepthExceededError(attempt.path, limit, depth)
-    policies = outer_policies(outer.policies, attempt.tool if attempt.open_transaction.commits_each else None)
-    options = outer.options.nested(given, outer.costs.tracker, depth, levels, policies)
-    return Run.nested(attempt, number, options, prompt)
-
-
 @asynccontextmanager
 async def nested_run(
     attempt: Attempt,
@@ -57,7 +35,7 @@ async def nested_run(
     levels: int | None = None,
 ) -> AsyncGenerator[Run]:
     """Open a run inside a call, record which verb opened it, and close it at the end of the block."""
-    run = open_nested(attempt, number, given, prompt, levels)
+    run = Run.nested(attempt, number, given, prompt, levels)
     await run.log.note_verb(attempt.place.child(number), verb)
     try:
         yield run
@@ -103,7 +81,7 @@ def open_gate(
     else:
         check_given(around, VERB, own, arguments)
         number = around.next_verb(VERB)
-        run = open_nested(around, number, options, prompt)
+        run = Run.nested(around, number, options, prompt)
         gate, session = NestedGate(run, around, number), around.session
     if adapter is not None:
         _lend(run, adapter)

@@ -192,12 +192,7 @@ class Place(msgspec.Struct, frozen=True):
 
     def within(self, other: Place) -> bool:
         """Return whether this place is `other` or inside it."""
-        place: Place | None = self
-        while place is not None:
-            if place == other:
-                return True
-            place = place.parent
-        return False
+        return self == other or other in self.parents
 
     def attempt_at(self, call: Place) -> int | None:
         """Return the number of the attempt at `call` that is or contains this place; None if there is none."""

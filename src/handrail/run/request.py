@@ -349,7 +349,7 @@ _LONGEST_QUICK_WAIT = 2.0
 """Maximum for `Retry.first_wait` and `Retry.longest_wait`, in seconds, if there is a next candidate."""
 
 
-async def ask(evaluation: Evaluation) -> Answer:
+async def ask_model(evaluation: Evaluation) -> Answer:
     """Return the recorded answer, or else ask the model and return its complete answer.
 
     Raises `PromptEvaluationError` if no model answers, or none within the deadline and the budget.

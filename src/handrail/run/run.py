@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from handrail.clock import Clock
 from handrail.concurrency.cancellation import Cancellation, CancelScope
 from handrail.concurrency.timers import LostTime, timers_of
-from handrail.context import Extras, PromptModel, RequestView, ResponseAccumulator, RunContext
-from handrail.context.extras import NO_EXTRAS
+from handrail.context import PromptModel, RunContext
 from handrail.context.facts import WorkerFacts
-from handrail.errors import DefinitionError
+from handrail.errors import DefinitionError, DepthExceededError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
-from handrail.guard.outer_policy import with_outer
+from handrail.guard.outer_policy import outer_policies, with_outer
 from handrail.guard.policy import check_verdicts
 from handrail.ids import span_of, trace_of
 from handrail.journal.digest import new_key
@@ -47,31 +46,9 @@ from handrail.tools.named_tools import check_named_tools
 
 if TYPE_CHECKING:
     from handrail.run.adapter import Settings
+    from handrail.run.answer import Answer
     from handrail.run.attempt import Attempt
     from handrail.run.record.parking import Parking
-
-
-class ProviderSide(Protocol):
-    """What the model's provider contributes to the contexts of a turn. Each member is created when a tool first uses it."""
-
-    @property
-    def request(self) -> RequestView | None: ...
-    @property
-    def accumulator(self) -> ResponseAccumulator | None: ...
-    @property
-    def extras(self) -> Extras: ...
-
-
-class NoProvider:
-    """Stands in for the provider if no model made the calls."""
-
-    __slots__ = ()
-    request = None
-    accumulator = None
-    extras = NO_EXTRAS
-
-
-NO_PROVIDER = NoProvider()
 
 
 class People(msgspec.Struct, frozen=True, eq=False):
@@ -104,8 +81,8 @@ class ModelSide(msgspec.Struct, eq=False):
 
     prompt: PromptView | None = None
     rendered: RenderedPromptView | None = None
-    provider: ProviderSide = NO_PROVIDER
-    """The request and the response that led to the current calls."""
+    answer: Answer | None = None
+    """The answer that asked for the current calls; None if no model made them."""
     settings: Settings | None = None
     """How the run asks its model; None if no model makes its calls."""
     adapter: Callable[[Any], BoundAdapter] | None = None
@@ -257,12 +234,26 @@ class Run:
         self._begin(options.replace(session=session), session, None)
 
     @classmethod
-    def nested(cls, call: Attempt, number: int, options: RunOptions, prompt: PromptView | None = None) -> Run:
-        """Open a run inside a call. `options` come from `RunOptions.nested`, which says what the run inherits.
+    def nested(
+        cls,
+        call: Attempt,
+        number: int,
+        given: RunOptions,
+        prompt: PromptView | None = None,
+        levels: int | None = None,
+    ) -> Run:
+        """Open a run inside a call, as the call's verb `number`, which determines the run's place and thus its id.
 
-        `number` is the index of the verb that opens the run. It determines the run's place, from which its id follows.
+        `RunOptions.nested` says what it inherits. `levels` limits how deep calls may nest in it. Raises `DepthExceededError` if
+        it would be nested too deeply, even if it makes no calls. Raises `DefinitionError` if the budget in `given` is a
+        `BudgetTracker`, or if `given` binds a `Filesystem` although the run around it has one.
         """
-        outer, ids = call.run, call.run.run_context
+        outer, ids, depth = call.run, call.run.run_context, call.depth + 1
+        limit = outer.options.depth_limit
+        if depth > limit:
+            raise DepthExceededError(call.path, limit, depth)
+        policies = outer_policies(outer.policies, call.tool if call.open_transaction.commits_each else None)
+        options = outer.options.nested(given, outer.costs.tracker, depth, levels, policies)
         run = cls.__new__(cls)
         run.outer = call
         run.place = place = call.place.nested_run(number)

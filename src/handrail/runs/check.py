@@ -39,7 +39,7 @@ from handrail.run.options import DEPTH_LIMIT, RunOptions
 from handrail.run.place import RUN, Place
 from handrail.run.policies import check_policies, close_policy_context
 from handrail.run.record.begin import schema_of, tools_of
-from handrail.run.record.format import is_masked, read_plain, read_result
+from handrail.run.record.format import is_masked, read_result
 from handrail.run.record.resume import ResumedRun, load_resumed
 from handrail.run.response import Output
 from handrail.run.run import Run, open_run
@@ -362,7 +362,7 @@ class _Walk:
         if unit.status != "ok":
             return None
         paths: list[str] = msgspec.json.decode(unit.result)["value"]
-        where, was = ", ".join(paths), _told(read_plain(unit.result))
+        where, was = ", ".join(paths), _told(read_result(None, unit.result))
         try:
             now = _told(shown_sections(self._rendered.open(paths), paths))
         except ToolValidationError as error:

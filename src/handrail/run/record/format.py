@@ -62,6 +62,15 @@ class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the call and its policies have logged. It counts if the call is cut off and not entered again."""
 
 
+class Advice(msgspec.Struct, frozen=True):
+    """The record of a round of advice, with the number of times that each adviser had spoken by then."""
+
+    said: list[str]
+    given: list[int]
+    after: int
+    """The number of the model's answer that the advice follows."""
+
+
 async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
     """Record that another attempt begins, so that the records of earlier attempts no longer count."""
     tried = Tried(attempt.number, attempt.retries, left, attempt.charged, logged_by(attempt))
@@ -220,19 +229,16 @@ def _is_strict(json: bytes) -> bool:
     return True
 
 
-def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
-    """Decode a recorded result. The value of a success has the declared type if it still matches that type."""
-    found = msgspec.json.decode(written, type=_Written)
-    value = read_value(tool, found.json) if found.success else pydantic_core.from_json(found.json)
-    return RecordedResult(
-        found.message, value, found.success, found.excluded, found.attachments, text=found.text
-    )
+def read_result(tool: Tool[Any, Any] | None, written: bytes, *, has_value: bool = True) -> RecordedResult:
+    """Decode a recorded result. The value of a success has the declared type if it still matches that type.
 
-
-def read_plain(written: bytes, *, has_value: bool = True) -> RecordedResult:
-    """Decode a recorded result whose tool is not known. Its value is plain data; without `has_value`, it is left out."""
+    Without a tool, the value is plain data; without `has_value`, it is left out.
+    """
     found = msgspec.json.decode(written, type=_Written)
-    value = pydantic_core.from_json(found.json) if has_value else None
+    if tool is not None and found.success:
+        value = read_value(tool, found.json)
+    else:
+        value = pydantic_core.from_json(found.json) if has_value else None
     return RecordedResult(
         found.message, value, found.success, found.excluded, found.attachments, text=found.text
     )
@@ -505,6 +511,6 @@ def end_of(
     path = end.path or (end.tool if isinstance(end, CommitUnit) else "",)
     is_act = isinstance(end, InnerCall) and end.act
     tool = None if is_act else tools.get(path[-1])
-    result = read_plain(end.result, has_value=not is_act) if tool is None else read_result(tool, end.result)
+    result = read_result(tool, end.result, has_value=not is_act)
     status: Any = end.status
     return ToolInvoked(end.call_id, path[-1], path, status, result, None, end.seconds, 1, (), None, context)

@@ -15,7 +15,6 @@ from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, CommitUnit, Decision, Entry, RunRow
 from handrail.messages import CallAnswered, CallAsked, Message, ToolMessage, UserMessage
 from handrail.prompt import OPENER
-from handrail.run.advice import Advice
 from handrail.run.answer import RecordedAnswer, spent_by
 from handrail.run.conversation import Conversation, first_text, root_conversation
 from handrail.run.failures import what_stands
@@ -29,7 +28,7 @@ from handrail.run.record.begin import (
     decode_outcome,
     decode_request,
 )
-from handrail.run.record.format import InnerCall, attachments_in, text_of
+from handrail.run.record.format import Advice, InnerCall, attachments_in, text_of
 from handrail.run.record.lease import acquire_run
 from handrail.run.record.log import Told
 from handrail.run.record.notices import undone_in
