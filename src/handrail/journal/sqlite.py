@@ -19,7 +19,7 @@ from handrail.journal.sql.chains import Chains
 from handrail.journal.sql.connection import Connection, is_damage
 from handrail.journal.sql.database import UNREADABLE, Database, Job, Moments, unreadable
 from handrail.journal.sql.journal import SqlJournal
-from handrail.journal.sql.leases import HostLeases
+from handrail.journal.sql.leases import Leases
 from handrail.journal.sql.schema import (
     APPLICATION_ID,
     are_intact,
@@ -133,7 +133,7 @@ class SqliteDatabase(Database):
     def _open(self, new_id: str) -> Connection:
         if "\0" in self.path:
             raise JournalError(self.path, "its path contains a null byte", "Pass a path without one.")
-        self.leases = HostLeases(self.owner)
+        self.leases = Leases(self.owner)
         try:
             if self.path != MEMORY:
                 check_surroundings(self.path)

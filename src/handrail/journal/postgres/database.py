@@ -28,6 +28,7 @@ from handrail.journal.postgres.statements import PostgresConnection
 from handrail.journal.sql.chains import Chains, NewRecord
 from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Database, Job, Moments, Work, deliver, unreadable
+from handrail.journal.sql.leases import Leases
 from handrail.journal.sql.run_rows import StoredRun
 from handrail.journal.sql.schema import TABLES, VERSION
 
@@ -152,7 +153,7 @@ _LONG_GONE = 3600.0
 log = logging.getLogger("handrail.journal")
 
 
-class DatabaseLeases:
+class DatabaseLeases(Leases):
     """The leases of the processes that share a database. Only the database's clock decides when a lease ends.
 
     With `is_simulated`, the given clock stands in for the database's. `find_chains` returns the chains of the open journal.
@@ -171,8 +172,7 @@ class DatabaseLeases:
         *,
         is_simulated: bool,
     ) -> None:
-        self.seconds = seconds
-        self._owner = owner
+        super().__init__(owner, seconds)
         self._clock = clock
         self._find_chains = find_chains
         self._is_simulated = is_simulated

@@ -52,11 +52,6 @@ class Notices:
         """Call a function with every notice from now on."""
         self._subscribers.append(subscriber)
 
-    def start(self) -> None:
-        """Start the thread, unless it was started before. Returns when it listens or its first attempt to connect has failed."""
-        self.begin()
-        self._tried.wait()
-
     def begin(self) -> None:
         """Start the thread, unless it was started before, without waiting until it listens."""
         with self._lock:
@@ -68,9 +63,10 @@ class Notices:
                 self._thread.start()
 
     async def listen(self) -> None:
-        """Do what `start` does, without blocking the loop."""
+        """Start the thread, unless it was started before. Returns when it listens or its first attempt to connect has failed."""
         if self._thread is None:
-            await asyncio.to_thread(self.start)
+            self.begin()
+            await asyncio.to_thread(self._tried.wait)
 
     def close(self) -> None:
         """Stop listening, and wait until the thread has ended."""

@@ -106,6 +106,14 @@ def reading(chains: Chains, chain: str, link: int, what: str = "") -> Generator[
         raise chains.altered(chain, link, f"it can't be read: {error}", what=what) from error
 
 
+def alteration(check: Callable[..., object], *values: Any) -> Iterator[JournalAltered]:
+    """Yield the error that a check of these values raises, if any."""
+    try:
+        check(*values)
+    except JournalAltered as altered:
+        yield altered
+
+
 class ChainRecord(NamedTuple):
     """One record of a chain."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import weakref
@@ -352,8 +353,17 @@ R = TypeVar("R", bound="Role")
 class Role:
     """A role of a journal, in its database."""
 
+    log = logging.getLogger("handrail.journal")
+
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._logged: set[str] = set()
+
+    def _log_once(self, key: str, text: str, *values: object) -> None:
+        """Log an error about what was altered, unless this role has logged one with this key."""
+        if key not in self._logged:
+            self._logged.add(key)
+            self.log.error(text, *values)
 
 
 def transaction(

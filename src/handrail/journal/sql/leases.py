@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from handrail.errors import JournalAltered, RunBusy, RunUnknown
 from handrail.journal.records import OVER
@@ -86,88 +86,55 @@ def _started(pid: int) -> str:
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
-class Leases(Protocol):
-    """The leases with which a journal's processes hold their runs.
+class Leases:
+    """The leases with which a journal's processes hold their runs. They also show other processes whether a holder is gone.
 
-    They also show other processes whether a holder is gone.
+    These are by this host's clock, each in the row of its run. A process on this host that has ended holds none.
     """
 
-    seconds: float
-    """How long a lease lasts without being renewed, in seconds."""
-    free: str
+    free = "1 = 1"  # a query can't tell which processes are alive
     """An SQL condition that is true for every run that may be free now. `:now` is the time."""
+
+    def __init__(self, owner: str, seconds: float = LEASE_SECONDS) -> None:
+        self._owner = owner
+        self.seconds = seconds
+        """How long a lease lasts without being renewed, in seconds."""
 
     def until(self, connection: Connection, now: float) -> float:
         """Begin or renew this process's lease. Returns the end to record in the run's row; 0 if the row records none."""
-        ...
+        return now + self.seconds
 
     def renew(self, connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:
         """Renew the lease of a run that this process owns. May do nothing if it was renewed a short time ago."""
-        ...
+        update_run(connection, chains, row, leased_until=now + self.seconds)
 
     def is_lapsed(self) -> bool:
         """Return whether this process must check that it still owns its runs, because its lease has ended."""
-        ...
+        return False  # each write checks the owner, and all processes are on one host
 
     def is_free(
         self, connection: Connection, owner: str, leased_until: float, now: float, me: str = ""
     ) -> bool:
         """Return whether `me` may take a run or ticket that `owner` holds until `leased_until`."""
-        ...
+        return is_free(owner, leased_until, now, me)
 
     def is_at_work(self, connection: Connection, owner: str) -> bool:
         """Return whether an owner's process may still be at work."""
-        ...
+        return bool(owner) and not is_dead(owner)
 
     def is_announced(self, owner: str, until: float, now: float) -> bool:
         """Return whether a worker counts as alive at `now`, if its announcement lasts until `until`."""
-        ...
+        return until > now and not is_dead(owner)
 
     def held(self, connection: Connection, now: float) -> Callable[[str, float], bool]:
         """Return a function that checks whether an owner is alive and holds its lease.
 
         Its arguments are the owner and the end of the lease.
         """
-        ...
-
-    def alterations(self, connection: Connection, chains: Chains) -> Iterable[JournalAltered]:
-        """Return an error for each lease that was changed or removed, except those in the rows of runs."""
-        ...
-
-
-class HostLeases:
-    """Leases by this host's clock, each in the row of its run. A process on this host that has ended holds none."""
-
-    seconds = LEASE_SECONDS
-    free = "1 = 1"  # a query can't tell which processes are alive
-
-    def __init__(self, owner: str) -> None:
-        self._owner = owner
-
-    def until(self, connection: Connection, now: float) -> float:
-        return now + self.seconds
-
-    def renew(self, connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:
-        update_run(connection, chains, row, leased_until=now + self.seconds)
-
-    def is_lapsed(self) -> bool:
-        return False  # each write checks the owner, and all processes are on one host
-
-    def is_free(
-        self, connection: Connection, owner: str, leased_until: float, now: float, me: str = ""
-    ) -> bool:
-        return is_free(owner, leased_until, now, me)
-
-    def is_at_work(self, connection: Connection, owner: str) -> bool:
-        return bool(owner) and not is_dead(owner)
-
-    def is_announced(self, owner: str, until: float, now: float) -> bool:
-        return until > now and not is_dead(owner)
-
-    def held(self, connection: Connection, now: float) -> Callable[[str, float], bool]:
         return lambda owner, until: not is_free(owner, until, now, "")
 
     def alterations(self, connection: Connection, chains: Chains) -> Iterable[JournalAltered]:
+        """Return an error for each lease that was changed or removed, except those in the rows of runs."""
         return ()
 
 

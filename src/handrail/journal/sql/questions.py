@@ -105,6 +105,8 @@ class SqlQuestions(Role):
     `watch` is the number of seconds between checks for answers from other processes; None means no regular checks.
     """
 
+    log = log
+
     def __init__(self, database: Database, clock: Clock, key: bytes, watch: float | None) -> None:
         super().__init__(database)
         self._clock = clock
@@ -114,8 +116,6 @@ class SqlQuestions(Role):
         database.subscribe(self._noticed)
         self._verified: dict[str, Any] = {}
         """The rows of open questions that have been verified, by question id."""
-        self._reported: set[str] = set()
-        """The altered runs that have already been logged."""
 
     async def ask(
         self,
@@ -265,13 +265,8 @@ class SqlQuestions(Role):
                     raise row
                 found += verified(connection, chains, row.id).open_questions.values()
             except JournalAltered as error:
-                self._report(error.id, error)
+                self._log_once(error.id, _NOT_SHOWN, error.id, error)
         return found
-
-    def _report(self, run_id: str, error: JournalAltered) -> None:
-        if run_id not in self._reported:
-            self._reported.add(run_id)
-            log.error("the questions of run %s are not shown: %s", run_id, error)
 
     def _is_recorded(
         self, connection: Connection, row: Any, checked: dict[str, bool], *, lists_all: bool
@@ -293,7 +288,7 @@ class SqlQuestions(Role):
             if not lists_all:
                 raise
             checked[run_id] = False
-            self._report(run_id, error)
+            self._log_once(run_id, _NOT_SHOWN, run_id, error)
             return False
         checked[run_id] = True
         if len(self._verified) >= _MOST_VERIFIED:
@@ -366,6 +361,7 @@ class SqlQuestions(Role):
                 self._local.deliver(answer)
 
 
+_NOT_SHOWN = "the questions of run %s are not shown: %s"
 _OPEN = "id, question, run_id, principal, asked_at"
 _MOST_VERIFIED = 10_000
 _PUT = """INSERT INTO questions (id, question, run_id, asked_at, principal) VALUES (?, ?, ?, ?, ?)

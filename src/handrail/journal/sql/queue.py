@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,6 @@ from handrail.journal.sql.workspaces import put_blob
 if TYPE_CHECKING:
     from handrail.journal.sql.runs import SqlRuns
 
-log = logging.getLogger("handrail.journal")
-
 # The index `runs_for_workers` serves the conditions in the first two lines, and the order of `_FIRST`. A run that was
 # interrupted is due at once. A queued run with an owner is about to begin, and the other queued runs of its session wait for it.
 _TURN = """FROM turns JOIN runs AS other ON other.id = turns.run_id
@@ -41,6 +38,7 @@ _DUE = f"""SELECT {COLUMNS}, (SELECT other.owner {_TURN}), (SELECT other.leased_
 _FIRST = " ORDER BY coalesce(due_at, 0), began_at, id LIMIT :limit"
 _ONE = " AND id = :run LIMIT :limit"
 _LOCK = "SELECT 1 FROM runs WHERE id = ? /* FOR UPDATE SKIP LOCKED */"
+_NOT_GIVEN = "a run is not given to a worker: %s"
 _FEW, _ALL = 50, 2**62
 """How many of the due runs are read first, since one of them can usually be claimed, and how many if none can."""
 
@@ -52,8 +50,6 @@ class SqlQueue(Role):
         super().__init__(database)
         self._runs = runs
         self._lost = lost
-        self._reported: set[str] = set()
-        """The texts of the alterations that have already been logged."""
 
     @transaction
     def submit(
@@ -109,7 +105,7 @@ class SqlQueue(Role):
                         take_turn(connection, database, row.session, row.id)
                         taken = acquire(connection, database, row, now, claims=True)
                     except JournalAltered as altered:
-                        self._report(altered)
+                        self._log_once(str(altered), _NOT_GIVEN, altered)
                         continue
                     shown = self._runs.shown(connection, row)
                     return msgspec.structs.replace(shown, deaths=taken.deaths, legs=taken.legs)
@@ -163,7 +159,7 @@ class SqlQueue(Role):
             try:
                 row = check_run(self._database.chains, values)
             except JournalAltered as altered:
-                self._report(altered)
+                self._log_once(str(altered), _NOT_GIVEN, altered)
                 continue
             is_wanted = (queues is None or row.queue in queues) and (host is None or row.host in ("", host))
             is_mine = row.owner == self._database.owner
@@ -171,11 +167,6 @@ class SqlQueue(Role):
             if is_wanted and is_turn and not is_mine and not held(row.owner, row.leased_until):
                 found.append(row)
         return found, len(read) < limit
-
-    def _report(self, altered: JournalAltered) -> None:
-        if str(altered) not in self._reported:
-            self._reported.add(str(altered))
-            log.error("a run is not given to a worker: %s", altered)
 
     @transaction
     def wake(self, connection: Connection, run_id: str, /, at: float | None = None) -> None:

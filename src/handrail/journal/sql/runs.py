@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from handrail.journal.records import (
     TakenTurn,
     Verification,
 )
-from handrail.journal.sql.chains import Chains, NewRecord, outside_chain, run_chain
+from handrail.journal.sql.chains import Chains, NewRecord, alteration, outside_chain, run_chain
 from handrail.journal.sql.connection import Connection, fetch
 from handrail.journal.sql.database import Database, Role, encode, transaction
 from handrail.journal.sql.leases import acquire, check_owner, count_deaths, earliest
@@ -149,10 +148,7 @@ def forget_turns(connection: Connection, session_ids: Iterable[str]) -> None:
 def turn_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
     """Yield an error for each session whose row was changed or removed."""
     for session in fetch(connection, "SELECT session_id, principal FROM turns"):
-        try:
-            _find(connection, chains, session)
-        except JournalAltered as altered:
-            yield altered
+        yield from alteration(_find, connection, chains, session)
     for (session_id,) in fetch(connection, _MISSING):
         yield _altered(chains, session_id, "removed")
 
@@ -301,7 +297,6 @@ _SESSIONS = f"""SELECT session, number, changed,
         SELECT id FROM runs WHERE +principal = :principal AND session_id = session
         ORDER BY began_at DESC, id DESC LIMIT 1
     ) ORDER BY changed DESC, session DESC"""
-log = logging.getLogger("handrail.journal")
 
 _CHUNK = 500
 """Maximum number of run ids in one SQL statement."""
@@ -313,8 +308,6 @@ class SqlRuns(Role):
     def __init__(self, database: Database, lost: Callable[[str], None]) -> None:
         super().__init__(database)
         self._lost = lost
-        self._reported: set[str] = set()
-        """The damage that has already been logged."""
 
     @transaction
     def begin(
@@ -457,9 +450,7 @@ class SqlRuns(Role):
                     raise row
                 found.append(self.shown(connection, row))
             except JournalAltered as altered:
-                if str(altered) not in self._reported:
-                    self._reported.add(str(altered))
-                    log.error("a run is not listed: %s", altered)
+                self._log_once(str(altered), "a run is not listed: %s", altered)
         return sorted(found, key=lambda row: row.record.mark)
 
     async def sessions(

@@ -102,13 +102,8 @@ class SqlTickets(Role):
         for place in places:
             ticket = _get(connection, database.chains, run_id, place)
             if ticket is not None:
-                _put(
-                    connection,
-                    database.chains,
-                    run_id,
-                    place,
-                    msgspec.structs.replace(ticket, open=False),
-                )
+                closed = msgspec.structs.replace(ticket, open=False)
+                _put(connection, database.chains, run_id, place, closed)
                 if ticket.deposit or ticket.holder:
                     if deposits is None:
                         deposits = verified(connection, database.chains, run_id).deposits

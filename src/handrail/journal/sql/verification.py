@@ -19,6 +19,7 @@ from handrail.journal.sql.chains import (
     SESSIONS,
     ChainRecord,
     Chains,
+    alteration,
     decision_chain,
     decisions_of,
     outside_chain,
@@ -113,15 +114,13 @@ def session_alterations(
         found[SESSION, session_id] = rows[0][0] if rows else None
     owners = {str(id): None for (id,) in fetch(connection, "SELECT DISTINCT session_id FROM runs")}
     for session_id in {**dict.fromkeys(session_ids), **owners}:
-        try:
-            check_session(connection, chains, session_id)
-        except JournalAltered as altered:
-            yield altered
-    try:
+        yield from alteration(check_session, connection, chains, session_id)
+
+    def check_list() -> None:
         records = chains.read(connection, SESSIONS)
         _compare(chains, SESSIONS, len(records), _begun(chains, SESSIONS, records, SESSION), found)
-    except JournalAltered as altered:
-        yield altered
+
+    yield from alteration(check_list)
 
 
 def read_decisions(
@@ -320,12 +319,6 @@ class RunRecords:
         """
         ends = [each for each in self.own if each.kind == OUTCOME]
         return (ends[-1].key, ends[-1].body) if ends else ("", b"")
-
-    @property
-    def origin(self) -> ChainRecord | None:
-        """The first record of a run that was created by a fork or an import; None for any other run."""
-        first = self.own[0] if self.own else None
-        return first if first is not None and first.kind in (FORK, IMPORT) else None
 
     @property
     def progress(self) -> int:
@@ -544,10 +537,7 @@ def _alterations(connection: Connection, chains: Chains, run_id: str | None) -> 
     If `run_id` is given, yield only the first alteration in that run's session.
     """
     if run_id is not None:
-        try:
-            verify_session(connection, chains, run_id)
-        except JournalAltered as altered:
-            yield altered
+        yield from alteration(verify_session, connection, chains, run_id)
         return
     runs: dict[str, None] = {}
     sessions: dict[str, None] = {}
@@ -576,14 +566,11 @@ def _alterations(connection: Connection, chains: Chains, run_id: str | None) -> 
         if found is None or found[0] < version:
             yield chains.altered(chain, version, "its versions were set back: a run has recorded a newer one")
     for chain in others:
-        try:
-            owner = decisions_of(chain)
-            if owner is None:
-                chains.read(connection, chain)
-            else:
-                read_decisions(connection, chains, *owner)
-        except JournalAltered as altered:
-            yield altered
+        owner = decisions_of(chain)
+        if owner is None:
+            yield from alteration(chains.read, connection, chain)
+        else:
+            yield from alteration(read_decisions, connection, chains, *owner)
     yield from session_alterations(connection, chains, sessions)
     yield from _blob_alterations(connection, chains)
     yield from chains.find_damage(connection)

@@ -33,7 +33,7 @@ from handrail.journal.records import (
     WorkspaceLine,
     WorkspaceRow,
 )
-from handrail.journal.sql.chains import Chains, reading, run_chain, workspace_chain
+from handrail.journal.sql.chains import Chains, alteration, reading, run_chain, workspace_chain
 from handrail.journal.sql.connection import Connection, chunks, fetch, marks
 from handrail.journal.sql.database import Database, Role, transaction
 from handrail.journal.sql.leases import check_not_taken, check_owner
@@ -279,10 +279,7 @@ def _read_files(
 def workspace_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
     """Yield the first alteration that is found in each altered workspace."""
     for (name,) in fetch(connection, _NAMES):
-        try:
-            read_files(connection, chains, name)
-        except JournalAltered as altered:
-            yield altered
+        yield from alteration(read_files, connection, chains, name)
 
 
 def _line(connection: Connection, database: Database, name: str) -> WorkspaceLine:
