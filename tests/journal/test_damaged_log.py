@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from handrail import SqliteJournal
 from handrail.cli.runs_commands import app
 from handrail.errors import JournalError
-from handrail.journal import log_file
+from handrail.journal import sqlite as log_file
 from support import TESTS
 from support.damage import RUNS, Reading, read_journal
 

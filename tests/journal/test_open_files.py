@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from handrail.journal.log_file import OpenFile
+from handrail.journal.sqlite import OpenFile
 from support import PATIENCE
 
 

@@ -238,7 +238,7 @@ async def test_a_file_that_changes_while_it_is_copied_is_not_recorded(
             victim.write_text({"grows": "hello you", "shrinks": "", "is rewritten": "HELLO"}[change])
             os.utime(victim, ns=(1, 1))
 
-    monkeypatch.setattr("handrail.runs.workspace_files.check_size", change_it)
+    monkeypatch.setattr("handrail.runs.copies.check_size", change_it)
     with pytest.raises(RunError, match=r"'a.txt': it was changed while it was copied"):
         await put_files(journal, shop(tmp_path), source)
 

@@ -1,6 +1,9 @@
-"""Steps and questions within one process.
+"""Steps and questions within one process, and the checks that an answer must pass.
 
 Runs without a journal use them as they are. A journal uses them for the steps and the askers of its own process.
+
+The asker gets the answer as it was given. If the answer contains secrets, the record has masks in their place, and a seal: a
+digest of the whole value, made with the journal's key. The seal shows whether a later answer has the same value.
 """
 
 from __future__ import annotations

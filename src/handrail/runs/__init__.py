@@ -7,10 +7,9 @@ process that executed the run.
 from handrail.journal.records import WorkspaceLine
 from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs
 from handrail.runs.check import Divergence, replay
-from handrail.runs.copies import export, fork, import_
+from handrail.runs.copies import FilesPut, export, fork, get_files, import_, list_workspaces, put_files
 from handrail.runs.tree import CallNode, RunTree, Turn, said, session, show
 from handrail.runs.undo import Undoing, discard, unapplied, undo, undo_problems
-from handrail.runs.workspace_files import FilesPut, get_files, list_workspaces, put_files
 
 __all__ = [
     "CallNode",

@@ -44,6 +44,7 @@ from handrail.run.record.resume import ResumedRun, load_resumed
 from handrail.run.response import Output
 from handrail.run.run import Run, open_run
 from handrail.run.transaction import new_transaction
+from handrail.runs.tree import answers_in
 from handrail.runs.undo import meet
 from handrail.session import Session
 from handrail.session.serialization import decode_item
@@ -147,11 +148,7 @@ async def replay(
         with contextlib.suppress(ToolValidationError):  # it is open, or does not exist any more
             rendered = rendered.open([path]).rendered  # an earlier run of the session has opened it
     entries = await journal.calls.entries(run_id)
-    answers = {
-        place: msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
-        for entry in entries
-        if entry.kind == "model answer" and (place := Place.parse(entry.key)).parent == RUN
-    }
+    answers = answers_in(entries)
     asking = [Place.parse(entry.key) for entry in entries if entry.kind == "verb"]
     units = await journal.calls.load(run_id)
     changed = await _changed_since(journal, units, filesystem)

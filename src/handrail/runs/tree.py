@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -135,6 +135,15 @@ class RunTree(msgspec.Struct, kw_only=True):
     def steps(self) -> int:
         """The number of model answers, without those of nested runs."""
         return len(self.turns)
+
+
+def answers_in(entries: Iterable[Entry]) -> Mapping[Place, RecordedAnswer]:
+    """Return the model answers of the run itself, without those of nested runs, by their places."""
+    return {
+        place: msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
+        for entry in entries
+        if entry.kind == "model answer" and (place := Place.parse(entry.key)).parent == RUN
+    }
 
 
 async def show(journal: Journal, run_id: str) -> RunTree:

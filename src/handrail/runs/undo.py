@@ -1,4 +1,7 @@
-"""Undo of a committed call: restores its files and drops its events, unless a later call depends on them."""
+"""Undo of a committed call: restores its files and drops its events, unless a later call depends on them.
+
+And file changes that are recorded but not applied, for example because their folder or their staged files are missing.
+"""
 
 from __future__ import annotations
 

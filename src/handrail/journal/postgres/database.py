@@ -1,4 +1,9 @@
-"""A journal's database in PostgreSQL: its transactions, and the connection, which is replaced if it is lost."""
+"""A journal's database in PostgreSQL: its schema, its transactions, its leases, and the connection, which is replaced if it is lost.
+
+Each process has one lease by the database's clock, in one row, for all the runs that it owns. A lease has a MAC, and is never
+deleted while its process owns runs. A lease that was altered or removed counts as held, so whoever can write only to this table
+can't have a live process's runs taken over, unless they restore an earlier row of its lease.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Notices between processes: which run, question or watched session has changed.
+"""Notices between processes: which run, question or watched session has changed. And broadcasts, which they announce.
 
-They carry only ids, so the receiver looks up what has changed.
+They carry only ids, so the receiver looks up what has changed. Broadcasts are kept in two unlogged tables.
 """
 
 from __future__ import annotations

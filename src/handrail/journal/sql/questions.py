@@ -1,4 +1,11 @@
-"""Questions in a journal's database, including those asked or answered by other processes."""
+"""Questions in a journal's database, including those asked or answered by other processes, and votes on those that a quorum decides.
+
+Time goes on while nobody runs a run. A question ends when somebody next looks at it after its expiry: whoever asks it again,
+answers it, votes on it or lists it. `settle` decides that in the same transaction that would record an answer, by the
+journal's clock. So either the answer or the expiry is recorded, once, and everybody sees the same end from then on.
+
+Each vote is a record in the run's `outside` chain.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Runs in a journal's database, and the leases on them."""
+"""Runs in a journal's database, the leases on them, and the turns of sessions: one run at a time works on a recorded session.
+
+A session's row names its current turn and the run that has it, or had it last. There is no separate lease: a run has its
+turn while its owner holds the run's lease. So a run that ends, parks or is left gives its turn up in the same statement, and
+the turn of a process that has ended is free.
+
+Each turn has a new id. A session in memory remembers the turn that it has followed the record to, and a run begins on it only
+if there was no other turn since. A run that takes the turn of a process whose lease has ended takes that process's run from
+it in the same transaction, so the process can't commit to the session any more, although its commits check only the run.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,11 @@
 """Verification: checks that runs, sessions and blobs are still what Handrail recorded.
 
 The chains are authoritative. Other tables repeat some of their data for lists and searches, and must agree with them.
+
+A session's chain has a record for each run that began in the session, and for each principal whose decisions are
+remembered there. A separate chain lists the sessions. Each of these records contains the MAC of the record with which
+the run, the decisions or the session began, so nothing else can take their place. Runs and sessions that Handrail itself
+deletes are recorded as forgotten.
 """
 
 from __future__ import annotations

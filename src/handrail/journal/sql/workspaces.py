@@ -1,4 +1,4 @@
-"""Workspaces in a journal's database: which files each has, and which run has it.
+"""Workspaces in a journal's database: which files each has, and which run has it. And blobs: bytes that are stored once and named by their digest.
 
 The rows of a workspace's files are replaced when they change. Each has a MAC, and the workspace's own row has the sum of
 these MACs. So reading all rows shows whether something other than Handrail has changed, added or removed one.
