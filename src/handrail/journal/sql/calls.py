@@ -214,20 +214,18 @@ class SqlCalls(Role):
     def entries(self, connection: Connection, run_id: str, /) -> Sequence[Entry]:
         return tuple(verified(connection, self._database.chains, run_id).entries)
 
-    async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
+    @transaction
+    def marks(self, connection: Connection, session_id: str, /) -> Sequence[tuple[str, Entry]]:
         chains = self._database.chains
         query = """SELECT DISTINCT runs.id FROM runs JOIN records ON chain = 'run ' || runs.id
             WHERE runs.session_id = ? AND kind IN ('undone', 'told')"""
 
-        def find(connection: Connection) -> list[tuple[ChainRecord, str]]:
-            found: list[tuple[ChainRecord, str]] = []
-            for (run_id,) in fetch(connection, query, session_id):
-                records = verified(connection, chains, run_id)
-                found += [(each, run_id) for each in records.own if each.kind in ("undone", "told")]
-            return sorted(found)
-
+        marks: list[tuple[ChainRecord, str]] = []
+        for (run_id,) in fetch(connection, query, session_id):
+            records = verified(connection, chains, run_id)
+            marks += [(each, run_id) for each in records.own if each.kind in ("undone", "told")]
         newest: dict[tuple[str, str, str], tuple[str, Entry]] = {}
-        for each, run_id in await self._database.transact(find):
+        for each, run_id in sorted(marks):
             name = run_id, each.kind, each.key
             newest.pop(name, None)  # a later entry replaces an earlier one
             newest[name] = run_id, Entry(cast("Any", each.kind), each.key, each.at, each.body)

@@ -31,11 +31,6 @@ def new_owner() -> str:
     return f"{_host()}/{os.getpid()}/{_started_here()}/{secrets.token_hex(4)}"
 
 
-def is_free(owner: str, leased_until: float, now: float, me: str) -> bool:
-    """Return whether `me` may take a lease: nobody else has it, it has expired, or its owner's process has ended."""
-    return not owner or owner == me or now >= leased_until or is_dead(owner)
-
-
 _given_up: set[str] = set()
 """The owners of this process that could not release a run, for example because the disk was full."""
 
@@ -116,7 +111,7 @@ class Leases:
         self, connection: Connection, owner: str, leased_until: float, now: float, me: str = ""
     ) -> bool:
         """Return whether `me` may take a run or ticket that `owner` holds until `leased_until`."""
-        return is_free(owner, leased_until, now, me)
+        return not owner or owner == me or now >= leased_until or is_dead(owner)
 
     def is_at_work(self, connection: Connection, owner: str) -> bool:
         """Return whether an owner's process may still be at work."""
@@ -131,7 +126,7 @@ class Leases:
 
         Its arguments are the owner and the end of the lease.
         """
-        return lambda owner, until: not is_free(owner, until, now, "")
+        return lambda owner, until: not self.is_free(connection, owner, until, now)
 
     def alterations(self, connection: Connection, chains: Chains) -> Iterable[JournalAltered]:
         """Return an error for each lease that was changed or removed, except those in the rows of runs."""

@@ -303,15 +303,12 @@ class SqlQuestions(Role):
         self._verified[id] = row
         return True
 
-    async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
+    @transaction
+    def history(self, connection: Connection, run_id: str, /) -> Sequence[QuestionRecord]:
         database = self._database
-
-        def find(connection: Connection) -> list[QuestionRecord]:
-            records = verified(connection, database.chains, run_id).questions.values()
-            return [settle(connection, database, decoded(each)) for each in records]
-
-        found = await database.transact(find)
-        return tuple(sorted(found, key=lambda each: (each.question.asked_at, each.question.id)))
+        asked = verified(connection, database.chains, run_id).questions.values()
+        records = [settle(connection, database, decoded(each)) for each in asked]
+        return tuple(sorted(records, key=lambda each: (each.question.asked_at, each.question.id)))
 
     async def withdraw(self, question_id: str, /) -> None:
         await self._local.withdraw(question_id)

@@ -402,8 +402,10 @@ class SqlRuns(Role):
         )
         return row.shown(questions, held)
 
-    async def list(
+    @transaction
+    def list(
         self,
+        connection: Connection,
         *,
         session_id: str | None = None,
         principal: str | None = None,
@@ -425,24 +427,20 @@ class SqlRuns(Role):
             order = "began_at DESC, id DESC LIMIT ?"
             values.append(limit)
         query = f"SELECT {COLUMNS}, {WAITING} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"
-
-        def find(connection: Connection) -> list[RunRow]:
-            with contextlib.suppress(JournalAltered):  # the rows are then checked one by one
-                if self._database.is_intact(connection):
-                    held = self._database.leases.held(connection, self._database.now())
-                    return [self._checked(row, held) for row in fetch(connection, query, *values)]
-            rows = [
-                row
-                for row in self._rescue(connection)
-                if session_id in (None, row.record.session_id)
-                and principal in (None, row.record.principal)
-                and (before is None or row.record.mark < before)
-            ]
-            if session_id is not None:
-                return rows[:1] if limit == 1 else rows
-            return rows[: -limit - 1 : -1]
-
-        return tuple(await self._database.transact(find))
+        with contextlib.suppress(JournalAltered):  # the rows are then checked one by one
+            if self._database.is_intact(connection):
+                held = self._database.leases.held(connection, self._database.now())
+                return tuple(self._checked(row, held) for row in fetch(connection, query, *values))
+        rows = [
+            row
+            for row in self._rescue(connection)
+            if session_id in (None, row.record.session_id)
+            and principal in (None, row.record.principal)
+            and (before is None or row.record.mark < before)
+        ]
+        if session_id is not None:
+            return tuple(rows[:1] if limit == 1 else rows)
+        return tuple(rows[: -limit - 1 : -1])
 
     def _checked(self, values: Sequence[Any], held: Callable[[str, float], bool]) -> RunRow:
         row = check_run(self._database.chains, values)
@@ -462,33 +460,30 @@ class SqlRuns(Role):
                 self._log_once(str(altered), "a run is not listed: %s", altered)
         return sorted(found, key=lambda row: row.record.mark)
 
-    async def sessions(
-        self, principal: str, /, *, limit: int = 100, before: Mark | None = None
+    @transaction
+    def sessions(
+        self, connection: Connection, principal: str, /, *, limit: int = 100, before: Mark | None = None
     ) -> Sequence[SessionRow]:
         at, id = before or (None, None)
         values = {"principal": principal, "limit": limit, "mark": at, "id": id}
-
-        def find(connection: Connection) -> list[SessionRow]:
-            chains = self._database.chains
-            with contextlib.suppress(JournalAltered):
-                if self._database.is_intact(connection):
-                    held = self._database.leases.held(connection, self._database.now())
-                    return [
-                        SessionRow(
-                            session_id=session_id,
-                            runs=number,
-                            changed_at=changed,
-                            first=find_run(connection, chains, first).decoded,
-                            questions=waiting,
-                            newest=self._checked(newest, held),
-                        )
-                        for session_id, number, changed, first, waiting, *newest in connection.execute(
-                            _SESSIONS, values
-                        ).fetchall()
-                    ]
-            return self._rescue_sessions(connection, principal, before)[:limit]
-
-        return tuple(await self._database.transact(find))
+        chains = self._database.chains
+        with contextlib.suppress(JournalAltered):
+            if self._database.is_intact(connection):
+                held = self._database.leases.held(connection, self._database.now())
+                return tuple(
+                    SessionRow(
+                        session_id=session_id,
+                        runs=number,
+                        changed_at=changed,
+                        first=find_run(connection, chains, first).decoded,
+                        questions=waiting,
+                        newest=self._checked(newest, held),
+                    )
+                    for session_id, number, changed, first, waiting, *newest in connection.execute(
+                        _SESSIONS, values
+                    ).fetchall()
+                )
+        return tuple(self._rescue_sessions(connection, principal, before)[:limit])
 
     def _rescue_sessions(
         self, connection: Connection, principal: str, before: Mark | None
