@@ -73,6 +73,7 @@ async def test_a_session_that_was_loaded_while_nothing_was_recorded_is_up_to_dat
     during = await journal.runs.turn("s", "ada")
     await journal.runs.leave("a", "parked")
     await journal.runs.begin(run("b"), followed=during)
+    assert [row.record.id for row in await journal.runs.list(session_id="s")] == ["a", "b"]
 
 
 async def test_a_process_whose_lease_has_ended_loses_its_run_with_the_turn(
@@ -171,6 +172,7 @@ async def test_a_finished_run_that_is_taken_leaves_the_turn(journal: Journal):
     await journal.runs.leave("a", "done")
     await journal.runs.leave("b", "done")
     await journal.runs.begin(run("c"), followed=own)
+    assert [row.record.id for row in await journal.runs.list(session_id="s")] == ["a", "b", "c"]
 
 
 async def test_a_worker_claims_no_run_of_a_session_in_use(processes: tuple[Journal, Journal]):
@@ -200,6 +202,7 @@ async def test_sessions_of_different_principals_have_their_own_turns(journal: Jo
     await journal.runs.begin(run("bob's", principal="bob"))
     await journal.runs.leave("ada's", "done")
     await journal.runs.begin(run("ada's 2"), followed=own)
+    assert {row.record.id for row in await journal.runs.list(principal="ada")} == {"ada's", "ada's 2"}
 
 
 async def test_a_copy_is_a_turn_of_its_session(journal: Journal):

@@ -140,12 +140,14 @@ async def test_a_later_run_of_a_restored_session_has_them() -> None:
     assert sorted(await journal.blobs.list("b")) == sorted([PHOTO.digest, PLOT.digest])
 
 
+@pytest.mark.parametrize("photo_of", ["person", "model"])
 @pytest.mark.parametrize("copied", ["fork", "export"])
-async def test_a_copy_has_its_attachments(tmp_path: Path, copied: str) -> None:
-    """A fork has the run's attachments with their bytes, even if the run was imported into another journal."""
+async def test_a_copy_has_its_attachments(tmp_path: Path, copied: str, photo_of: str) -> None:
+    """A fork has what was attached, and what the model made, with their bytes, even if the run was imported into another journal."""
     journal = MemoryJournal()
-    first = ScriptedModel([ToolCall("plot", {}), "ok"])
-    await Adapter(first, journal=journal).evaluate(PROMPT, "look", attachments=[PHOTO], run_id="run")
+    made, attached = ([PHOTO], []) if photo_of == "model" else ([], [PHOTO])
+    first = ScriptedModel([Reply("a", [ToolCall("plot", {})], attachments=made), "ok"])
+    await Adapter(first, journal=journal).evaluate(PROMPT, "look", attachments=attached, run_id="run")
     if copied == "export":
         await export(journal, "run", tmp_path / "run.jsonl")
         journal = MemoryJournal()
@@ -245,22 +247,6 @@ async def test_a_resumed_run_has_what_its_model_made() -> None:
     response = await Adapter(script, journal=journal).resume("run", PROMPT, environment=LaterEnvironment())
     assert contents(script) == [PHOTO.content, *[PLOT.content] * 3]
     assert [each.content for each in response.attachments] == [PLOT.content, PHOTO.content]
-
-
-@pytest.mark.parametrize("copied", ["fork", "export"])
-async def test_a_copy_has_what_the_model_made(tmp_path: Path, copied: str) -> None:
-    """A fork has what the model had made with its bytes, even if the run was imported into another journal."""
-    journal = MemoryJournal()
-    first = ScriptedModel([Reply("a", [ToolCall("plot", {})], attachments=[PHOTO]), "ok"])
-    await Adapter(first, journal=journal).evaluate(PROMPT, "look", run_id="run")
-    if copied == "export":
-        await export(journal, "run", tmp_path / "run.jsonl")
-        journal = MemoryJournal()
-        await import_(journal, tmp_path / "run.jsonl")
-    await fork(journal, "run", 1, "copy")
-    script = ScriptedModel(["ok"])
-    await Adapter(script, journal=journal).resume("copy", PROMPT)
-    assert contents(script) == [PHOTO.content, PLOT.content]
 
 
 async def test_a_nested_run_gives_what_its_model_made() -> None:

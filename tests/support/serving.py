@@ -252,7 +252,14 @@ class Stream:
 async def start(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *rest = head.strip().split("\r\n")
-    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}
+    headers: dict[str, str] = {}
+    for line in rest:
+        name, _, value = line.partition(": ")
+        earlier = headers.get(name.lower())
+        # The values of repeated headers are joined, except cookies, which cannot be.
+        headers[name.lower()] = (
+            value if earlier is None or name.lower() == "set-cookie" else f"{earlier}, {value}"
+        )
     return int(first.split()[1]), headers
 
 
