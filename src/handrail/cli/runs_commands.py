@@ -59,6 +59,7 @@ from handrail.text.rendering import counted, escape
 app = typer.Typer(name="runs", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 RunId = Annotated[str, typer.Argument(help="The run's id, or its beginning.")]
+CallId = Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")]
 
 
 class Report:
@@ -489,7 +490,7 @@ async def fork(
 async def undo(
     journal: AnyJournal,
     run: RunId,
-    call: Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")],
+    call: CallId,
     files: Files = None,
 ) -> Report:
     """Undo what a call changed, unless later changes build on it. The model is told about it in its next turn."""
@@ -504,7 +505,7 @@ async def undo(
 async def discard(
     journal: AnyJournal,
     run: RunId,
-    call: Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")],
+    call: CallId,
 ) -> Report:
     """Give up a call's recorded file changes that can't be applied, for example because their folder is gone.
 

@@ -232,7 +232,8 @@ class Cassette:
 
         exchange = Exchange(url, request, Response())
         self._exchanges.append(exchange)
-        response, tape = exchange.response, _Tape()
+        response = exchange.response
+        taped: _Taped | None = None
         try:
             async with send() as answer:
                 response.status = answer.status
@@ -241,10 +242,10 @@ class Cassette:
                     for name, value in answer.headers.items()
                     if name.lower() in _KEPT_HEADERS or name.lower().startswith(_KEPT_PREFIXES)
                 }
-                tape.started = True
-                yield _Answer(response.status, answer.headers, _Taped(answer.content, tape))
+                taped = _Taped(answer.content)
+                yield _Answer(response.status, answer.headers, taped)
         except aiohttp.ClientError as error:
-            if tape.started:
+            if taped is not None:
                 response.ending = "cut"
             else:
                 response.error = self._without_secrets(str(error)) or type(error).__name__
@@ -253,7 +254,7 @@ class Cassette:
             response.ending = "silent"
             raise
         finally:
-            _put_body(response, self._without_secrets_in(bytes(tape.data)))
+            _put_body(response, self._without_secrets_in(b"" if taped is None else bytes(taped.data)))
 
     def _find(self, url: str, request: Any) -> Exchange:
         for number, each in enumerate(self._left):
@@ -360,14 +361,6 @@ def _last_error() -> object:
 # --- responses ------------------------------------------------------------------------------------
 
 
-class _Tape:
-    """The bytes of a response so far."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.started = False
-
-
 class _Content:
     """The body of a recorded response."""
 
@@ -390,13 +383,14 @@ class _Content:
 class _Taped:
     """The body of a real response, which records what is read from it."""
 
-    def __init__(self, content: Any, tape: _Tape) -> None:
+    def __init__(self, content: Any) -> None:
         self._content = content
-        self._tape = tape
+        self.data = bytearray()
+        """The bytes so far."""
 
     async def iter_any(self) -> AsyncIterator[bytes]:
         async for chunk in self._content.iter_any():
-            self._tape.data += chunk
+            self.data += chunk
             yield chunk
 
     async def read(self) -> bytes:
