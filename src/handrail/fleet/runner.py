@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +185,7 @@ class Runner:
                     if row is not None and self._draining:
                         await self._return(row)
                     elif row is not None:
-                        self._start(row)
+                        self._start(self._execute(row))
                         continue
                 await self.journal.queue.wait(_LOOK_SECONDS)
             except JournalError:
@@ -207,19 +207,17 @@ class Runner:
         now = self.journal.clock.now().timestamp()
         await self.journal.runs.leave(row.record.id, row.status, row.outcome, due_at=now)
 
-    def _start(self, row: RunRow) -> None:
-        task = asyncio.ensure_future(self._execute(row))
+    def _start(self, leg: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(leg)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _work(self, engine: Engine) -> None:
         """Let the engine start legs. Each leg is a separate task, so that stopping the engine does not cancel it."""
 
         async def execute(run_id: str) -> None:
-            task = asyncio.ensure_future(self.execute(run_id))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            await asyncio.shield(task)
+            await asyncio.shield(self._start(self.execute(run_id)))
 
         await engine.work(execute, self.queues, self.limit)
 
@@ -442,4 +440,4 @@ def _narrator(journal: Journal, clock: Clock, voters: Voters) -> Narrator | None
             raise
         log.warning("servers can't show what this worker does. Install: pip install 'handrail[serve]'")
         return None
-    return Narrator.of(journal, park_after=_PARK_AFTER, clock=clock, voters=voters)
+    return Narrator(journal, journal.broadcasts, park_after=_PARK_AFTER, clock=clock, voters=voters)

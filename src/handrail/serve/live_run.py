@@ -78,7 +78,7 @@ class LiveRun(Host):
         self._first_leg = ""
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._changed: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
         self._failure: Exception | None = None
         self._is_cancelled = self._is_stopping = self._is_over = self._is_resumed = False
 
@@ -127,13 +127,13 @@ class LiveRun(Host):
         self.wake()
         self.questions[question.id] = question
         self._feed.append(self._translator.ask(question))
-        self._notify()
+        self._changed.set()
 
     def run_waiting(self, parking: Parking) -> None:
         """End the leg, because everything in the run waits for an answer, and park the run as a `Host` does."""
         if self.leg and self.questions:
             self._feed.append(self._translator.interrupt(list(self.questions.values()), self._state()))
-            self._notify()
+            self._changed.set()
         super().run_waiting(parking)
 
     def open(self) -> Sequence[Event]:
@@ -143,9 +143,8 @@ class LiveRun(Host):
     async def wait_for_question(self, question_id: str) -> bool:
         """Wait until the run asks this question. Returns False if the run ends or waits without asking it."""
         while question_id not in self.questions and not self._is_over and (self.leg or not self.has_started):
-            if self._changed is None:
-                self._changed = self._loop.create_future()
-            await asyncio.wait({self._changed})
+            self._changed.clear()
+            await self._changed.wait()
         return question_id in self.questions
 
     async def cancel(self) -> None:
@@ -180,7 +179,7 @@ class LiveRun(Host):
             self._feed.append(ended())
         self._is_over = True
         self._mark_started()
-        self._notify()
+        self._changed.set()
 
     async def _outcome(self, stream: RunStream[Any]) -> Callable[[], Sequence[Event]] | None:
         """Wait for the run's end.
@@ -279,11 +278,6 @@ class LiveRun(Host):
     def _mark_started(self) -> None:
         if not self._started.done():
             self._started.set_result(None)
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None:
-            changed.set_result(None)
 
 
 def paths_in(writes: Iterable[str]) -> list[str]:

@@ -28,13 +28,7 @@ from handrail.ids import NewId, random_id
 from handrail.serve.limits import Limits, Quota, Rate, network_of
 from handrail.serve.metrics import BYTES_SENT, REQUESTS, Metrics
 from handrail.serve.principals import Principals, address_of
-from handrail.serve.refusals import (
-    INCIDENT,
-    RequestRefused,
-    error_response,
-    journal_refusal,
-    server_error,
-)
+from handrail.serve.refusals import INCIDENT, RequestRefused, error_response, journal_refusal, server_error
 from handrail.serve.requests import (
     PERSON,
     PRINCIPAL,

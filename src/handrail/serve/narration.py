@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from handrail import runs
-from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.clock import Clock
 from handrail.errors import HandrailError
-from handrail.ids import NewId, random_id
 from handrail.journal.protocol import Broadcasts, Journal, Watcher
 from handrail.journal.records import RunRow
 from handrail.run.host import Voters
@@ -173,28 +173,18 @@ class Narrator:
         broadcasts: Broadcasts,
         *,
         park_after: float,
-        clock: Clock = SYSTEM_CLOCK,
-        new_id: NewId = random_id,
-        voters: Voters = lambda role, besides: {},
+        clock: Clock,
+        voters: Voters,
     ) -> None:
         self._journal = journal
-        self._voters = voters
         self._broadcasts = broadcasts
-        self._park_after = park_after
-        self._clock = clock
-        self._new_id = new_id
+        self._setup = partial(Setup, journal=journal, park_after=park_after, clock=clock, voters=voters)
         self._loop = asyncio.get_running_loop()
         self._legs: dict[str, Broadcast] = {}
         """The broadcasts of the current legs, by session id. A session has one leg at a time."""
         self._lock = asyncio.Lock()
         self._looking: set[asyncio.Task[None]] = set()
         self._stop: Callable[[], None] | None = None
-
-    @classmethod
-    def of(cls, journal: Journal, **options: Any) -> Narrator | None:
-        """Return a narrator for a journal that has broadcasts, and None for any other."""
-        broadcasts = journal.broadcasts
-        return None if broadcasts is None else cls(journal, broadcasts, **options)
 
     async def narrate(self, source: Source, row: RunRow) -> Narration | None:
         """Prepare to execute and broadcast the next leg of a run. Returns None if the run belongs to no thread."""
@@ -207,8 +197,7 @@ class Narrator:
         broadcast = Broadcast(
             self._broadcasts, record.session_id, record.id, row.legs, opening=lambda: _opening(thread, live)
         )
-        setup = Setup(source, self._journal, self._park_after, self._new_id, self._clock, voters=self._voters)
-        thread = Thread(key[1], key[0], setup, broadcast)
+        thread = Thread(key[1], key[0], self._setup(source), broadcast)
         if row.status == "queued":
             live = await thread.begun(record.id)
         else:

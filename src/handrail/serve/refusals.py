@@ -189,11 +189,14 @@ def exception_handlers(
         body = error_body(kind, message.format(served=served))
         return JSONResponse(body, error.status_code, error.headers)
 
+    async def handle_defect(request: Request, error: Exception) -> Response:
+        return error_response(server_error(request.scope[INCIDENT]))
+
     return {
         HTTPException: handle_framework,
         JournalError: handle_journal,
         HandrailError: handle_ours,
-        Exception: _handle_defect,
+        Exception: handle_defect,
     }
 
 
@@ -261,7 +264,3 @@ def _refusal_response(refused: RequestRefused) -> Response:
     if refused.challenge:
         headers["www-authenticate"] = refused.challenge
     return JSONResponse(error_body(refused.kind, str(refused), refused.fields), refused.status, headers)
-
-
-async def _handle_defect(request: Request, error: Exception) -> Response:
-    return error_response(server_error(request.scope[INCIDENT]))

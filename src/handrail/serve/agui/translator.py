@@ -45,15 +45,7 @@ from handrail.run.place import is_in_run
 from handrail.serve.agui.call_states import CallStates, Subagents, usage_json
 from handrail.serve.agui.interrupts import interrupt_leg, question_json
 from handrail.serve.agui.message_writer import MADE, WITHDRAWN, Known, MessageWriter, OpenRun, shorten
-from handrail.serve.agui.wire_events import (
-    PROTOCOL,
-    Event,
-    custom,
-    dump,
-    plain_json,
-    state_patch,
-    wire_event,
-)
+from handrail.serve.agui.wire_events import PROTOCOL, Event, custom, dump, plain_json, state_patch, wire_event
 from handrail.serve.attachments import parts_of
 from handrail.serve.thread_messages import user_id
 from handrail.tools.result import clean_text, shown_text
