@@ -58,7 +58,8 @@ log = logging.getLogger("handrail.serve")
 
 _POST = ["POST"]
 _MOST_AUDITED = 10_000
-Endpoint = Callable[[Request], Awaitable[Any]]
+Endpoint = Callable[..., Awaitable[Any]]
+"""A function that takes a request and, if its path names one, the principal's thread."""
 
 
 NOTED = "handrail.noted"
@@ -234,7 +235,7 @@ class Routes:
             Route("/login", self.sign_in, methods=_POST),
             Route("/health", self.health),
             *(
-                self._route(method, path, self._guard(action, endpoint, noted))
+                self._route(method, path, self._guard(action, endpoint, noted, "{id}" in path))
                 for method, path, action, endpoint, noted in self.guarded()
             ),
         ]
@@ -288,15 +289,17 @@ class Routes:
             ("GET", "/audit", "audit", self.audit, "read the audit log"),
         ]
 
-    def _guard(self, action: Action, endpoint: Endpoint, noted: str) -> Endpoint:
+    def _guard(self, action: Action, endpoint: Endpoint, noted: str, has_thread: bool) -> Endpoint:
         """Wrap an endpoint so that it refuses people whose roles do not allow the action.
 
-        If `noted` is not empty, each successful request is added to the audit log.
+        With `has_thread`, it also gets the thread that the request names. If `noted` is not empty, each successful request is
+        added to the audit log.
         """
 
         async def guarded(request: Request) -> Any:
             check_role(request.scope[PERSON], action)
-            response = await endpoint(request)
+            threads = [await self._thread(request)] if has_thread else []
+            response = await endpoint(request, *threads)
             if noted:
                 self._note(request, noted)
             return response
@@ -432,12 +435,11 @@ class Routes:
 
         return await self._stream(request, chunks)
 
-    async def events(self, request: Request) -> Any:
+    async def events(self, request: Request, thread: Thread) -> Any:
         """Stream a thread's events after a position. Without a position that the feed still keeps, a snapshot is sent first.
 
         The stream ends with the open leg or, if no leg is open, with the newest event. With `?follow=1`, it continues.
         """
-        thread = await self._thread(request)
         query = request.query_params
         nested = query.get("v") != "0"
 
@@ -480,15 +482,14 @@ class Routes:
         mark = None if next is None else requests.format_mark(request, next)
         return JSONResponse({"threads": found, "next": mark})
 
-    async def thread(self, request: Request) -> Response:
-        return JSONResponse(await snapshots.thread_snapshot(self._journal, await self._thread(request)))
+    async def thread(self, request: Request, thread: Thread) -> Response:
+        return JSONResponse(await snapshots.thread_snapshot(self._journal, thread))
 
-    async def delete_thread(self, request: Request) -> Response:
-        await (await self._thread(request)).forget()
+    async def delete_thread(self, request: Request, thread: Thread) -> Response:
+        await thread.forget()
         return JSONResponse({})
 
-    async def send_message(self, request: Request) -> Response:
-        thread = await self._thread(request)
+    async def send_message(self, request: Request, thread: Thread) -> Response:
         text, files = await parse_body(request, self._message)
         return JSONResponse({"run_id": await self._start_run(thread, text, attachments=files)}, 202)
 
@@ -497,16 +498,15 @@ class Routes:
         check_number(len(body.attachments), self._app.limits.attachments)
         return body.text, [received("/attachments", each.data, each.name) for each in body.attachments]
 
-    async def attachment(self, request: Request) -> Response:
+    async def attachment(self, request: Request, thread: Thread) -> Response:
         """Return the bytes of an attachment in the thread. Raises `RequestRefused` if the thread has no such attachment."""
         digest = str(request.path_params["digest"])
-        content = await (await self._thread(request)).attachment(digest)
+        content = await thread.attachment(digest)
         if content is None:
             raise RequestRefused(404, "NotFound", "this thread has no such attachment")
         return response_with(content, digest)
 
-    async def answer(self, request: Request) -> Response:
-        thread = await self._thread(request)
+    async def answer(self, request: Request, thread: Thread) -> Response:
         body = await requests.read(request, requests.AnswerBody)
         answer = Answer(
             question_id=body.question_id,
@@ -520,8 +520,7 @@ class Routes:
         await thread.answer([answer])
         return JSONResponse({})
 
-    async def cancel(self, request: Request) -> Response:
-        thread = await self._thread(request)
+    async def cancel(self, request: Request, thread: Thread) -> Response:
         await requests.read(request, requests.EmptyBody)
         await thread.check_known()
         await thread.cancel()
@@ -616,8 +615,7 @@ class Routes:
 
     # History.
 
-    async def run(self, request: Request) -> Response:
-        thread = await self._thread(request)
+    async def run(self, request: Request, thread: Thread) -> Response:
         found = await runs.show(self._journal, request.path_params["run_id"])
         if found.row.record.session_id != thread.session_id:
             raise RunUnknown(request.path_params["run_id"])
@@ -638,12 +636,10 @@ class Routes:
             )
         return JSONResponse({"runs": lines})
 
-    async def files(self, request: Request) -> Response:
-        thread = await self._thread(request)
+    async def files(self, request: Request, thread: Thread) -> Response:
         return JSONResponse({"changes": await file_changes(self._journal, thread)})
 
-    async def undo(self, request: Request) -> Response:
-        thread = await self._thread(request)
+    async def undo(self, request: Request, thread: Thread) -> Response:
         await requests.read(request, requests.EmptyBody)
         undone = await thread.undo(request.path_params["call_id"])
         return JSONResponse(
@@ -655,10 +651,10 @@ class Routes:
             }
         )
 
-    async def approvals(self, request: Request) -> Response:
-        kept = await (await self._thread(request)).approvals()
+    async def approvals(self, request: Request, thread: Thread) -> Response:
+        kept = await thread.approvals()
         return JSONResponse({"approvals": [approval_json(each) for each in kept]})
 
-    async def revoke(self, request: Request) -> Response:
-        await (await self._thread(request)).revoke(request.path_params["approval_id"])
+    async def revoke(self, request: Request, thread: Thread) -> Response:
+        await thread.revoke(request.path_params["approval_id"])
         return JSONResponse({})
