@@ -202,17 +202,13 @@ class DbosDispatcher:
             return
         assert self._execute is not None, "DBOS starts workflows while it is launched"
         assert self._loop is not None, "DBOS starts workflows while it is launched"
-        started = asyncio.run_coroutine_threadsafe(_awaited(self._execute, run_id), self._loop)
+        started = asyncio.run_coroutine_threadsafe(self._execute(run_id), self._loop)
         await asyncio.wrap_future(started)
 
     @classmethod
     def current(cls) -> DbosDispatcher | None:
         """Return the dispatcher that is at work in this process, or None if there is none."""
         return cls._current
-
-
-async def _awaited(execute: Execute, run_id: str) -> None:
-    await execute(run_id)
 
 
 @DBOS.workflow(name=_LEG, max_recovery_attempts=None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from handrail.journal.protocol import Journal
 from handrail.journal.records import RunRow
@@ -14,7 +14,7 @@ from handrail.serve import missing_extra
 
 log = logging.getLogger("handrail.fleet")
 
-Execute = Callable[[str], Awaitable[None]]
+Execute = Callable[[str], Coroutine[Any, Any, None]]
 """A function that executes the next leg of the run with this id, if the run is due and no other worker has it."""
 
 

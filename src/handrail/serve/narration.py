@@ -70,10 +70,6 @@ class Broadcast(Feed):
         self._count = 0
         self._writing: asyncio.Task[None] | None = None
 
-    @property
-    def is_watched(self) -> bool:
-        return bool(self._joined)
-
     def append(self, events: Iterable[Event]) -> None:
         """Add events to the next batch, if somebody watches."""
         if not self._joined:
