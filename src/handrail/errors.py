@@ -84,7 +84,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from handrail.schema import Problem
+    from handrail.schema.problems import Problem
     from handrail.tools import ToolResult
 
 

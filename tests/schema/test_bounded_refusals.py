@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from handrail import ToolResult, tool
 from handrail.errors import ToolValidationError
 from handrail.run import open_gate
-from handrail.schema import Problem, Schema, list_problems
+from handrail.schema import Schema, list_problems
+from handrail.schema.problems import Problem
 
 MANY = 100_000
 

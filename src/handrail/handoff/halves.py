@@ -1,6 +1,8 @@
-"""The two halves of a handoff, for your own orchestrator: `start` parks it, and `finish` takes the answer.
+"""Runs that only play a part of a handoff, or a tool, without an adapter.
 
-Each half is a call of its own, so each is committed by itself. `finish` can't undo what `start` did.
+`start` and `finish` are the two halves of a handoff, for your own orchestrator: `start` parks it, and `finish` takes the
+answer. Each half is a call of its own, so each is committed by itself. `finish` can't undo what `start` did.
+`run_as_agent` runs a tool, or the `client` act of a handoff, with a model in a person's place.
 """
 
 from __future__ import annotations
@@ -169,36 +171,48 @@ def start(
     acts: Acts, params: Any, policies: Iterable[ToolPolicy], arguments: GateArguments
 ) -> Operation[Parked[Any, Any] | ToolResult[Any]]:
     """Return the operation that takes a handoff through the gate up to the end of its `before`."""
-    return _operation("start", acts, arguments, lambda run: _start(run, acts, params, policies))
+    options = RunOptions().updated("start", GateArguments, arguments)
+    return _operation(
+        "start", acts.handoff.name, options, arguments, lambda run: _start(run, acts, params, policies)
+    )
 
 
 def finish(
     acts: Acts, parked: Parked[Any, Any], answer: Any, params: Any, arguments: GateArguments
 ) -> Operation[ToolResult[Any]]:
     """Return the operation that validates the answer to a parked handoff and runs its `after`."""
-    return _operation("finish", acts, arguments, lambda run: _finish(run, acts, parked, answer, params))
+    options = RunOptions().updated("finish", GateArguments, arguments)
+    return _operation(
+        "finish",
+        acts.handoff.name,
+        options,
+        arguments,
+        lambda run: _finish(run, acts, parked, answer, params),
+    )
 
 
 def _operation(
-    verb: str, acts: Acts, arguments: GateArguments, work: Callable[[Run], Awaitable[T]]
+    verb: str,
+    name: str,
+    options: RunOptions,
+    arguments: Mapping[str, Any],
+    work: Callable[[Run], Awaitable[T]],
 ) -> Operation[T]:
-    """Return the operation of one half: a run at the root, or one nested in the call whose handler starts it."""
-    name = acts.handoff.name
-    options = RunOptions().updated(verb, GateArguments, arguments)
+    """Return an operation that works in a run of its own: one at the root, or one nested in the call whose handler starts it."""
     around = call_around()
     if around is None:
         opened, home = lambda: _root_run(options), None
     else:
         check_given(around, verb, RunOptions(), arguments)
-        attempt, said = around, f"{verb} {name}"
-        number = attempt.next_verb(said)
-        opened, home = lambda: nested_run(attempt, number, said, options), attempt.home
+        attempt, words = around, f"{verb} {name}"
+        number = attempt.next_verb(words)
+        opened, home = lambda: nested_run(attempt, number, words, options), attempt.home
 
-    async def run() -> T:
+    async def work_in_run() -> T:
         async with opened() as run:
             return await work(run)
 
-    return Operation(run, f"{verb}({name!r})", home)
+    return Operation(work_in_run, f"{verb}({name!r})", home)
 
 
 @asynccontextmanager
@@ -396,21 +410,12 @@ def run_as_agent(
     environment = AgentEnvironment(model)
     options = RunOptions().updated("run_as_agent", ActArguments, arguments)
     options = options.replace(environment=environment, workers=checked_workers(options.workers))
-    around, verb = call_around(), f"run_as_agent {tool.name}"
-    if around is None:
-        return Operation(
-            lambda: _run(open_run(options), options, played, sent, tools, policies, on_emit),
-            f"run_as_agent({tool.name!r})",
-        )
-    check_given(around, "run_as_agent", RunOptions(), arguments)
-    number = around.next_verb(verb)
 
-    async def run_inside() -> Any:
-        async with nested_run(around, number, verb, options) as run:
-            run.model.adapter, run.model.prompt_model = environment.adapter, environment.prompt_model
-            return await _run(run, options, played, sent, tools, policies, on_emit)
+    async def play(run: Run) -> Any:
+        run.model.adapter, run.model.prompt_model = environment.adapter, environment.prompt_model
+        return await _play(run, options, played, sent, tools, policies, on_emit)
 
-    return Operation(run_inside, f"run_as_agent({tool.name!r})", around.home)
+    return _operation("run_as_agent", tool.name, options, arguments, play)
 
 
 def _act(handoff: Handoff[Any, Any], public: object, params: Any) -> tuple[Tool[Any, Any], bytes]:
@@ -429,10 +434,7 @@ def _act(handoff: Handoff[Any, Any], public: object, params: Any) -> tuple[Tool[
             f"the `client` of handoff {handoff.name!r} takes params, and none were given. "
             "Write run_as_agent(handoff, public, params, model=...)."
         )
-    fill(act, "_schema", None)  # nothing is parsed, because the act takes no params
-    fill(act, "_quick", None)
-    fill(act, "secret", False)
-    return act, b"{}"
+    return _without_params(act), b"{}"
 
 
 def _whole(tool: Tool[Any, Any], params: Any) -> tuple[Tool[Any, Any], bytes]:
@@ -455,7 +457,7 @@ def _whole(tool: Tool[Any, Any], params: Any) -> tuple[Tool[Any, Any], bytes]:
     return played, clear_json(cast(object, params)) if isinstance(params, Mapping) else tool.clear(params)
 
 
-async def _run(
+async def _play(
     run: Run,
     options: RunOptions,
     played: Tool[Any, Any],
@@ -468,7 +470,6 @@ async def _run(
     is_act = "." in played.name
     show_tools(run, tools if is_act else (played, *tools), policies)
     run_id = run.run_context.run_id
-
     tell = None if on_emit is None else Callback(on_emit, "on_emit")
 
     def told(event: Emitted) -> None:
@@ -487,6 +488,3 @@ async def _run(
         stop()
         if tell is not None:
             await tell.finish()
-        if run.outer is None:
-            run.cancellation.close()
-            await run.world.resources.close_logged()

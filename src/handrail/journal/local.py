@@ -35,8 +35,9 @@ from handrail.journal.digest import digest, new_key
 from handrail.journal.protocol import Check, Mask
 from handrail.journal.records import QuestionRecord
 from handrail.question import Answer, AnswerOutcome, Question
-from handrail.schema import Problem, clear_json
+from handrail.schema import clear_json
 from handrail.schema.comparison import Rules
+from handrail.schema.problems import Problem
 from handrail.schema.secrets import MASK, is_masked
 
 if TYPE_CHECKING:

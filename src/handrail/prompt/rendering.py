@@ -17,7 +17,8 @@ from handrail.content import Attachment
 from handrail.errors import PromptDefinitionError, PromptValidationError, ToolValidationError
 from handrail.prompt.section import Condition, LiveSection, Section, Template, condition_of, template_of
 from handrail.protocols import ToolPolicy
-from handrail.schema import Problem, Schema, to_json
+from handrail.schema import Schema, to_json
+from handrail.schema.problems import Problem
 from handrail.tools import ProviderTool, Tool, ToolExample
 from handrail.tools.named_tools import without_late
 

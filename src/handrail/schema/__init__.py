@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_origin
 
-import msgspec
 import pydantic_core
 from pydantic import BaseModel, PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
@@ -26,6 +25,7 @@ from handrail.schema.immutability import read_only
 from handrail.schema.problems import (
     MAX_PROBLEMS,
     NOT_FINITE,
+    Problem,
     bounded,
     describe,
     problems_of,
@@ -33,7 +33,9 @@ from handrail.schema.problems import (
     shown_location,
     write_path,
 )
+from handrail.schema.references import walk
 from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked, masks_in
+from handrail.schema.size import dicts_in, values_in
 from handrail.text.raised_errors import in_short, words_of
 
 T = TypeVar("T")
@@ -44,16 +46,6 @@ Validate = Callable[..., Any]
 _MANY_ERRORS = 1_000
 """An input with more errors than this is validated again, up to the first error in each list: describing all takes long."""
 _MASKED = "is masked: secrets are not stored, so the value is unknown. Send it again"
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """One problem in an input: where it is, and what is wrong."""
-
-    where: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.what}" if self.where else self.what
 
 
 class Schema(Generic[T]):
@@ -82,7 +74,7 @@ class Schema(Generic[T]):
         self._validate = _validator_of(self._adapter).validate_json
         self._serializer = _serializer_of(self._adapter)
         self.json_schema: JsonSchema = read_only(_json_schema_of(self._adapter, annotation))
-        self._may_hold_floats = any(_holds_floats(part) for part in _schemas_in(self.json_schema))
+        self._may_hold_floats = any(_holds_floats(part) for _, part in walk(self.json_schema))
         self.quick: Validate | None = None if self._may_hold_floats else self._validate
         """Validator that parses JSON in one step; None if further checks are needed, as for floats, which must be finite."""
         self.secret = holds_secrets(self._adapter.core_schema, self.json_schema)
@@ -95,25 +87,24 @@ class Schema(Generic[T]):
 
     def parse(self, data: str | bytes) -> T:
         """Parse JSON text into the type. Raises a `ToolValidationError` with the problems if it is invalid."""
-        found: list[tuple[str, str]] = []
+        problems: list[Problem] = []
         others = 0
         value: Any = None
         try:
             value = self._validate(data, strict=True, extra="forbid")
         except pydantic_core.ValidationError as error:
             errors, others = self._first_errors(error, data)
-            found = list(problems_of(errors, data, self.json_schema, self.secret))
+            problems = list(problems_of(errors, data, self.json_schema, self.secret))
         except Exception as error:
             # The user's validator or `__post_init__` raised an error that pydantic does not catch.
             why = "" if self.secret else in_short(error).removeprefix(type(error).__name__)
-            found.append(("", f"refused by the type itself: {type(error).__name__}{why}"))
+            problems.append(Problem("", f"refused by the type itself: {type(error).__name__}{why}"))
         if self._may_hold_floats and _SUSPECT[type(data)].search(data):
-            said = {where for where, _ in found}
-            found += [one for one in infinities_in(data, self.json_schema) if one[0] not in said]
-        if not found:
-            return cast(T, value)
-        problems = [Problem(where, what) for where, what in bounded(found, others)]
-        raise ToolValidationError("; ".join(map(str, problems)), problems)
+            places = {each.where for each in problems}
+            problems += [each for each in infinities_in(data, self.json_schema) if each.where not in places]
+        if problems:
+            raise _refusal(bounded(problems, others))
+        return cast(T, value)
 
     def restore(self, data: bytes) -> T:
         """Parse JSON text that was written from a value of the type, so that numbers may be NaN or infinite.
@@ -257,9 +248,8 @@ def refuse_masks(data: str | bytes) -> None:
     if (MASK if isinstance(data, str) else MASK.encode()) not in data or not _is_json(data):  # pyright: ignore[reportOperatorIssue]  # both are text, or both are bytes
         return
     masks = dict.fromkeys(masks_in(pydantic_core.from_json(data)))
-    problems = [Problem(where, what) for where, what in bounded([(where, _MASKED) for where in masks], 0)]
-    if problems:
-        raise ToolValidationError("; ".join(map(str, problems)), problems)
+    if masks:
+        raise _refusal(bounded([Problem(where, _MASKED) for where in masks], 0))
 
 
 def list_problems(error: ToolValidationError) -> str:
@@ -269,8 +259,7 @@ def list_problems(error: ToolValidationError) -> str:
         len(problems) > MAX_PROBLEMS + 1
         or sum(len(str(each).encode(errors="replace")) for each in problems) > 3_800
     ):
-        found = [(each.where, each.what) for each in problems]
-        problems = [Problem(where, what) for where, what in bounded(found, 0)]
+        problems = bounded(problems, 0)
     return "\n".join(f"- {problem}" for problem in problems)
 
 
@@ -310,8 +299,11 @@ def _stands_at(value: Any, location: tuple[str | int, ...]) -> Any:
 def _unwritable(error: Exception) -> ToolValidationError:
     # Pydantic repeats its own name around the error of a fallback.
     why = str(error).rpartition("PydanticSerializationError: ")[2]
-    problem = Problem("", f"can't be written as JSON: {why}")
-    return ToolValidationError(str(problem), [problem])
+    return _refusal([Problem("", f"can't be written as JSON: {why}")])
+
+
+def _refusal(problems: list[Problem]) -> ToolValidationError:
+    return ToolValidationError("; ".join(map(str, problems)), problems)
 
 
 # --- making an adapter -------------------------------------------------------------------------
@@ -336,14 +328,14 @@ def _adapter_for(annotation: Any, namespace: Mapping[str, Any] | None) -> TypeAd
 
 def _validator_of(adapter: TypeAdapter[Any]) -> Any:
     """Return a validator that refuses infinite keys. They are text in JSON, so they can't be found among its numbers."""
-    if not any(_has_float_keys(part) for part in _parts(adapter.core_schema)):
+    if not any(_has_float_keys(part) for part in dicts_in(adapter.core_schema)):
         return adapter.validator
     return pydantic_core.SchemaValidator(_rewritten(adapter.core_schema, _with_finite_keys))
 
 
 def _serializer_of(adapter: TypeAdapter[Any]) -> pydantic_core.SchemaSerializer:
     """Return a serializer that omits fields with `init=False`, because they can't be parsed again."""
-    if not any(_is_unsendable(part) for part in _parts(adapter.core_schema)):
+    if not any(_is_unsendable(part) for part in dicts_in(adapter.core_schema)):
         return adapter.serializer
     return pydantic_core.SchemaSerializer(_rewritten(adapter.core_schema, _without_unsendable))
 
@@ -366,7 +358,7 @@ def _failing_fast(part: dict[str, Any]) -> dict[str, Any]:
 
 def _has_float_keys(part: Mapping[str, Any]) -> bool:
     keys = part.get("keys_schema") if part.get("type") == "dict" else None
-    return keys is not None and any(inner.get("type") == "float" for inner in _parts(keys))
+    return keys is not None and any(inner.get("type") == "float" for inner in dicts_in(keys))
 
 
 def _with_finite_keys(part: dict[str, Any]) -> dict[str, Any]:
@@ -455,7 +447,7 @@ class _Closed(GenerateJsonSchema):
     def encode_default(self, dft: Any) -> Any:
         # Defaults that JSON can't express, and secrets, are not shown.
         encoded = super().encode_default(dft)
-        if any(_unfit_to_show(part) for part in _values(encoded)):
+        if any(_unfit_to_show(part) for part in values_in(encoded)):
             raise pydantic_core.PydanticSerializationError("not to be shown")
         return encoded
 
@@ -480,7 +472,7 @@ def _json_schema_of(adapter: TypeAdapter[Any], annotation: Any) -> JsonSchema:
         schema = adapter.json_schema(schema_generator=_Closed)
     except PydanticUserError as error:
         raise _indescribable(annotation, error) from error
-    for part in _parts(schema):
+    for part in dicts_in(schema):
         if "enum" in part and isinstance(part.get("title"), str):
             del part["title"]
     reference = schema.get("$ref", "")
@@ -491,38 +483,7 @@ def _json_schema_of(adapter: TypeAdapter[Any], annotation: Any) -> JsonSchema:
     return schema
 
 
-def _parts(schema: Any) -> Iterator[JsonSchema]:
-    """Yield every dict inside a JSON Schema or a core schema, including the schema itself."""
-    return (cast(JsonSchema, part) for part in _values(schema) if isinstance(part, dict))
-
-
-def _values(value: Any) -> Iterator[Any]:
-    """Yield every value inside nested dicts, lists and tuples, including the outermost."""
-    yield value
-    if isinstance(value, dict):
-        for inner in cast("dict[str, Any]", value).values():
-            yield from _values(inner)
-    elif isinstance(value, list | tuple):
-        for inner in cast("list[Any]", value):
-            yield from _values(inner)
-
-
-def _schemas_in(schema: JsonSchema) -> Iterator[JsonSchema]:
-    """Yield every schema inside a JSON Schema, including the schema itself."""
-    yield schema
-    for word, inner in schema.items():
-        if word in ("properties", "patternProperties", "$defs"):
-            nested = list(cast("dict[str, Any]", inner).values())
-        elif word in ("default", "examples", "enum", "const", "required"):
-            continue
-        else:
-            nested = cast("list[Any]", inner) if isinstance(inner, list) else [inner]
-        for one in nested:
-            if isinstance(one, dict):
-                yield from _schemas_in(cast(JsonSchema, one))
-
-
-def _holds_floats(part: JsonSchema) -> bool:
+def _holds_floats(part: Mapping[str, Any]) -> bool:
     anything = not {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"} & set(part)
     return part.get("type") == "number" or anything or part.get("additionalProperties") is True
 
@@ -536,7 +497,7 @@ _SUSPECT: dict[type, re.Pattern[Any]] = {
 }
 
 
-def infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[tuple[str, str]]:
+def infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[Problem]:
     """Yield a problem for each number that is not finite, or too large for a float where only a float is accepted."""
     if not _SUSPECT[type(data)].search(data):
         return
@@ -546,9 +507,9 @@ def infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[tuple[str, 
         return  # text that is not JSON is reported by the validation
     for location, number in _numbers(value, ()):
         if isinstance(number, float) and not math.isfinite(number):
-            yield shown_location(location, schema), NOT_FINITE
+            yield Problem(shown_location(location, schema), NOT_FINITE)
         elif abs(number) > sys.float_info.max and _takes_floats_only(schemas_at(schema, location)):
-            yield shown_location(location, schema), "is too large for a float"
+            yield Problem(shown_location(location, schema), "is too large for a float")
 
 
 def _takes_floats_only(forms: list[Mapping[str, Any]]) -> bool:

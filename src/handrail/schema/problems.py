@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import PurePath
 from typing import Any, cast, get_args
 
+import msgspec
 import pydantic_core
 
 from handrail.schema.references import LISTS_OF_SCHEMAS, SCHEMAS, target_of
@@ -20,6 +21,16 @@ from handrail.text.spelling import nearest
 
 _TAKES_AN = re.compile(r"_*(?!eu|one|uni|use|uu|ur[il]|ut)[aeiou]", re.IGNORECASE)
 """Matches a type's name that begins with a vowel sound. `UserContext` and `URL` do not."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One problem in an input: where it is, and what is wrong."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" if self.where else self.what
 
 
 def describe_kind(value: object) -> str:
@@ -83,8 +94,8 @@ def location_of(location: Location) -> str:
 
 def problems_of(
     errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any], secret: bool = False
-) -> Iterator[tuple[str, str]]:
-    """Yield a location and a description for each of the first `MAX_PROBLEMS` errors, without duplicates.
+) -> Iterator[Problem]:
+    """Yield a problem for each of the first `MAX_PROBLEMS` errors, without duplicates.
 
     With `secret`, descriptions repeat nothing that was sent, because a model may put a secret into the wrong argument, and
     locations leave out keys that are secrets.
@@ -93,35 +104,35 @@ def problems_of(
         sent: Any = pydantic_core.from_json(data)
     except (ValueError, TypeError):
         sent = None
-    seen: set[tuple[str, str]] = set()
+    seen: set[Problem] = set()
     for error in islice(errors, MAX_PROBLEMS):
         location, form = _real_location(error, sent)
         where = shown_location(location, schema) if secret else location_of(location)
         if _PLAIN_FORM.match(form):
             where = f"{where} (as {form})".lstrip()
-        problem = (where, _what(error, location, form, schema, secret))
+        problem = Problem(where, _what(error, location, form, schema, secret))
         if problem not in seen:
             seen.add(problem)
             yield problem
 
 
-def bounded(problems: Sequence[tuple[str, str]], others: int) -> list[tuple[str, str]]:
+def bounded(problems: Sequence[Problem], others: int) -> list[Problem]:
     """Return the first problems, up to `MAX_PROBLEMS` and `_MAX_BYTES`, followed by how many are left out, if any.
 
     Long locations and descriptions are cut. `others` is the number of problems besides those given.
     """
-    found: list[tuple[str, str]] = []
+    shown: list[Problem] = []
     room = _MAX_BYTES
-    for where, what in problems[:MAX_PROBLEMS]:
-        problem = (cut(where, _MAX_WHERE), cut(what, _MAX_WHAT))
-        room -= len(": ".join(problem).encode(errors="replace")) + 3
+    for each in problems[:MAX_PROBLEMS]:
+        problem = Problem(cut(each.where, _MAX_WHERE), cut(each.what, _MAX_WHAT))
+        room -= len(f"{problem.where}: {problem.what}".encode(errors="replace")) + 3
         if room < 0:
             break
-        found.append(problem)
-    left = len(problems) - len(found) + others
+        shown.append(problem)
+    left = len(problems) - len(shown) + others
     if left:
-        found.append(("", f"and {left:,} more problem{'s' if left > 1 else ''}"))
-    return found
+        shown.append(Problem("", f"and {left:,} more problem{'s' if left > 1 else ''}"))
+    return shown
 
 
 def cut(text: str, length: int) -> str:

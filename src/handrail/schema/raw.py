@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, cast
 import pydantic_core
 
 from handrail.errors import DefinitionError, ToolValidationError
-from handrail.schema import Problem, Schema, clear_json, infinities_in, to_json
+from handrail.schema import Schema, clear_json, infinities_in, to_json
 from handrail.schema.comparison import NUMBERS, WORDS, Rules, as_list, matcher, quoted
 from handrail.schema.immutability import read_only
-from handrail.schema.problems import as_count, asks_for_secrets, cut
+from handrail.schema.problems import Problem, as_count, asks_for_secrets, cut
 from handrail.schema.references import (
     LISTS_OF_SCHEMAS,
     SCHEMAS,
@@ -51,7 +51,7 @@ class RawSchema(Schema[dict[str, Any]]):
             raise ToolValidationError(f"the arguments are not valid JSON: {error}") from None
         if not isinstance(value, dict):
             raise ToolValidationError("the arguments are not a JSON object. Send an object: {...}.")
-        wrong = [f"{where} {what}" for where, what in infinities_in(data, self.json_schema)]
+        wrong = [f"{each.where} {each.what}" for each in infinities_in(data, self.json_schema)]
         if not wrong:
             found = self._rules.misfits(cast("object", value), secret=self.secret)
             wrong = [f"{each.where or 'the arguments'} {each.what}" for each in found]

@@ -15,6 +15,7 @@ from pydantic import Secret, SecretStr, TypeAdapter
 from pydantic_core import core_schema
 
 from handrail.schema.problems import Location, forms_of, inside, location_of, write_path
+from handrail.schema.size import dicts_in
 
 MASK = str(SecretStr("any"))
 """The text that replaces a secret in everything that is shown or recorded."""
@@ -29,28 +30,18 @@ def _maskers() -> tuple[Any, ...]:
     return tuple(
         part["function"]
         for kind in kinds
-        for part in _parts(TypeAdapter(kind).core_schema)
+        for part in dicts_in(TypeAdapter(kind).core_schema)
         if part.get("type") == "function-plain"
     )
 
 
 def holds_secrets(core: Any, json_schema: Any) -> bool:
     """Return whether values of this type can hold a secret."""
-    if any(part.get("writeOnly") is True for part in _parts(json_schema)):
+    if any(part.get("writeOnly") is True for part in dicts_in(json_schema)):
         return True
     return any(
-        part.get("type") == "function-plain" and part["function"] in _maskers() for part in _parts(core)
+        part.get("type") == "function-plain" and part["function"] in _maskers() for part in dicts_in(core)
     )
-
-
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(schema, dict):
-        yield cast("dict[str, Any]", schema)
-        for inner in cast("dict[str, Any]", schema).values():
-            yield from _parts(inner)
-    elif isinstance(schema, list | tuple):
-        for inner in cast("list[Any]", schema):
-            yield from _parts(inner)
 
 
 # --- masking -----------------------------------------------------------------------------------

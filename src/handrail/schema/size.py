@@ -27,7 +27,7 @@ _BEYOND = 1 << 63
 
 def exceeds(value: Any, limit: int) -> bool:
     """Return whether a parsed JSON value contains more than `limit` values, counting itself."""
-    return any(True for _ in islice(_values_in(value), limit, limit + 1))
+    return any(True for _ in islice(values_in(value), limit, limit + 1))
 
 
 def count_values(data: bytes, limit: int) -> int:
@@ -61,7 +61,7 @@ def check_size(data: str | bytes) -> None:
         given = pydantic_core.from_json(data)
     except ValueError:
         return  # parsing will report what is wrong
-    big = sum(isinstance(each, int) and not -_BEYOND <= each < _BEYOND for each in _values_in(given))
+    big = sum(isinstance(each, int) and not -_BEYOND <= each < _BEYOND for each in values_in(given))
     if big > MOST_BIG_INTEGERS:
         raise _too_many(big, "integers beyond 64 bits", MOST_BIG_INTEGERS)
 
@@ -73,12 +73,18 @@ def _too_many(number: int, what: str, most: int) -> ToolValidationError:
     )
 
 
-def _values_in(value: Any) -> Iterator[Any]:
+def values_in(value: Any) -> Iterator[Any]:
+    """Yield a value and every value inside it, at any depth, in no particular order."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
         yield each
         if isinstance(each, dict):
             waiting.extend(cast("dict[str, Any]", each).values())
-        elif isinstance(each, list):
+        elif isinstance(each, list | tuple):
             waiting.extend(cast("list[Any]", each))
+
+
+def dicts_in(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield every dict in a value, such as a JSON Schema or a core schema, in no particular order."""
+    return (cast("dict[str, Any]", each) for each in values_in(value) if isinstance(each, dict))

@@ -40,7 +40,7 @@ from handrail.errors import (
     SessionOutdated,
     UndoRefused,
 )
-from handrail.schema import Problem
+from handrail.schema.problems import Problem
 
 log = logging.getLogger("handrail.serve")
 

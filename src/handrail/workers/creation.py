@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from pydantic import Field
@@ -20,7 +20,10 @@ from handrail.session import kept
 from handrail.tools import Effect, Tool, ToolResult, tool
 from handrail.tools.definition import is_name, name_hint
 from handrail.workers.front_matter import FrontMatter, Limits, ShellEntry
-from handrail.workers.worker import BUILT_IN, CALL, CREATE, Worker, WorkerFolder
+from handrail.workers.worker import BUILT_IN, CALL, CREATE, Worker
+
+if TYPE_CHECKING:
+    from handrail.workers.registry import WorkerRegistry
 
 
 def _key(made: Any) -> tuple[str, str]:
@@ -51,7 +54,7 @@ class CreationRequest(msgspec.Struct, frozen=True):
     model: str | None
 
 
-def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tuple[Tool[Any, Any], ...]:
+def creation_tools(registry: WorkerRegistry, creator: str, effect: Effect) -> tuple[Tool[Any, Any], ...]:
     """Return the tools `create_worker` and `call_worker` for a worker that may create others."""
 
     @tool(
@@ -118,7 +121,7 @@ def _call_tool(effect: Effect) -> Tool[Any, Any]:
     )
 
 
-def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> str:
+def text_for(registry: WorkerRegistry, maker: Worker, wanted: CreationRequest) -> str:
     """Return the text of the requested worker's file. Raises `ToolValidationError` if its name or a tool is not allowed."""
     _check_name(registry, maker, wanted.name)
     defaults = maker.creation_defaults
@@ -196,7 +199,7 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
             )
 
 
-def _check_name(registry: WorkerFolder, maker: Worker, name: str) -> None:
+def _check_name(registry: WorkerRegistry, maker: Worker, name: str) -> None:
     if not is_name(name):
         raise ToolValidationError(f"the name {name!r} is not allowed. {name_hint(name, 'helper')}")
     if name in registry.locked:

@@ -493,7 +493,7 @@ class WorkerRegistry:
             found = accept(worker.name, worker.attachments, read, files)
         except ToolValidationError as error:
             raise WorkerError(str(error)) from None
-        inside = WorkerRun(self, worker, found, given, (worker.name,))
+        inside = WorkerRun(worker, found, given, (worker.name,))
         rest = {
             name: value for name, value in arguments.items() if name not in WorkerArguments.__annotations__
         }

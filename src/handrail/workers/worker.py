@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from handrail.clock import Clock
 from handrail.concurrency.timers import Deadline
-from handrail.context import RegistryView
 from handrail.errors import DefinitionError, WorkerError
 from handrail.guard import (
     CapabilityPolicy,
@@ -20,7 +19,7 @@ from handrail.guard import (
 from handrail.messages import Model
 from handrail.models.names import check_name, model_named, split_name, split_names
 from handrail.prompt import OPENER, MarkdownSection, Prompt, Section
-from handrail.protocols import SessionView, ToolPolicy
+from handrail.protocols import ToolPolicy
 from handrail.resources.shell import Allow, Shell
 from handrail.run.limits import Budget
 from handrail.run.response import ANSWER_TOOL
@@ -53,34 +52,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from handrail.workers.registry import WorkerRegistry
-
-
-class WorkerFolder(Protocol):
-    """A folder of workers as their runs use it. `WorkerRegistry` implements it."""
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-    @property
-    def locked(self) -> frozenset[str]:
-        """Names that no created worker may take."""
-        ...
-
-    def __getitem__(self, name: str, /) -> Worker: ...
-    def view(self, names: Sequence[str], /) -> RegistryView: ...
-    def tool(self, name: str, /) -> Tool[Any, Any]: ...
-    def created(self, maker: Worker, name: str, session: SessionView, /) -> Worker | None:
-        """Return the worker with this name that `maker` created in this session, or None if there is none to use.
-
-        Raises `ToolValidationError` if the worker is no longer valid or allowed.
-        """
-        ...
-
-    def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
-        """Return the worker described by `text`, which `maker` wrote.
-
-        Raises `ToolValidationError` if the text has problems, or if the worker is not allowed.
-        """
-        ...
 
 
 @declare  # a run is recorded with its params

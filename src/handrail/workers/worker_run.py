@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -39,7 +39,10 @@ from handrail.workers.attachments import (
     visible_to,
 )
 from handrail.workers.front_matter import AttachmentRule
-from handrail.workers.worker import Worker, WorkerFolder
+from handrail.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from handrail.workers.registry import WorkerRegistry
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -54,7 +57,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 class Reach:
     """The workers that one run's calls can call by name. It is the `workers` of the run."""
 
-    def __init__(self, registry: WorkerFolder, worker: Worker | None, given: WorkerSettings) -> None:
+    def __init__(self, registry: WorkerRegistry, worker: Worker | None, given: WorkerSettings) -> None:
         self.registry = registry
         self.worker = worker
         """The worker whose run this is.
@@ -87,7 +90,6 @@ class Reach:
 class WorkerRun:
     """One run of a worker, which sets the workers, attachments and callback of the run."""
 
-    registry: WorkerFolder
     worker: Worker
     attachments: tuple[Attachment, ...]
     given: WorkerSettings
@@ -104,10 +106,10 @@ class WorkerRun:
 
     def open(self, run: Run, /) -> None:
         worker = self.worker
-        run.workers = Reach(self.registry, worker, self.given)
+        run.workers = Reach(worker.registry, worker, self.given)
         run.worker = WorkerFacts(
             worker.name,
-            self.registry.view(worker.workers),
+            worker.registry.view(worker.workers),
             worker.creation_defaults.model_dump(exclude_none=True),
             self.attachments,
             self.given.message_callback,
@@ -188,7 +190,7 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
         attachments=shown,
         deadline=worker.deadline(call.run.clock),
         budget=worker.budget(),
-        workers=WorkerRun(registry, worker, attachments, given, path),
+        workers=WorkerRun(worker, attachments, given, path),
     )
     response = await adapter.run(worker.prompt, options, model, worker.limits.depth)
     return result_of(worker.name, response, worker.output_schema is not None)
