@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin
 
+import msgspec
 import pydantic_core
 
 from handrail.concurrency.isolation import is_closing
@@ -248,9 +249,7 @@ class Acts:
         state = cast("Begun[Any, Any, Any]", begun.value)
         if state.parked is None:
             runner.done()
-            return ToolResult(
-                begun.message, state.value, True, begun.exclude_value_from_context, begun.attachments
-            )
+            return msgspec.structs.replace(begun, value=state.value)
         runner.note(HandoffParked, self.public.hide(state.parked.public))
         answered = await runner.run(self.asking(state.parked.public), only_asks=True)
         if not answered.success:
@@ -309,8 +308,7 @@ class Acts:
             done = cast("ToolResult[Any]", value)
             if not done.success:
                 return done
-            state = Begun[Any, Any, Any](None, done.value)
-            return ToolResult(done.message, state, True, done.exclude_value_from_context, done.attachments)
+            return msgspec.structs.replace(done, value=Begun[Any, Any, Any](None, done.value))
         if not isinstance(value, Parked):
             raise WrongResult(
                 f"it returned {describe_kind(value)}; return `Parked(private, public)`, or a ToolResult"
@@ -403,9 +401,7 @@ def without_private(result: ToolResult[Any]) -> ToolResult[Any]:
         return result
     begun = cast("Begun[Any, Any, Any]", came)
     value = begun.value if begun.parked is None else begun.parked.public
-    return ToolResult(
-        result.message, value, result.success, result.exclude_value_from_context, result.attachments
-    )
+    return msgspec.structs.replace(result, value=value)
 
 
 def _masked_by(schema: Schema[Any]) -> Callable[[ToolResult[Any]], ToolResult[Any]]:

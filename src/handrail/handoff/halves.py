@@ -37,7 +37,7 @@ from handrail.run.current_call import call_around, check_given
 from handrail.run.gate import Gate
 from handrail.run.limits import Budget, BudgetTracker
 from handrail.run.nested import nested_run
-from handrail.run.options import GateArguments, RunOptions
+from handrail.run.options import RunOptions
 from handrail.run.place import is_in_run
 from handrail.run.run import Run, open_run, show_tools
 from handrail.schema import clear_json, is_instance
@@ -167,31 +167,7 @@ _claims = _Claims()
 T = TypeVar("T")
 
 
-def start(
-    acts: Acts, params: Any, policies: Iterable[ToolPolicy], arguments: GateArguments
-) -> Operation[Parked[Any, Any] | ToolResult[Any]]:
-    """Return the operation that takes a handoff through the gate up to the end of its `before`."""
-    options = RunOptions().updated("start", GateArguments, arguments)
-    return _operation(
-        "start", acts.handoff.name, options, arguments, lambda run: _start(run, acts, params, policies)
-    )
-
-
-def finish(
-    acts: Acts, parked: Parked[Any, Any], answer: Any, params: Any, arguments: GateArguments
-) -> Operation[ToolResult[Any]]:
-    """Return the operation that validates the answer to a parked handoff and runs its `after`."""
-    options = RunOptions().updated("finish", GateArguments, arguments)
-    return _operation(
-        "finish",
-        acts.handoff.name,
-        options,
-        arguments,
-        lambda run: _finish(run, acts, parked, answer, params),
-    )
-
-
-def _operation(
+def operation(
     verb: str,
     name: str,
     options: RunOptions,
@@ -226,9 +202,10 @@ async def _root_run(options: RunOptions) -> AsyncGenerator[Run]:
         await run.world.resources.close_logged()
 
 
-async def _start(
+async def start(
     run: Run, acts: Acts, params: Any, policies: Iterable[ToolPolicy]
 ) -> Parked[Any, Any] | ToolResult[Any]:
+    """Take a handoff through the gate up to the end of its `before`."""
 
     async def begin(params: Any, *, context: ToolContext) -> ToolResult[Any]:
         runner = ActRunner(context)
@@ -249,12 +226,11 @@ async def _start(
     state = cast("Begun[Any, Any, Any]", begun.value)
     if state.parked is not None:
         return dataclasses.replace(state.parked, id=call.key)
-    return ToolResult(begun.message, state.value, True, begun.exclude_value_from_context, begun.attachments)
+    return msgspec.structs.replace(begun, value=state.value)
 
 
-async def _finish(
-    run: Run, acts: Acts, parked: Parked[Any, Any], answer: Any, params: Any
-) -> ToolResult[Any]:
+async def finish(run: Run, acts: Acts, parked: Parked[Any, Any], answer: Any, params: Any) -> ToolResult[Any]:
+    """Validate the answer to a parked handoff, and run its `after`."""
     name = acts.handoff.name
     if not isinstance(parked, Parked):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         raise DefinitionError(
@@ -415,7 +391,7 @@ def run_as_agent(
         run.model.adapter, run.model.prompt_model = environment.adapter, environment.prompt_model
         return await _play(run, options, played, sent, tools, policies, on_emit)
 
-    return _operation("run_as_agent", tool.name, options, arguments, play)
+    return operation("run_as_agent", tool.name, options, arguments, play)
 
 
 def _act(handoff: Handoff[Any, Any], public: object, params: Any) -> tuple[Tool[Any, Any], bytes]:

@@ -25,7 +25,7 @@ from handrail.handoff.acts import (
     schema_for,
 )
 from handrail.protocols import ToolPolicy
-from handrail.run.options import GateArguments
+from handrail.run.options import GateArguments, RunOptions
 from handrail.schema.problems import describe
 from handrail.tools import Tool, ToolResult
 from handrail.tools.definition import ToolOptions, check_words
@@ -175,7 +175,10 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         """
         from handrail.handoff import halves
 
-        return halves.start(self.acts, params, policies, arguments)
+        acts, options = self.acts, RunOptions().updated("start", GateArguments, arguments)
+        return halves.operation(
+            "start", self.name, options, arguments, lambda run: halves.start(run, acts, params, policies)
+        )
 
     def finish(
         self,
@@ -198,7 +201,14 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         """
         from handrail.handoff import halves
 
-        return halves.finish(self.acts, parked, answer, params, arguments)
+        acts, options = self.acts, RunOptions().updated("finish", GateArguments, arguments)
+        return halves.operation(
+            "finish",
+            self.name,
+            options,
+            arguments,
+            lambda run: halves.finish(run, acts, parked, answer, params),
+        )
 
     @property
     def acts(self) -> Acts:

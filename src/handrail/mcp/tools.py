@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any, NamedTuple, cast
 
 from mcp_types import Tool as Described
@@ -19,6 +18,7 @@ from handrail.context import ToolContext
 from handrail.errors import DefinitionError
 from handrail.schema.raw import RawSchema, check_foreign
 from handrail.tools import Effect, Tool, ToolResult
+from handrail.tools.definition import deep_copy
 
 MAX_NAME = 64
 MAX_TOOLS = 1_000
@@ -116,14 +116,10 @@ def build_tool(described: Described, names: Names, rules: ToolRules, call: Call)
         ("_schema", raw),
         ("json_schema", raw.json_schema),
         ("secret", raw.secret),
-        ("copy_params", _copied),
+        ("copy_params", deep_copy),
     ):
         object.__setattr__(made, field, value)
     return made
-
-
-def _copied(params: Any, arguments: str | bytes | Mapping[str, Any]) -> Any:
-    return deepcopy(params)
 
 
 def map_names(remote: Sequence[str], prefix: str) -> dict[str, str]:

@@ -610,7 +610,7 @@ def quick_copy(params: Any, namespace: Mapping[str, Any]) -> Copy | None:
     if params is None:
         return _share
     if isinstance(params, Mapping):
-        return _deep_copy
+        return deep_copy
     if not isinstance(params, type) or not dataclasses.is_dataclass(params) or hasattr(params, "__slots__"):
         return None
     try:
@@ -631,7 +631,7 @@ def _share(params: Any, arguments: Arguments) -> Any:
     return params
 
 
-def _deep_copy(params: Any, arguments: Arguments) -> Any:
+def deep_copy(params: Any, arguments: Arguments) -> Any:
     return copy.deepcopy(params)
 
 

@@ -106,7 +106,7 @@ class Instructions:
                 )
                 return
             tree = _environment().parse(self._source)
-            found = list(_Check(tree).problems())
+            found = list(_problems(tree, frozenset(NAMES), 0))
             for line, problem, hint in found:
                 find.add(max(line, self._first), problem, hint)
             if not found:
@@ -196,91 +196,59 @@ def _metered(tree: Any) -> Any:
     return tree
 
 
-class _Check:
-    """Finds the parts of a template that are not allowed."""
+def _problems(node: Any, names: frozenset[str], loops: int) -> Iterator[tuple[int, str, str]]:
+    """Yield the parts of a template that are not allowed: the line, the problem and a hint.
 
-    def __init__(self, tree: Any) -> None:
-        self._tree = tree
-
-    def problems(self) -> Iterator[tuple[int, str, str]]:
-        yield from self._walk(self._tree, frozenset(NAMES), 0)
-
-    def _walk(self, node: Any, names: frozenset[str], loops: int) -> Iterator[tuple[int, str, str]]:
-        kind = type(node).__name__
-        line = int(getattr(node, "lineno", 1) or 1)
-        if kind not in ALLOWED:
-            yield (
-                line,
-                f"the template uses {kind!r}, which is not allowed here",
-                "Write it with text, if and for.",
-            )
-            return
+    `names` are the variables that are defined there, and `loops` is the number of loops around it.
+    """
+    kind = type(node).__name__
+    line = int(getattr(node, "lineno", 1) or 1)
+    if kind not in ALLOWED:
+        hint = "Write it with text, if and for."
+        yield line, f"the template uses {kind!r}, which is not allowed here", hint
+    elif kind == "Call":
+        yield line, "the template calls a function", "Only `range(...)` can be called, in a `for`."
+    elif kind == "For":
+        yield from _problems_of_loop(node, line, names, loops)
+    elif kind in ("List", "Tuple"):
+        if not all(map(_is_constant, node.items)):
+            hint = "Use only text and numbers in it."
+            yield line, "a list contains something other than constants", hint
+    else:
         if kind == "Name" and node.name not in names:
             hint = f"Use one of {', '.join(map(repr, NAMES))}."
             yield line, f"the template uses {node.name!r}, which is not defined", hint
-        elif kind == "Filter" and node.name not in FILTERS:
-            yield (
-                line,
-                f"the filter {node.name!r} is not allowed here",
-                f"Use one of {', '.join(sorted(FILTERS))}.",
-            )
-        elif kind == "Test" and node.name not in TESTS:
-            yield (
-                line,
-                f"the test {node.name!r} is not allowed here",
-                f"Use one of {', '.join(sorted(TESTS))}.",
-            )
-        elif kind == "Call":
-            yield line, "the template calls a function", "Only `range(...)` can be called, in a `for`."
-            return
-        elif kind == "For":
-            yield from self._for(node, line, names, loops)
-        elif kind in ("List", "Tuple"):
-            if not all(_is_constant(each) for each in node.items):
-                yield (
-                    line,
-                    "a list contains something other than constants",
-                    "Use only text and numbers in it.",
-                )
-        else:
-            yield from self._each(node.iter_child_nodes(), names, loops)
-            return
-        if kind in ("Filter", "Test"):
-            yield from self._each(node.iter_child_nodes(), names, loops)
+        known = {"Filter": FILTERS, "Test": TESTS}.get(kind)
+        if known is not None and node.name not in known:
+            hint = f"Use one of {', '.join(sorted(known))}."
+            yield line, f"the {kind.lower()} {node.name!r} is not allowed here", hint
+        for child in node.iter_child_nodes():
+            yield from _problems(child, names, loops)
 
-    def _for(self, node: Any, line: int, names: frozenset[str], loops: int) -> Iterator[tuple[int, str, str]]:
-        over = type(node.iter).__name__
-        counts = _is_range(node.iter)
-        plain = over in ("Call", "List", "Tuple") or (over == "Name" and node.iter.name == "attachments")
-        if not plain:
-            yield (
-                line,
-                "a loop iterates over something that may be large",
-                "Loop over `attachments`, `range(...)` or a list.",
-            )
-        if loops >= _DEEPEST_LOOPS or node.recursive:
-            yield line, f"loops are recursive or nested more than {_DEEPEST_LOOPS} deep", "Make it flatter."
-        # A range creates its items only while it is iterated over. Only a loop counts them, so a range may be used only
-        # in a loop.
-        yield from self._each(node.iter.args, names, loops) if counts else self._walk(node.iter, names, loops)
-        targets = [node.target] if type(node.target).__name__ == "Name" else list(node.target.items)
-        named = {target.name for target in targets if type(target).__name__ == "Name"}
-        taken = sorted(named & {*NAMES, "range", "loop"})
-        if taken:
-            yield (
-                line,
-                f"a loop variable is named {taken[0]!r}, which already has a meaning",
-                "Use another name.",
-            )
-        inside = names | named | {"loop"}
-        parts = [*node.body, *node.else_, *([node.test] if node.test is not None else [])]
-        yield from self._each(parts, frozenset(inside), loops + 1)
 
-    def _each(
-        self, nodes: Iterable[Any], names: frozenset[str], loops: int
-    ) -> Iterator[tuple[int, str, str]]:
-        for node in nodes:
-            yield from self._walk(node, names, loops)
+def _problems_of_loop(
+    node: Any, line: int, names: frozenset[str], loops: int
+) -> Iterator[tuple[int, str, str]]:
+    over = type(node.iter).__name__
+    plain = over in ("Call", "List", "Tuple") or (over == "Name" and node.iter.name == "attachments")
+    if not plain:
+        hint = "Loop over `attachments`, `range(...)` or a list."
+        yield line, "a loop iterates over something that may be large", hint
+    if loops >= _DEEPEST_LOOPS or node.recursive:
+        yield line, f"loops are recursive or nested more than {_DEEPEST_LOOPS} deep", "Make it flatter."
+    # A range creates its items only while it is iterated over. Only a loop counts them, so a range may be used only
+    # in a loop.
+    for part in node.iter.args if _is_range(node.iter) else [node.iter]:
+        yield from _problems(part, names, loops)
+    targets = [node.target] if type(node.target).__name__ == "Name" else list(node.target.items)
+    named = {target.name for target in targets if type(target).__name__ == "Name"}
+    taken = sorted(named & {*NAMES, "range", "loop"})
+    if taken:
+        problem = f"a loop variable is named {taken[0]!r}, which already has a meaning"
+        yield line, problem, "Use another name."
+    inside = names | named | {"loop"}
+    for part in [*node.body, *node.else_, *([node.test] if node.test is not None else [])]:
+        yield from _problems(part, inside, loops + 1)
 
 
 def _is_range(node: Any) -> bool:

@@ -37,7 +37,6 @@ from handrail.workers.front_matter import (
     Limits,
     PolicyEntry,
     Refuse,
-    SettingsRule,
     ShellEntry,
     Text,
     WorkerProblem,
@@ -49,8 +48,6 @@ from handrail.workers.instructions import Instructions, rendered
 from handrail.workers.output_schema import output_type
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from handrail.workers.registry import WorkerRegistry
 
 
@@ -138,27 +135,6 @@ class Worker:
             f"no model is set for the worker {self.name!r}. Write `model: provider:name` into "
             f"{self.path}, or give one: model='provider:name'; on the command line, --model provider:name."
         )
-
-
-def prompt_of(
-    name: str,
-    tools: Sequence[Tool[Any, Any]],
-    sections: Sequence[Section[Any]],
-    policies: Sequence[ToolPolicy],
-    output: type[BaseModel] | None,
-    rule: AttachmentRule,
-    settings: SettingsRule,
-) -> Prompt[Any]:
-    """Build a worker's prompt. It has the tool `read_attachment` if the worker may be given files.
-
-    Raises `DefinitionError` if the parts do not fit together, for example if two tools have the same name.
-    """
-    extra = [READ_ATTACHMENT] if rule.count else []
-    body: Section[Any] = InstructionsSection("Instructions", "instructions", "$instructions")
-    given: Any = {} if output is None else {"output": output}
-    if settings.model_fields_set:
-        given["model_settings"] = settings.model_settings()
-    return Prompt(name, [body, *sections], tools=[*tools, *extra], policies=policies, **given)
 
 
 def rule_of(front: FrontMatter) -> AttachmentRule:
@@ -342,10 +318,19 @@ class Draft:
         policies = policies_of(self.name, front.policies, self.refuse)
         if self.find.problems:
             return None
-        own = [*self.tools, *workers.values(), *(creation_tools(effect) if front.create else ())]
+        rule = rule_of(front)
+        tools = [*self.tools, *workers.values(), *(creation_tools(effect) if front.create else ())]
+        body: Section[Any] = InstructionsSection("Instructions", "instructions", "$instructions")
+        options: dict[str, Any] = {} if output is None else {"output": output}
+        if front.settings.model_fields_set:
+            options["model_settings"] = front.settings.model_settings()
         try:
-            prompt = prompt_of(
-                self.name, own, self.sections, policies, output, rule_of(front), front.settings
+            prompt = Prompt[Any](
+                self.name,
+                [body, *self.sections],
+                tools=[*tools, READ_ATTACHMENT] if rule.count else tools,
+                policies=policies,
+                **options,
             )
         except DefinitionError as error:
             self.refuse("tools", *error.parts)
@@ -357,7 +342,7 @@ class Draft:
             path=self.path,
             model=front.model,
             limits=front.limits,
-            attachments=rule_of(front),
+            attachments=rule,
             tools=(*(tool.name for tool in self.tools), *sections),
             workers=tuple(workers),
             locked=front.locked,

@@ -12,27 +12,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import msgspec
-import pydantic_core
 from ag_ui.core import Interrupt, RunFinishedEvent, RunFinishedInterruptOutcome, RunFinishedSuccessOutcome
 
 from handrail.context import UserContext
-from handrail.errors import DefinitionError, ToolValidationError
+from handrail.errors import DefinitionError
 from handrail.journal.records import QuestionRecord
 from handrail.question import Question
 from handrail.run.place import Place
 from handrail.schema import to_json
-from handrail.schema.comparison import Rules
 from handrail.schema.immutability import read_only
-from handrail.schema.problems import asks_for_secrets
-from handrail.schema.raw import check_foreign
-from handrail.schema.size import check_size
+from handrail.schema.raw import RawSchema, check_foreign
 from handrail.serve.agui.wire_events import Event, dump, plain_json
 from handrail.tools import Tool, ToolResult
+from handrail.tools.definition import deep_copy
 
 FRONTEND_TOOL = "frontend_tool"
 """The name of the questions that are calls to a client's own tools."""
@@ -174,33 +170,8 @@ class Outcome:
 class FrontendTool(Tool[Any, Any]):
     """A tool that a client describes and executes. Its arguments are plain JSON."""
 
-    def parse(self, arguments: str | bytes | Mapping[str, Any]) -> Any:
-        """Return the arguments as parsed JSON.
-
-        Raises `ToolValidationError` if they are text that is too large or is not JSON, or if they are not an object that
-        fits the client's schema.
-        """
-        value: Any = arguments
-        if isinstance(arguments, str | bytes):
-            check_size(arguments)
-            try:
-                value = pydantic_core.from_json(arguments or "{}", allow_inf_nan=False)
-            except ValueError as error:
-                raise ToolValidationError(f"the arguments are not valid JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise ToolValidationError("the arguments are not a JSON object. Send an object: {...}.")
-        secret = asks_for_secrets(self.json_schema, self.json_schema)
-        wrong = Rules(self.json_schema).misfits(cast("object", value), secret=secret)
-        if wrong:
-            raise ToolValidationError("; ".join(map(str, wrong)))
-        return cast("dict[str, Any]", value)
-
     def dump(self, params: Any) -> bytes:
         return to_json(params)
-
-
-def _copied(params: Any, arguments: str | bytes | Mapping[str, Any]) -> Any:
-    return deepcopy(params)
 
 
 def frontend_tool(name: str, description: str, parameters: Any = None) -> FrontendTool:
@@ -230,8 +201,9 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
     for field, value in (
         ("name", name),
         ("description", description.strip() or name),
+        ("_schema", RawSchema(cast("dict[str, Any]", schema))),
         ("json_schema", read_only({**cast("dict[str, Any]", schema), "type": "object"})),
-        ("copy_params", _copied),
+        ("copy_params", deep_copy),
     ):
         object.__setattr__(made, field, value)
     return made
