@@ -39,7 +39,6 @@ from handrail.prompt.section import (
     check_policies,
     check_sections,
     check_tools,
-    connect,
     fields_of,
     shown,
     walk,
@@ -182,8 +181,6 @@ class Prompt(Generic[OutputT]):
             "tools": tools,
             "output": output,
             "policies": policies,
-        }
-        given |= {
             "feedback": feedback,
             "completion": completion,
             "resources": resources,
@@ -206,21 +203,19 @@ class Prompt(Generic[OutputT]):
         Raises `PromptDefinitionError` if the copy would be invalid, for example if two sections have the same key.
         """
         given: dict[str, Any] = {
-            field: getattr(self, field)
-            for field in (
-                *("name", "tools", "output", "policies"),
-                *("feedback", "completion", "resources", "overrides", "model_settings"),
-            )
+            each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.init
         }
-        return cast("Prompt[OutputT]", Prompt(sections=(*self.sections, *sections), **given))
+        given["sections"] = (*self.sections, *sections)
+        return cast("Prompt[OutputT]", Prompt(**given))
 
     async def connect(self, principal: str = "local") -> None:
         """Connect the live sections, whose tools come from an MCP server, for example. A run does this before it renders the prompt.
 
         Raises a `HandrailError` if a section's tools are not available and the run can't begin without them.
         """
-        if self._checked.is_live:
-            await connect(self.sections, principal)
+        for _, section in walk(self.sections):
+            if isinstance(section, LiveSection):
+                await section.connect(principal)
 
     def render(
         self,

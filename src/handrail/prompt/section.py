@@ -368,13 +368,6 @@ class LiveSection(MarkdownSection[Any]):
         """Return the current tools of a principal: the same tuple each time, until they change."""
 
 
-async def connect(sections: Sequence[Section[Any]], principal: str) -> None:
-    """Connect every live section among these and the sections below them."""
-    for _, section in walk(sections):
-        if isinstance(section, LiveSection):
-            await section.connect(principal)
-
-
 class PlainSection(MarkdownSection[Any]):
     """A section created from a plain string. It has no heading."""
 

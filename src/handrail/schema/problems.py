@@ -17,6 +17,7 @@ import msgspec
 import pydantic_core
 
 from handrail.schema.references import LISTS_OF_SCHEMAS, SCHEMAS, target_of
+from handrail.text.rendering import counted
 from handrail.text.spelling import nearest
 
 _TAKES_AN = re.compile(r"_*(?!eu|one|uni|use|uu|ur[il]|ut)[aeiou]", re.IGNORECASE)
@@ -252,7 +253,8 @@ def _what(
         words, key = _LENGTHS[kind]
         sent = error["input"]
         got = f", got {len(cast('list[Any]', sent))}" if isinstance(sent, list | dict) else got
-        return f"must have {words} {_counted(context[key], sent)}{got}"
+        noun = "character" if isinstance(sent, str) else "item"
+        return f"must have {words} {counted(context[key], noun)}{got}"
     if kind == "string_pattern_mismatch":
         return f"must match the pattern {context['pattern']}{got}"
     if kind in ("literal_error", "enum"):
@@ -269,11 +271,6 @@ def _what(
 def _not_json(location: Location, context: Mapping[str, Any]) -> str:
     subject = "must be JSON" if location else "the arguments are not valid JSON"
     return f"{subject}: {context.get('error', 'it contains a lone surrogate')}"
-
-
-def _counted(count: int, value: Any) -> str:
-    noun = "character" if isinstance(value, str) else "item"
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, Any], secret: bool) -> str:

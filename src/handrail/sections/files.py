@@ -16,6 +16,7 @@ from handrail.errors import FileError
 from handrail.guard.read_before_write import ReadBeforeWritePolicy
 from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
+from handrail.text.rendering import counted
 from handrail.text.spelling import checked_arguments
 from handrail.tools import PathArg, Tool, ToolResult, tool
 
@@ -85,7 +86,7 @@ async def edit_file(
         count = context.filesystem.edit(path, old, new, all=all)
     except FileError as error:
         return ToolResult.error(str(error))
-    return ToolResult.ok(f"Changed {path} in {_count(count, 'place')}.")
+    return ToolResult.ok(f"Changed {path} in {counted(count, 'place')}.")
 
 
 @tool(
@@ -230,7 +231,7 @@ def _page(path: str, text: str, first: int, count: int) -> str:
     text = text.removesuffix("\n")
     total = text.count("\n") + 1  # lines end only at "\n", as in a search, so that line numbers agree
     if first > total:
-        return f"{path} has {_count(total, 'line')}; there is no line {first}."
+        return f"{path} has {counted(total, 'line')}; there is no line {first}."
     shown = text[_start_of(text, first) :].split("\n", count)[:count]
     last = first + len(shown) - 1
     numbered = [f"{number}\t{_cut(line)}" for number, line in enumerate(shown, first)]
@@ -270,8 +271,4 @@ def _shown(entries: Sequence[str], nothing: str, narrower: str) -> str:
 
 
 def _size(text: str) -> str:
-    return _count(len(text.encode()), "byte")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return counted(len(text.encode()), "byte")
