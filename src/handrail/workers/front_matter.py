@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -47,6 +48,12 @@ class Finder:
 
     def add(self, line: int, problem: str, hint: str, column: int | None = None) -> None:
         self.problems.append(WorkerProblem(self.file, line, problem.rstrip("."), hint, column))
+
+
+def line_in(file: Path | str, error: BaseException, otherwise: int = 1) -> int:
+    """Return the innermost line of a file that an error came through, or `otherwise` if it came through none."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((each.lineno or otherwise for each in frames if each.filename == str(file)), otherwise)
 
 
 def suggest(name: str, known: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from handrail.errors import DefinitionError
 from handrail.imports import load_file
 from handrail.tools import Tool, tool
 from handrail.tools.definition import is_name
-from handrail.workers.front_matter import Finder
+from handrail.workers.front_matter import Finder, line_in
 
 _loaded = itertools.count(1)
 
@@ -107,7 +107,7 @@ class Functions:
             self._load_problem.add(error.lineno or 1, f"it is not Python: {error.msg}", "Correct it.")
         except (Exception, SystemExit) as error:
             said = f"it can't be loaded: {type(error).__name__}: {error}"
-            self._load_problem.add(_line_in(self.path, error), said, "Correct it.")
+            self._load_problem.add(line_in(self.path, error), said, "Correct it.")
         return {}
 
 
@@ -265,12 +265,3 @@ def _home(function: Any) -> str:
     body = inspect.unwrap(function)
     namespace: Mapping[str, Any] = getattr(body, "__globals__", {})
     return str(namespace.get("__name__", getattr(body, "__module__", "")))
-
-
-def _line_in(path: Path, error: BaseException) -> int:
-    line, traceback = 1, error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == str(path):
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return line

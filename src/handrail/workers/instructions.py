@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, cast
 
 from handrail.errors import WorkerError
-from handrail.workers.front_matter import Finder, WorkerProblem, needed, refuse
+from handrail.workers.front_matter import Finder, WorkerProblem, line_in, needed, refuse
 
 NAMES = ("input", "attachments", "worker")
 """The variables that a template may use."""
@@ -131,7 +131,14 @@ class Instructions:
         except Exception as error:
             hint = "Correct the template."
             raise refuse(
-                [WorkerProblem(self._file, self._line_of(error), f"the template fails: {error}", hint)]
+                [
+                    WorkerProblem(
+                        self._file,
+                        line_in(self._file, error, self._first),
+                        f"the template fails: {error}",
+                        hint,
+                    )
+                ]
             ) from error
         return "".join(pieces).lstrip("\n")
 
@@ -142,14 +149,6 @@ class Instructions:
             code = environment.compile(metered, filename=self._file)
             self._template = needed("jinja2").Template.from_code(environment, code, environment.globals)
         return self._template
-
-    def _line_of(self, error: BaseException) -> int:
-        line, traceback = self._first, error.__traceback__
-        while traceback is not None:
-            if traceback.tb_frame.f_code.co_filename == self._file:
-                line = traceback.tb_lineno
-            traceback = traceback.tb_next
-        return line
 
 
 def _is_large(source: str) -> bool:

@@ -362,10 +362,7 @@ def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationD
     """Return the defaults for created workers: the registry's, overridden by those in the worker's file."""
     if own is None:
         return defaults
-    said = {
-        name: getattr(own, name) for name in CreationDefaults.model_fields if getattr(own, name) is not None
-    }
-    return defaults.model_copy(update=said)
+    return defaults.model_copy(update={name: value for name, value in own if value is not None})
 
 
 # --- policies ---
