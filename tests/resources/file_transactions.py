@@ -226,8 +226,8 @@ class Transactions(RuleBasedStateMachine):
             fork.drop()
         else:
             under = call.parent.fork if call.parent else self.root
-            for path, node, base in fork._changes():
-                now = under._look(*split(path))
+            for path, node, base in fork._tree.changes():
+                now = under._tree.look(*split(path))
                 assert now.version == base.version or (now.is_folder and node.is_folder), (
                     "a commit overwrote a change that it had not seen"
                 )
@@ -264,5 +264,5 @@ class Transactions(RuleBasedStateMachine):
         assert tree(self.root) == self.model
         if isinstance(self.root, MemoryFilesystem):
             size = sum(len(text or "") for text in self.model.values())
-            assert self.root._usage() == (len(self.model), size)
-        assert self.root._claimed == {}
+            assert self.root._tree.usage() == (len(self.model), size)
+        assert self.root._store.claimed == {}

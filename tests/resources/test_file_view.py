@@ -32,9 +32,8 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.protocols import DurableFork, Filesystem, Fork, PolicyDecision
 from handrail.question import Question
 from handrail.resources.directory import DirectoryFork
-from handrail.resources.memory import MemoryFork
 from handrail.resources.paths import HasLinks
-from handrail.resources.staging import FileView, LinkedFileView
+from handrail.resources.staging import FileFork, FileView, LinkedFileView
 from handrail.resources.workspace import WorkspaceFork
 from handrail.testing import FakeShell, Person
 
@@ -210,7 +209,7 @@ async def test_a_call_that_may_only_read_can_not_write_through_its_view(files: A
 # --- the classes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fork", [MemoryFork, DirectoryFork, WorkspaceFork])
+@pytest.mark.parametrize("fork", [FileFork, DirectoryFork, WorkspaceFork])
 def test_a_view_has_every_verb_as_its_fork_takes_it(fork: Any) -> None:
     """A view's verbs take the arguments of the fork's verbs, by the same names and with the same defaults."""
     view = LinkedFileView if issubclass(fork, HasLinks) else FileView
@@ -224,7 +223,7 @@ def test_a_view_has_every_verb_as_its_fork_takes_it(fork: Any) -> None:
 def test_a_view_has_no_member_of_a_fork() -> None:
     """No member of `Fork` or `DurableFork`, and none that only a fork has, is a member of a view."""
     own = {name for each in (Fork, DurableFork) for name in vars(each) if not name.startswith("_")}
-    for fork, view in ((MemoryFork, FileView), (DirectoryFork, LinkedFileView)):
+    for fork, view in ((FileFork, FileView), (DirectoryFork, LinkedFileView)):
         assert public(view) & own == set()
         assert public(view) < public(fork)
 

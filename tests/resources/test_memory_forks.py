@@ -32,7 +32,7 @@ def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
     commit(fork)
     assert tree(root) == after
     if isinstance(root, MemoryFilesystem):
-        assert root._usage() == (3, 11)
+        assert root._store.usage() == (3, 11)
 
 
 def test_a_dropped_fork_leaves_nothing(new_files: NewFiles):

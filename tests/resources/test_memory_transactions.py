@@ -13,7 +13,8 @@ from handrail.errors import (
     Conflict,
     ContextExpired,
 )
-from handrail.resources.memory import MemoryFilesystem, MemoryFork
+from handrail.resources.memory import MemoryFilesystem
+from handrail.resources.staging import FileFork
 from resources.file_transactions import Transactions
 from support.filesystems import commit, tree
 from support.steps import steps_of
@@ -37,7 +38,7 @@ def test_nothing_works_after_the_end(end: str):
     else:
         {"prepare": outer.prepare, "drop": outer.drop, "parent": outer.drop}[end]()
     before = tree(root)
-    calls: list[Callable[[MemoryFork], Any]] = [
+    calls: list[Callable[[FileFork], Any]] = [
         lambda f: f.read("a"),
         lambda f: f.read_bytes("a"),
         lambda f: f.exists("a"),
@@ -60,8 +61,8 @@ def test_nothing_works_after_the_end(end: str):
     assert tree(root) == before
 
 
-@pytest.mark.parametrize("end", [MemoryFork.prepare, MemoryFork.drop])
-def test_an_inner_fork_can_not_be_applied_into_one_that_is_over(end: Callable[[MemoryFork], None]):
+@pytest.mark.parametrize("end", [FileFork.prepare, FileFork.drop])
+def test_an_inner_fork_can_not_be_applied_into_one_that_is_over(end: Callable[[FileFork], None]):
     """Applying a prepared inner fork after the outer fork has ended has no effect and raises nothing."""
     root = MemoryFilesystem({"a": "1"})
     outer = root.fork("outer")
@@ -71,7 +72,7 @@ def test_an_inner_fork_can_not_be_applied_into_one_that_is_over(end: Callable[[M
     inner.prepare()
     end(outer)
     inner.apply()
-    if end is MemoryFork.prepare:
+    if end is FileFork.prepare:
         outer.apply()
     assert root.read("a") == "1"
 
@@ -85,7 +86,7 @@ def eager_threads():
     sys.setswitchinterval(interval)
 
 
-def hammer(fork: MemoryFork, mine: int, busy: threading.Barrier, ends: list[BaseException]) -> None:
+def hammer(fork: FileFork, mine: int, busy: threading.Barrier, ends: list[BaseException]) -> None:
     """Use a fork until it raises an error, and record the error."""
     try:
         for number in count():
@@ -171,7 +172,7 @@ def test_a_fork_and_a_commit_take_the_same_steps_at_any_size():
     fork = MemoryFilesystem({f"f{number}": "" for number in range(1000)}).fork("call")
     fork.write("f1", "x")
     fork.read("f2")
-    held = [fork._over, fork._seen, fork._listed]
+    held = [fork._tree.over, fork._tree.seen, fork._tree.listed]
     assert [sum(map(len, by_folder.values())) if by_folder else 0 for by_folder in held] == [1, 1, 0]
 
 

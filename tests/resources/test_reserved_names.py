@@ -104,7 +104,7 @@ def test_a_folder_around_it_stays(folders: Folders, verb: str):
 def test_a_forged_manifest_does_not_reach_it(folders: Folders, tmp_path: Path):
     """A commit does not carry out a step that names a reserved path, and returns the path as one whose step failed."""
     files = folders(KEPT)
-    area = files._ground.area
+    area = files._store.area
     assert area.mine.is_dir()  # the staging folder must exist
     slots = tmp_path / "slots"
     fill(slots, {"1": "forged"})
@@ -114,7 +114,7 @@ def test_a_forged_manifest_does_not_reach_it(folders: Folders, tmp_path: Path):
         Step(do="take", path=".handrail", slot="2", before="x"),
     ):
         manifest = Manifest(call_id="c", root=str(files.root), staging="", folder="", steps=(step,))
-        left = Commit(files._ground.jail, DISK, slots, manifest, area.table).finish()
+        left = Commit(files._store.jail, DISK, slots, manifest, area.table).finish()
         assert left == (step.path,)
     assert "new" not in os.listdir(files.root / ".handrail")
 

@@ -12,10 +12,11 @@ from handrail.errors import (
     FileError,
 )
 from handrail.resources.directory import DirectoryFilesystem, DirectoryFork
-from handrail.resources.memory import MemoryFilesystem, MemoryFork
+from handrail.resources.memory import MemoryFilesystem
+from handrail.resources.staging import FileFork
 
 Root = MemoryFilesystem | DirectoryFilesystem
-AFork = MemoryFork | DirectoryFork
+AFork = FileFork | DirectoryFork
 Files = Root | AFork
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from handrail.errors import FileError
 from handrail.resources.facts import Facts, differences
 from handrail.resources.paths import ancestors
-from handrail.resources.store import Content, Node, loaded
+from handrail.resources.tree import Content, Node, loaded
 from handrail.text.rendering import UNSHOWN, exact, exact_line
 
 MAX_GAP = 2_500

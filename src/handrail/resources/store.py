@@ -1,25 +1,38 @@
-"""`Layer`: the operations of a filesystem, built on a few primitives.
-
-A filesystem and its forks share these operations. They have different primitives: how a path is looked up, how a folder
-is listed, how reads are recorded, how changes are stored and how usage is counted.
-"""
+"""`Store`: the files of a root, and what the root shares with its forks. `Files`: the operations of `Filesystem` on a store or a fork."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from threading import RLock
-from typing import NamedTuple, NoReturn, Protocol
-
-import msgspec
+from typing import TYPE_CHECKING, NoReturn
 
 from handrail.clock import Clock
 from handrail.concurrency.claims import Claims
 from handrail.errors import Conflict, FileError, FileInTheWay, FileLimitReached, FileMissing, PathRefused
 from handrail.protocols import FileInfo, Match
 from handrail.resources.paths import ParsedPath, ancestors, join, nearest, parse_file_path, parse_path, split
-from handrail.resources.search import count_replaceable, decode, encode, find, sorted_matches
+from handrail.resources.search import count_replaceable, decode, encode, find, line_pattern, sorted_matches
+from handrail.resources.tree import (
+    ABSENT,
+    TOP,
+    Base,
+    Content,
+    Node,
+    Over,
+    Tree,
+    Unseen,
+    is_link,
+    loaded,
+    special_kind,
+)
+
+if TYPE_CHECKING:
+    from handrail.resources.directory.links import Links
+
+_TRIES = 4
+"""Maximum number of attempts to read a file that changes while it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,55 +47,10 @@ class FileLimits:
     """Maximum bytes in all files together."""
 
 
-class Content(Protocol):
-    """The content of a file, whose bytes are loaded when they are needed."""
+class Store(Base):
+    """The files of a root, as they are now. Its forks share its lock, clock, limits and claims, and use it with the lock held."""
 
-    def __len__(self) -> int: ...
-    def load(self) -> bytes:
-        """Return the bytes. Raises `Conflict` if the file has changed since it was looked up, and `FileError` if it can't be read."""
-        ...
-
-
-class Node(msgspec.Struct, frozen=True, gc=False):
-    """The state of a path: a file, a folder (which has no data) or nothing (version 0). Immutable."""
-
-    version: int
-    data: bytes | Content | None
-    modified: datetime | float | None
-
-    @property
-    def is_folder(self) -> bool:
-        return self.data is None and self.version > 0
-
-    @property
-    def size(self) -> int:
-        return len(self.data) if self.data else 0
-
-
-def loaded(data: bytes | Content) -> bytes:
-    """Return the bytes of a file, wherever they are stored."""
-    return data if isinstance(data, bytes) else data.load()
-
-
-ABSENT = Node(0, None, None)
-TOP = Node(1, None, None)
-
-Over = Mapping[str, Mapping[str, tuple[Node, Node]]]
-"""Changes by folder and name. For each path: its current node, and the node that its first change is based on."""
-
-
-class Listing(NamedTuple):
-    """A folder's members in a layer, a stamp that changes with their names, and the listing of the layer below, if any."""
-
-    members: dict[str, Node]
-    stamp: int
-    below: Listing | None
-
-
-class Shared:
-    """The state that a root shares with all its forks."""
-
-    __slots__ = ("acquire", "claims", "clock", "limits", "lock", "release", "tick")
+    __slots__ = ("acquire", "claimed", "claims", "clock", "limits", "lock", "release", "tick")
 
     def __init__(self, limits: FileLimits, clock: Clock, tick: Callable[[], int]) -> None:
         self.limits = limits
@@ -93,65 +61,100 @@ class Shared:
         self.acquire = self.lock.acquire
         self.release = self.lock.release
         self.claims = Claims(lock=self.lock)
+        self.claimed: dict[object, Over] | None = {}
+
+    def members(self, folder: str) -> Mapping[str, Node]:
+        """Return the members of a folder. Callers must not change or keep the mapping."""
+        raise NotImplementedError
+
+    def names_near(self, folder: str) -> Sequence[str]:
+        """Return the existing names that can be suggested for a misspelled one."""
+        return self.names(folder)
+
+    def put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
+        """Change a path, as `Tree.put` does, in a store that is changed directly."""
+        raise NotImplementedError
+
+    # A store does not record what is read.
+
+    def see(self, folder: str, name: str) -> Node:
+        return self.look(folder, name)
+
+    def own(self, folder: str, name: str) -> Node | None:
+        return None
+
+    def forget(self, folder: str, name: str) -> None:
+        pass
 
 
-class Layer:
-    """The operations of `Filesystem`. Each operation holds one shared lock while it looks up or changes files."""
+class Files:
+    """The operations of `Filesystem`. Each holds the store's lock while it looks up or changes files.
 
-    __slots__ = ("_claimed", "_shared")
-    _shared: Shared
-    _claimed: dict[object, Over] | None
-    """The changes of each prepared fork of this layer, until it is applied or dropped. None for a fork that was never forked itself."""
+    In files with links, each resolves the links in its paths first, but `delete` and `move` act on a link itself.
+    """
 
-    # --- primitives, called with the lock held ----------------------------------------------------
+    __slots__ = ("_store", "_tree")
+    _store: Store
+    _tree: Store | Tree
+    """What the operations look up and change: the store itself, or the tree of a fork."""
+    _links: Links | None = None
+    """None if there can be no links."""
+
+    # --- called with the lock held ------------------------------------------------------------------
 
     def _enter(self, change: str = "") -> None:
-        """Raise an error if this layer is closed or may not change the path `change`."""
-        if change and self._claimed:
-            refuse_claimed(self._claimed, change)
-
-    def _look(self, folder: str, name: str) -> Node:
-        """Return the node at a path without recording a read."""
-        raise NotImplementedError
-
-    def _see(self, folder: str, name: str) -> Node:
-        """Return the node at a path and record the read, in layers that record reads."""
-        return self._look(folder, name)
-
-    def _list(self, folder: str) -> Mapping[str, Node]:
-        """Return the members of a folder and record the read, in layers that record reads. Callers must not change or keep the mapping."""
-        raise NotImplementedError
-
-    def _names(self, folder: str) -> Sequence[str]:
-        """Return the names in a folder without recording a read."""
-        raise NotImplementedError
-
-    def _names_near(self, folder: str) -> Sequence[str]:
-        """Return the existing names that can be suggested for a misspelled one."""
-        return self._names(folder)
-
-    def _has_folder(self, folder: str) -> bool:
-        """Return whether the folder exists, without recording a read. The root always exists."""
+        """Raise an error if the files are closed, or if the path `change` may not be changed."""
         raise NotImplementedError
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
-        """Replace the node `old` at a path with `node`. The folder must exist, and a folder to be removed must be empty.
+        self._tree.put(folder, name, node, old, base)
 
-        `base` is the node on which the change is based, if that is not `old`.
+    def _keep(self, content: Content, data: bytes) -> None:
+        """Keep the bytes of a file that were read, for repeatable reads."""
+
+    def _at(self, path: str, *, last: bool = True) -> ParsedPath:
+        """Return where a path leads. With `last=False`, a link at the end is not resolved."""
+        if self._links is None:
+            return parse_path(path)
+        self._enter()
+        return parse_path(self._links.follow(path, last=last)[0])
+
+    def _file_at(self, path: str) -> ParsedPath:
+        at = parse_file_path(path)
+        if self._links is None:
+            return at
+        self._enter()
+        return parse_file_path(self._links.follow(path)[0])
+
+    def _see(self, at: ParsedPath) -> Node:
+        self._enter()
+        return self._tree.see(at.folder, at.name) if at.name else TOP
+
+    def _load(self, at: ParsedPath) -> bytes:
+        """Read a file. If it changes during its first read, it is read again.
+
+        Raises `Conflict` if it keeps changing, or if it has changed since an earlier read.
         """
-        raise NotImplementedError
-
-    def _view(self, folder: str) -> Listing:
-        """Return the listing of a folder in the form that a fork records."""
-        raise NotImplementedError
-
-    def _stamp(self, folder: str) -> int:
-        """Return a stamp that changes whenever the names in a folder change."""
-        raise NotImplementedError
-
-    def _usage(self) -> tuple[int, int]:
-        """Return the number of files and folders, and the total bytes, that count towards the limits."""
-        raise NotImplementedError
+        self._enter()
+        tree = self._tree
+        is_pinned = self._links is not None and tree.own(at.folder, at.name) is not None
+        for _ in range(_TRIES):
+            node = tree.see(at.folder, at.name)
+            content = node.data
+            if content is None:
+                self._refuse_no_file(at, node)
+            if isinstance(content, bytes):
+                return content
+            try:
+                data = content.load()
+            except Conflict:
+                if is_pinned:
+                    raise
+                tree.forget(at.folder, at.name)
+            else:
+                self._keep(content, data)
+                return data
+        raise Conflict([at.path])
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -160,94 +163,137 @@ class Layer:
 
     def read_bytes(self, path: str, /) -> bytes:
         at = parse_file_path(path)
-        with self._shared.lock:
+        with self._store.lock:
+            if self._links is not None:
+                return self._load(self._file_at(path))
             self._enter()
-            node = self._see(at.folder, at.name)
-        data = node.data
-        if data is None:
-            self._refuse_no_file(at, node)
-        return data if isinstance(data, bytes) else data.load()
+            node = self._tree.see(at.folder, at.name)
+            return self._refuse_no_file(at, node) if node.data is None else loaded(node.data)
 
     def stat(self, path: str, /) -> FileInfo:
-        at = parse_path(path)
-        node = self._see_path(at)
-        if not node.version:
-            self._refuse_missing(at)
-        return self._info(at.path, node)
+        with self._store.lock:
+            at = self._at(path)
+            node = self._see(at)
+            if not node.version:
+                self._refuse_missing(at)
+            return self._info(at.path, node)
 
     def exists(self, path: str, /) -> bool:
-        return self._see_path(parse_path(path)).version > 0
+        with self._store.lock:
+            return self._see(self._at(path)).version > 0
 
     def list(self, path: str = ".", /) -> Sequence[FileInfo]:
-        at = parse_path(path)
-        node = self._see_path(at)
-        if not node.version:
-            self._refuse_missing(at)
-        if node.data is not None:
-            raise FileError(at.path, "this is a file, not a folder. Read it, or list its folder")
-        with self._shared.lock:
-            self._enter()
-            names = sorted(self._list(at.path))
-            return tuple(self._info(join(at.path, name), self._see(at.path, name)) for name in names)
+        with self._store.lock:
+            at = self._at(path)
+            node = self._see(at)
+            if not node.version:
+                self._refuse_missing(at)
+            if node.data is not None:
+                raise FileError(at.path, "this is a file, not a folder. Read it, or list its folder")
+            names = sorted(self._tree.members(at.path))
+            return tuple(self._info(join(at.path, name), self._tree.see(at.path, name)) for name in names)
 
     def glob(self, pattern: str, /) -> Sequence[str]:
         return find(pattern, self._kind, self._kinds)
 
     def grep(self, pattern: str, /, *, glob: str = "**") -> Sequence[Match]:
-        return sorted_matches(pattern, self._contents(glob))
+        line_pattern(pattern)
+        paths = self.glob(glob)
+        without = () if self._links is None else self._links.without(pattern, paths, self._at)
+        return sorted_matches(pattern, self._contents(path for path in paths if path not in without))
 
-    def _contents(self, glob: str) -> Iterator[tuple[str, bytes]]:
-        for path in self.glob(glob):
-            data = self._see_path(parse_path(path)).data
-            if data is not None:
-                yield path, loaded(data)
+    def _contents(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        for path in paths:
+            with self._store.lock:
+                at = self._at(path)
+                self._enter()
+                node = self._tree.look(at.folder, at.name)
+                is_regular = node.data is not None and not is_link(node) and not special_kind(node)
+                if not is_regular or node.size > self._store.limits.max_file_size:
+                    self._tree.see(at.folder, at.name)
+                    continue
+                data = self._load(at)
+            yield path, data
 
     def _info(self, path: str, node: Node) -> FileInfo:
+        """Return information on a node; for a link, on its target, or on the link itself if the target does not exist or may not be used."""
+        if self._links is not None and is_link(node):
+            try:
+                target = self._see(self._at(path))
+            except PathRefused:
+                target = ABSENT
+            node = target if target.version else node
         modified = node.modified
         seconds = modified.timestamp() if isinstance(modified, datetime) else modified or 0.0
-        return FileInfo(path or ".", node.data is None, node.size, seconds)
-
-    def _see_path(self, at: ParsedPath) -> Node:
-        with self._shared.lock:
-            self._enter()
-            return self._see(at.folder, at.name) if at.name else TOP
+        return FileInfo(path or ".", node.data is None, node.size, seconds, bool(special_kind(node)))
 
     def _kind(self, path: str) -> bool | None:
-        node = self._see_path(parse_path(path))
-        return node.data is None if node.version else None
+        with self._store.lock:
+            try:
+                node = self._see(self._at(path))
+            except PathRefused:
+                if self._links is None:
+                    raise
+                return None
+            return node.data is None if node.version else None
 
     def _kinds(self, folder: str) -> Mapping[str, bool]:
-        with self._shared.lock:
+        """Map each name in a folder to whether it is a folder itself. In files with links, empty if the path can't be used.
+
+        Of the links, only those to files are included, so that a search does not descend through links, which could form a
+        cycle. Names that a caller could not pass back are omitted.
+        """
+        with self._store.lock:
+            if self._links is None:
+                self._enter()
+                return {name: node.data is None for name, node in self._tree.members(folder).items()}
+            try:
+                here = self._at(folder or ".").path
+            except PathRefused:
+                return {}
             self._enter()
-            return {name: node.data is None for name, node in self._list(folder).items()}
+            kinds: dict[str, bool] = {}
+            for name, node in self._tree.members(here).items():
+                path = join(here, name)
+                if not _can_be_passed(path):
+                    continue
+                if not is_link(node):
+                    kinds[name] = node.data is None
+                elif self._kind(path) is False:
+                    kinds[name] = False
+            return kinds
 
     # --- writing --------------------------------------------------------------------------------
 
     def write(self, path: str, content: str | bytes, /) -> None:
         at = parse_file_path(path)
-        data = encode(path, content)
-        shared = self._shared
-        shared.acquire()
+        store, node = self._store, None
+        store.acquire()
         try:
+            if self._links is not None:
+                self._enter()
+                path, node = self._links.follow(path)
+                at = parse_file_path(path)
+            data = encode(path, content)
             self._enter(at.path)
-            self._store(at, data, self._look(at.folder, at.name))
+            self._save(at, data, self._tree.look(at.folder, at.name) if node is None else node)
         finally:
-            shared.release()
+            store.release()
 
     def append(self, path: str, content: str | bytes, /) -> None:
-        at = parse_file_path(path)
-        data = encode(path, content)
-        with self._shared.lock:
+        with self._store.lock:
+            at = self._file_at(path)
+            data = encode(path, content)
             self._enter(at.path)
-            old = self._see(at.folder, at.name)
+            old = self._tree.see(at.folder, at.name)
             self._need_room(at.path, 0, old.size + len(data), old.size)
-            self._store(at, (loaded(old.data) if old.data else b"") + data, old)
+            self._save(at, (loaded(old.data) if old.data else b"") + data, old)
 
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
-        at = parse_file_path(path)
-        with self._shared.lock:
+        with self._store.lock:
+            at = self._file_at(path)
             self._enter(at.path)
-            node = self._see(at.folder, at.name)
+            node = self._tree.see(at.folder, at.name)
             if node.data is None:
                 self._refuse_no_file(at, node)
             data = loaded(node.data)
@@ -258,72 +304,84 @@ class Layer:
                 longer > 0
             ):  # the result could be thousands of times larger, so its size is checked before it is built
                 self._need_room(at.path, 0, len(data) + count * longer, len(data))
-            self._store(at, encode(at.path, text.replace(old, new)), node)
+            self._save(at, encode(at.path, text.replace(old, new)), node)
         return count
 
     def mkdir(self, path: str, /) -> None:
-        at = parse_path(path)
-        with self._shared.lock:
+        with self._store.lock:
+            at = self._at(path)
             self._enter(at.path)
-            if self._look(at.folder, at.name).is_folder:
-                self._see(at.folder, at.name)  # an existing folder counts as read
+            if self._tree.look(at.folder, at.name).is_folder:
+                self._tree.see(at.folder, at.name)  # an existing folder counts as read
             self._make_folders(at.path)
 
     def delete(self, path: str, /, *, recursive: bool = False) -> None:
-        at = self._not_root(path, "deleted. Delete its content instead")
-        with self._shared.lock:
+        with self._store.lock:
+            at = self._movable(path, "deleted. Delete its content instead", is_leaving=True)
             self._enter(at.path)
-            node = self._see(at.folder, at.name)
+            node = self._tree.see(at.folder, at.name)
             if not node.version:
                 self._refuse_missing(at)
             below = self._below(at.path, node)
             if below and not recursive:
                 problem = "this folder is not empty. Pass recursive=True to delete it with its content"
                 raise FileError(at.path, problem)
-            for folder, name, inner in reversed(below):
-                self._put(folder, name, ABSENT, inner)
-            self._put(at.folder, at.name, ABSENT, node)
+            self._remove(at, node, below)
 
     def move(self, source: str, target: str, /) -> None:
-        start = self._not_root(source, "moved. Move its content instead")
-        end = self._not_root(target, "replaced. Pass the full new path, including the name")
-        if start.path in ancestors(end.path):
-            raise PathRefused(target, f"{start.path!r} can't be moved into itself. Choose a path outside it")
-        with self._shared.lock:
+        with self._store.lock:
+            start = self._movable(source, "moved. Move its content instead", is_leaving=True)
+            end = self._movable(target, "replaced. Pass the full new path, including the name")
+            if start.path in ancestors(end.path):
+                raise PathRefused(
+                    target, f"{start.path!r} can't be moved into itself. Choose a path outside it"
+                )
             self._enter(start.path)
             self._enter(end.path)
-            node = self._see(start.folder, start.name)
+            node = self._tree.see(start.folder, start.name)
             if not node.version:
                 self._refuse_missing(start)
-            if (there := self._see(end.folder, end.name)).version:
+            if (there := self._tree.see(end.folder, end.name)).version:
                 self._refuse_taken(end, there, start.name)
             below = self._below(start.path, node)
             self._make_folders(end.folder)
-            for folder, name, inner in reversed(below):
-                self._put(folder, name, ABSENT, inner)
-            self._put(start.folder, start.name, ABSENT, node)
+            self._remove(start, node, below)
             self._put_again(end.folder, end.name, node, start.path)
             for folder, name, inner in below:
                 self._put_again(end.path + folder[len(start.path) :], name, inner, join(folder, name))
 
-    def _store(self, at: ParsedPath, data: bytes, old: Node) -> None:
-        shared = self._shared
+    def _movable(self, path: str, what: str, *, is_leaving: bool = False) -> ParsedPath:
+        """Return where a path that is not the root leads. With `is_leaving`, what is there is to be moved or deleted."""
+        at = self._at(path, last=False)
+        if is_leaving and self._links is not None:
+            self._links.refuse_around(at.path)
+        if not at.name:
+            raise PathRefused(path, f"the root can't be {what}")
+        return at
+
+    def _save(self, at: ParsedPath, data: bytes, old: Node) -> None:
+        store = self._store
         size, old_size = len(data), 0
         if old.version:
             if old.data is None:
-                self._see(at.folder, at.name)
+                self._tree.see(at.folder, at.name)
                 raise FileInTheWay(at.path, "this is a folder. Choose another path, or name a file in it")
             old_size = len(old.data)
         if size > old_size or not old.version:
             self._need_room(at.path, 0 if old.version else 1, size, old_size)
-            if not old.version and not self._has_folder(at.folder):
+            if not old.version and not self._tree.has_folder(at.folder):
                 self._make_folders(at.folder, before=1)
-        self._put(at.folder, at.name, Node(shared.tick(), data, shared.clock.now()), old)
+        self._put(at.folder, at.name, Node(store.tick(), data, store.clock.now()), old)
+
+    def _remove(self, at: ParsedPath, node: Node, below: Sequence[tuple[str, str, Node]]) -> None:
+        for folder, name, inner in reversed(below):
+            self._put(folder, name, ABSENT, inner)
+        self._put(at.folder, at.name, ABSENT, node)
 
     def _put_again(self, folder: str, name: str, node: Node, source: str) -> None:
         """Put the content of the path `source` at a new path, with a new version and the original modification time."""
-        new = Node(self._shared.tick(), node.data, node.modified)
-        self._put(folder, name, new, self._look(folder, name))
+        new = Node(self._store.tick(), node.data, node.modified)
+        self._put(folder, name, new, self._tree.look(folder, name))
 
     def _make_folders(self, path: str, *, before: int = 0, force: bool = False) -> None:
         """Create a folder and its missing parents.
@@ -332,7 +390,7 @@ class Layer:
         `before` more entries. With `force`, neither is checked.
         """
         missing: list[str] = []
-        while not self._has_folder(path):
+        while not self._tree.has_folder(path):
             if not force:
                 self._refuse_file(path)
             missing.append(path)
@@ -341,15 +399,16 @@ class Layer:
             self._need_room(missing[0], len(missing) + before, 0, 0)
         for path in reversed(missing):
             folder, name = split(path)
-            node = Node(self._shared.tick(), None, self._shared.clock.now())
-            self._put(folder, name, node, self._look(folder, name), ABSENT)
+            node = Node(self._store.tick(), None, self._store.clock.now())
+            self._put(folder, name, node, self._tree.look(folder, name), ABSENT)
 
     def _below(self, path: str, node: Node) -> Sequence[tuple[str, str, Node]]:
         """Return the entries of a folder at any depth, or nothing for a file. An entry comes after the folder that contains it."""
         found: list[tuple[str, str, Node]] = []
         folders = [path] if node.is_folder else []
         for folder in folders:
-            for name, inner in self._list(folder).items():
+            for name, inner in self._tree.members(folder).items():
+                inner = self._tree.look(folder, name) if isinstance(inner, Unseen) else inner
                 found.append((folder, name, inner))
                 if inner.is_folder:
                     folders.append(join(folder, name))
@@ -357,26 +416,20 @@ class Layer:
 
     # --- refusals -----------------------------------------------------------------------------------
 
-    def _not_root(self, path: str, what: str) -> ParsedPath:
-        at = parse_path(path)
-        if not at.name:
-            raise PathRefused(path, f"the root can't be {what}")
-        return at
-
     def _refuse_file(self, path: str) -> None:
         folder, name = split(path)
-        if self._look(folder, name).data is not None:
-            self._see(folder, name)
+        if self._tree.look(folder, name).data is not None:
+            self._tree.see(folder, name)
             raise FileInTheWay(
                 path, "this is a file, so it can't contain others. Choose another path, or move the file"
             )
 
     def _need_room(self, path: str, more: int, size: int, old_size: int) -> None:
-        limits = self._shared.limits
+        limits = self._store.limits
         if size > limits.max_file_size:
             problem = f"it would have {size} bytes, and the limit for a file is {limits.max_file_size}. Write less, or several files"
             raise FileLimitReached(path, problem)
-        files, total = self._usage()
+        files, total = self._tree.usage()
         if files + more > limits.max_files:
             problem = (
                 f"the limit of {limits.max_files} files and folders would be exceeded. Delete some first"
@@ -399,12 +452,11 @@ class Layer:
 
     def _refuse_missing(self, at: ParsedPath) -> NoReturn:
         """Raise `FileMissing`. Its message says which part of the path is missing, and suggests a similar name or listing a folder."""
-        with self._shared.lock:
-            lost = next((p for p in ancestors(at.path) if not self._has_folder(p)), at.path)
-            folder, name = split(lost)
-            names = self._names_near(folder)
+        has_folder = self._tree.has_folder
+        lost = next((p for p in ancestors(at.path) if not has_folder(p)), at.path)
+        folder, name = split(lost)
         what = "nothing exists at this path" if lost == at.path else f"there is no folder {lost!r}"
-        near = nearest(name, names)
+        near = nearest(name, self._tree.names_near(folder))
         hint = (
             f"Did you mean {join(folder, near)!r}?"
             if near
@@ -413,29 +465,9 @@ class Layer:
         raise FileMissing(at.path, f"{what}. {hint}")
 
 
-def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
-    """Return the paths in `over` that conflict with the pending changes of prepared forks."""
-    mine = _weights(over)
-    found: set[str] = set()
-    for other in claimed.values():
-        theirs = _weights(other)
-        found.update(path for path, hard in mine.items() if path in theirs and (hard or theirs[path]))
-        found.update(path for path in mine if any(theirs.get(above) for above in ancestors(path)))
-        found.update(above for path in theirs for above in ancestors(path) if mine.get(above))
-    return found
-
-
-def refuse_claimed(claimed: Mapping[object, Over], path: str) -> None:
-    """Raise `Conflict` if changing this path would conflict with the pending changes of a prepared fork."""
-    folder, name = split(path)
-    if found := clashes({folder: {name: (ABSENT, ABSENT)}}, claimed):
-        raise Conflict(sorted(found))
-
-
-def _weights(over: Over) -> dict[str, bool]:
-    """Map each changed path to False if the new node is a folder, and to True otherwise."""
-    return {
-        join(folder, name): not node.is_folder
-        for folder, changes in over.items()
-        for name, (node, _) in changes.items()
-    }
+def _can_be_passed(path: str) -> bool:
+    """Return whether a caller can pass this path back unchanged. A path that starts with `~/` or is too long would be refused."""
+    try:
+        return parse_path(path).path == path
+    except PathRefused:
+        return False

@@ -185,8 +185,8 @@ def test_waiting_does_not_block_reads(pair: tuple[DirectoryFilesystem, Directory
     waiting.start()
     try:
         assert two.read("x") == "1"
-        assert two._ground.lock.acquire(timeout=60)
-        two._ground.lock.release()
+        assert two._store.lock.acquire(timeout=60)
+        two._store.lock.release()
     finally:
         stop.set()
         waiting.join()
@@ -301,7 +301,7 @@ def test_a_commit_that_is_renaming_its_files_counts_as_made_since(
     first.enter(at_once, keep=True)
     commit = first._commit
     assert commit is not None
-    with one._ground.area.table.held(commit.claim):
+    with one._store.area.table.held(commit.claim):
         late = two.fork("late")
         assert late.others_committed()  # the table has not changed since the fork was made
     late.drop()

@@ -681,7 +681,7 @@ def test_areas_are_numbered_apart(folders: Folders):
     """Two filesystems on the same folder have separate staging areas, and their forks conflict as those of two processes do."""
     files = folders({"a": "1"})
     other = DirectoryFilesystem(files.root)
-    parts: list[Area] = [files._ground.area, other._ground.area]
+    parts: list[Area] = [files._store.area, other._store.area]
     assert parts[0].mine != parts[1].mine
     one, two = files.fork("one"), other.fork("two")
     one.write("a", "one")

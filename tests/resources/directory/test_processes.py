@@ -308,7 +308,7 @@ def test_nobody_builds_on_half_a_commit(folders: Folders, journal: str):
     assert sorted(tree(files).values(), key=str) == ["1", "1", "2"]
     files.write("c", "2")
     assert tree(files) == {"a": "2", "b": "2", "c": "2"}
-    assert files._ground.area.table._renaming is None
+    assert files._store.area.table._renaming is None
 
 
 # --- results of calls after failures, and a shared history ---------------------------------------------
@@ -513,7 +513,7 @@ async def test_an_applied_commit_is_known_however_many_follow(
     finally:
         journal.close()
     assert files.read("a") == "3"
-    assert [path.name for path in files.staging.glob("at-work/*")] == [files._ground.area.mine.name]
+    assert [path.name for path in files.staging.glob("at-work/*")] == [files._store.area.mine.name]
 
 
 @pytest.mark.once
@@ -580,7 +580,7 @@ def test_a_starting_process_keeps_its_folder(folders: Folders, monkeypatch: pyte
     monkeypatch.setattr(area.fcntl, "flock", sweep_first)
     files.write("a", "2")
     assert (files.read("a"), swept) == ("2", [3])
-    assert [path.name for path in files.staging.glob("at-work/*")] == [files._ground.area.mine.name]
+    assert [path.name for path in files.staging.glob("at-work/*")] == [files._store.area.mine.name]
 
 
 @pytest.mark.parametrize("journal", ["", "recorded"])
@@ -683,7 +683,7 @@ def test_recovery_leaves_the_commits_of_live_processes_alone(folders: Folders, t
             return await second.recover(beside)
 
         recovered: list[Any] = []
-        files._ground.area.disk = files._ground.area.table._disk = Recovering()
+        files._store.area.disk = files._store.area.table._disk = Recovering()
         rig = Rig([put], files=files, journal=journal)
         assert (await rig.call("put", path="a")).success
         assert [(each.finished, each.left) for each in recovered] == [((), ())]

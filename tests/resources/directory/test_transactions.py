@@ -86,7 +86,7 @@ class DirectoryTransactions(Transactions):
     @invariant()
     def the_root_is_the_model(self) -> None:
         assert tree(self.root) == self.model
-        assert self.root._claimed == {}
+        assert self.root._store.claimed == {}
 
     @invariant()
     def what_nobody_touched_is_untouched(self) -> None:

@@ -108,7 +108,7 @@ def test_old_bytes_are_found_after_any_failure_of_an_undo(tmp_path: Path, how: s
         elif how == "once":
             assert found == scene.after, at
         if how == "dead":
-            scene.files._ground.area.abandon()  # the kernel releases the locks of a dead process
+            scene.files._store.area.abandon()  # the kernel releases the locks of a dead process
         else:
             scene.files.close()
         again = DirectoryFilesystem(scene.root)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from handrail.errors import FileError
 from handrail.resources.facts import SET_ID, Attributes, Facts
-from handrail.resources.store import ABSENT, Node
+from handrail.resources.tree import ABSENT, Link, Node, Unseen
 
 _WORD = (1 << 64) - 1
 _IDENTITY = (1 << 64 * 4) - 1
@@ -102,21 +102,6 @@ class Held:
         return self.data
 
 
-class Link:
-    """A symbolic link, with its target as written."""
-
-    __slots__ = ("target",)
-
-    def __init__(self, target: str) -> None:
-        self.target = target
-
-    def __len__(self) -> int:
-        return len(os.fsencode(self.target))
-
-    def load(self) -> bytes:
-        raise FileError(self.target, "this is a symbolic link, which has no content. Read its target instead")
-
-
 class Special(OnDisk):
     """A pipe, a socket or a device. It can be listed, moved and deleted, but neither read nor written."""
 
@@ -146,7 +131,7 @@ def is_pipe_or_socket(status: os.stat_result | None) -> bool:
     return status is not None and (stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode))
 
 
-class _Unseen:
+class _Unlooked:
     """The content of a file that was listed but not looked up."""
 
     __slots__ = ()
@@ -158,22 +143,13 @@ class _Unseen:
         raise FileError("", "this file was listed but not looked up. Look it up before you read it")
 
 
-A_FILE = Node(2, _Unseen(), None)
-A_FOLDER = Node(3, None, None)
-A_LINK = Node(4, Link(""), None)
-AN_OTHER = Node(5, _Unseen(), None)
-UNSEEN = {"file": A_FILE, "folder": A_FOLDER, "link": A_LINK, "other": AN_OTHER}
-"""Placeholder nodes for names in a listing, by kind. The version of such a node says only which kind it is."""
-_UNSEEN_VERSIONS = frozenset(node.version for node in UNSEEN.values())
-
-
-def is_unseen(node: Node) -> bool:
-    """Return whether a node is a placeholder from a listing, one of the nodes in `UNSEEN`."""
-    return node.version in _UNSEEN_VERSIONS
-
-
-def is_link(node: Node) -> bool:
-    return isinstance(node.data, Link)
+UNSEEN = {
+    "file": Unseen(2, _Unlooked(), None),
+    "folder": Unseen(3, None, None),
+    "link": Unseen(4, Link(""), None),
+    "other": Unseen(5, _Unlooked(), None),
+}
+"""Placeholder nodes for names in a listing, by kind."""
 
 
 class Folder(Node, frozen=True):

@@ -21,29 +21,27 @@ from handrail.resources.directory.content import (
     NOT_REGULAR,
     Folder,
     Held,
-    Link,
     OnDisk,
     Special,
     facts_for_new_content,
     facts_of,
     identity,
-    is_link,
     is_pipe_or_socket,
-    is_unseen,
     version_of,
 )
 from handrail.resources.directory.disk import read_open
 from handrail.resources.directory.layers import Entry, LayerStack
-from handrail.resources.directory.links import Linked
+from handrail.resources.directory.links import Links, startup_links
 from handrail.resources.directory.recovery import recover
 from handrail.resources.directory.stager import stage_commit
+from handrail.resources.directory.store import DirectoryStore
 from handrail.resources.facts import Attributes, Facts, is_portable, read_attributes
 from handrail.resources.mount import Layers
 from handrail.resources.paths import ParsedPath, ancestors, join, on_disk, reach, split
-from handrail.resources.staging import FileChange, FileFork, LinkedFileView, is_file
+from handrail.resources.staging import PREPARED, FileChange, FileFork, LinkedFileView
 from handrail.resources.startup_files import is_allowed, makes_repository, run_by, run_in
-from handrail.resources.store import ABSENT, TOP, Layer, Listing, Node, Shared
-from handrail.resources.tree import PREPARED, Overlay
+from handrail.resources.store import Files
+from handrail.resources.tree import ABSENT, TOP, Content, Link, Listing, Node, is_file, is_link, writes
 
 DIRECT = "direct"
 """The owner of a fork that no call made, but a write directly to the folder."""
@@ -51,7 +49,7 @@ _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 """Maximum bytes per file, and in total, that a fork keeps in memory for repeatable reads."""
 
 
-class DirectoryFork(Linked, FileFork):
+class DirectoryFork(FileFork):
     """A fork of a real folder. Its writes are kept in memory and in the staging folder until it commits.
 
     Small files that it has read are kept in memory, up to a limit. Other files are read from the disk each time. A commit to
@@ -66,35 +64,37 @@ class DirectoryFork(Linked, FileFork):
         "_claimed_places",
         "_commit",
         "_kept_bytes",
+        "_links",
         "_mounted",
         "_programs",
         "_run",
-        "_run_as",
         "_stack",
         "_token",
     )
 
+    _store: DirectoryStore  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
+    _links: Links  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
+
     is_durable: ClassVar[bool] = True
 
     def __init__(
-        self, parent: Layer, line: tuple[Overlay, ...], shared: Shared, owner: str, writable: bool
+        self, parent: Files, line: tuple[FileFork, ...], store: DirectoryStore, owner: str, writable: bool
     ) -> None:
-        super().__init__(parent, line, shared, owner, writable)
+        super().__init__(parent, line, store, owner, writable)
+        self._links = Links(store, self._tree)  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
         self._commit: Commit | None = None
         self._stack: LayerStack | None = None
         self._kept_bytes = 0
         self._mounted = 0
         self._programs: Mapping[str, str] | None = None
         """The changed or deleted startup files, each with the program that runs it; None if they must be found again."""
-        self._began = 0 if line else self._ground.area.table.position()
+        self._began = 0 if line else self._store.area.table.position()
         self._checked_at: int | None = None
         """The position in the table of claims that was noted before this fork's reads were checked; None if they were not yet."""
         self._claimed_places: Places | None = None
         """What this fork claims; None for everything that it read and changed."""
         self._run = ""
         """The run that commits this fork, with its journal; "" if none does."""
-        self._run_as: dict[str, str] | None = None
-        """For each path that a startup file's path led to through a link: the program, with the startup file's path."""
         self._token: Path | None = None
         """A folder that stands for this fork in the table of claims, if it claims something but changes nothing."""
 
@@ -104,67 +104,58 @@ class DirectoryFork(Linked, FileFork):
         if self._stack is not None:
             return True  # a command may have made any number of files, also some that were not absorbed
         left = SLICE
-        for by_folder in (self._over, self._seen, self._listed):
+        for by_folder in (self._tree.over, self._tree.seen, self._tree.listed):
             for found in by_folder.values() if by_folder else ():
                 left -= len(found.members if isinstance(found, Listing) else found) or 1
                 if left < 0:
                     return True
         return False
 
-    def _follow(self, path: str, last: bool = True) -> tuple[str, Node | None]:
-        found = super()._follow(path, last)
-        if last and found[0] != path and (program := run_by(path)):
-            self._run_as = {**(self._run_as or {}), found[0]: f"{program}, as {path}"}
-        return found
-
     def handler_view(self) -> LinkedFileView:
         return LinkedFileView(self)
 
     # --- hooks for links and the disk -------------------------------------------------------------
 
-    def _own(self, folder: str, name: str) -> Node | None:
-        node = super()._own(folder, name)
-        return None if node is not None and is_unseen(node) else node
+    def resolved(self, path: str, /) -> str:
+        """Return where a path leads in this fork: normalized, with every link resolved.
 
-    def _is_pinned(self, folder: str, name: str) -> bool:
-        return self._own(folder, name) is not None
+        Raises `PathRefused` if the path is invalid or hidden, has too many links, or leads out of the root.
+        """
+        with self._store.lock:
+            return self._at(path).path
 
-    def _forget(self, folder: str, name: str) -> None:
-        (self._seen or {}).get(folder, {}).pop(name, None)
-
-    def _keep_bytes(self, folder: str, name: str, data: bytes) -> None:
-        content = self._look(folder, name).data
+    def _keep(self, content: Content, data: bytes) -> None:
         if isinstance(content, OnDisk) and not content.kept and len(data) <= _KEPT_FILE:
             self._kept_bytes += len(data)
             if self._kept_bytes <= _KEPT:
                 content.keep(data)
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
-        if self._ground.jail.installed:
-            self._ground.refuse_installed(join(folder, name), around=not node.is_folder)
-        if self._over is None:
-            _ = self._ground.area.mine  # report a read-only folder now, not at the commit
+        if self._store.jail.installed:
+            self._store.refuse_installed(join(folder, name), around=not node.is_folder)
+        if self._tree.over is None:
+            _ = self._store.area.mine  # report a read-only folder now, not at the commit
         self._programs = None
         if isinstance(node.data, bytes):
             node = Node(node.version, Held(node.data, facts_for_new_content(old)), node.modified)
         super()._put(folder, name, node, old, base)
 
-    def _store(self, at: ParsedPath, data: bytes, old: Node) -> None:
+    def _save(self, at: ParsedPath, data: bytes, old: Node) -> None:
         if isinstance(old.data, Special):
             raise FileError(at.path, NOT_REGULAR)
-        super()._store(at, data, old)
+        super()._save(at, data, old)
 
     def _put_again(self, folder: str, name: str, node: Node, source: str) -> None:
         facts = self._facts_of(source, node) if node.is_folder else None
         if facts is None:
             super()._put_again(folder, name, node, source)
         else:
-            new = Folder(self._shared.tick(), None, node.modified, facts)
-            self._put(folder, name, new, self._look(folder, name))
+            new = Folder(self._store.tick(), None, node.modified, facts)
+            self._put(folder, name, new, self._tree.look(folder, name))
 
     def _facts_of(self, path: str, node: Node) -> Facts | None:
         if node.is_folder and node.version >= FIRST_VERSION:
-            return self._ground.jail.facts(path)
+            return self._store.jail.facts(path)
         return facts_of(node)
 
     # --- replay -----------------------------------------------------------------------------------
@@ -182,7 +173,7 @@ class DirectoryFork(Linked, FileFork):
         return super()._change(path, node, base)
 
     def _node_again(self, change: FileChange, old: Node) -> Node:
-        tick, now, facts = self._shared.tick(), self._shared.clock.now(), change.facts
+        tick, now, facts = self._store.tick(), self._store.clock.now(), change.facts
         if change.kind == "link":
             return Node(tick, Link(os.fsdecode(change.data)), now)
         if change.kind in _KINDS:
@@ -199,10 +190,10 @@ class DirectoryFork(Linked, FileFork):
 
     def startup_files(self) -> list[tuple[str, str]]:
         """Return each changed or deleted startup file with the program that runs it, except the files that are allowed by name."""
-        if not self._over:
+        if not self._tree.over:
             return []
-        with self._shared.lock:
-            found, allowed = self._run_later(), self._ground.startup_files
+        with self._store.lock:
+            found, allowed = self._run_later(), self._store.startup_files
             return sorted((path, program) for path, program in found.items() if not is_allowed(path, allowed))
 
     def _run_later(self) -> Mapping[str, str]:
@@ -214,8 +205,8 @@ class DirectoryFork(Linked, FileFork):
 
     def _find_programs(self) -> Mapping[str, str]:
         found: dict[str, str] = {}
-        through = self._run_as or {}
-        for path, node, base in self._each(list(self._changes())):
+        through = self._links.run_as
+        for path, node, base in self._each(list(self._tree.changes())):
             if is_file(node) or is_file(base):
                 is_linked = is_link(node) or is_link(base)
                 found[path] = (
@@ -228,17 +219,17 @@ class DirectoryFork(Linked, FileFork):
         # A file also counts if a link at the path of a startup file, such as `.git/hooks/pre-commit`, leads to it or to a
         # folder that contains it. Such links are looked for at the root and in every folder around a change.
         around = dict.fromkeys(("", *(folder for path in found for folder in ancestors(path))))
-        for link, target in self._ground.startup_links(around) if found else ():
+        for link, target in startup_links(self._store.jail, around) if found else ():
             for path in self._each(list(found)):
                 if not found[path] and (path == target or path.startswith(f"{target}/")):
                     found[path] = f"{run_by(link, is_link=True)}, as {link}"
         return {path: program for path, program in found.items() if program}
 
     def _has(self, path: str) -> bool:
-        return self._look(*split(path)).version > 0
+        return self._tree.look(*split(path)).version > 0
 
     def _had(self, path: str) -> bool:
-        return self._parent._look(*split(path)).version > 0
+        return self._tree.base.look(*split(path)).version > 0
 
     def _has_ever(self, path: str) -> bool:
         return self._has(path) or self._had(path)
@@ -254,17 +245,17 @@ class DirectoryFork(Linked, FileFork):
         Raises `ContextError` unless the fork is prepared and has no outer fork, `Conflict` if a file has changed meanwhile,
         and `FileError` if the folder was moved, if a path can't be committed, or if the disk reports an error.
         """
-        with self._shared.lock:
+        with self._store.lock:
             if self._state != PREPARED or self._line:
                 raise ContextError(
                     f"the fork of {self._owner!r} is not prepared, or it has an outer fork, so it can't be staged. "
                     "Call prepare() first, and stage only an outermost fork"
                 )
-        ground = self._ground
+        store = self._store
         self._run = f"{key.journal}/{key.run_id}" if key.journal and key.run_id else ""
-        if self._over and self._commit is None:
+        if self._tree.over and self._commit is None:
             commit = self._commit = stage_commit(
-                ground.jail, ground.area, self._over, key, self.pace, synced=synced
+                store.jail, store.area, self._tree.over, key, self.pace, synced=synced
             )
             if commit is not None:
                 commit.claim = self._claim(commit.claim.id, key.journal)
@@ -277,18 +268,18 @@ class DirectoryFork(Linked, FileFork):
 
     def stale(self) -> tuple[str, ...]:
         if not self._line:
-            self._checked_at = self._ground.area.table.position()
+            self._checked_at = self._store.area.table.position()
         return super().stale()
 
     def prepare(self) -> None:
         if not self._line and self._checked_at is None:
-            self._checked_at = self._ground.area.table.position()
+            self._checked_at = self._store.area.table.position()
         super().prepare()
 
     def others_committed(self) -> bool:
         """Return whether a call of any process has, or may have, committed to the folder since this fork was made."""
         own = "" if self._commit is None else self._commit.claim.id
-        return self._ground.area.table.has_commits_since(self._began, own)
+        return self._store.area.table.has_commits_since(self._began, own)
 
     def enter(self, stop: Stop, *, keep: bool) -> None:
         """Claim what this fork read and changes, so that no other process changes it before `apply`. Call `stage` first.
@@ -297,7 +288,7 @@ class DirectoryFork(Linked, FileFork):
         or dropped. Otherwise the changes are checked when they are applied, and what was only read is checked now.
         Raises the errors of `ClaimTable.enter`.
         """
-        area = self._ground.area
+        area = self._store.area
         area.enter_root()
         if self._commit is not None:
             if keep:
@@ -318,28 +309,24 @@ class DirectoryFork(Linked, FileFork):
 
     def _recheck(self) -> None:
         """Raise `Conflict` if what this fork read, or based its changes on, is no longer the same file. Staging may have linked it."""
-        with self._shared.lock:
-            based = [
-                (folder, name, base)
-                for folder, over in (self._over or {}).items()
-                for name, (_, base) in over.items()
-            ]
+        with self._store.lock:
+            based = [(folder, name, base) for folder, name, _, base in writes(self._tree.over or {})]
             changed = {
                 join(folder, name)
-                for folder, name, node in self._each([*based, *self._all_seen()])
-                if identity(self._parent._look(folder, name).version) != identity(node.version)
+                for folder, name, node in self._each([*based, *self._tree.reads()])
+                if identity(self._tree.base.look(folder, name).version) != identity(node.version)
             }
-            listed = (self._listed or {}).items()
+            listed = (self._tree.listed or {}).items()
             changed |= {
-                f"{folder}/" for folder, listing in listed if self._parent._stamp(folder) != listing.stamp
+                f"{folder}/" for folder, listing in listed if self._tree.base.stamp(folder) != listing.stamp
             }
         if changed:
             raise Conflict(sorted(changed))
 
     async def recover(self, journal: Journal) -> None:
         """Finish the commits to this folder that a journal recorded and a dead process did not apply."""
-        ground = self._ground
-        await recover(ground.jail, ground.area, ground.direct, journal)
+        store = self._store
+        await recover(store.jail, store.area, store.direct, journal)
 
     def apply(self, *, synced: bool = False) -> None:
         """Commit the changes to the parent, which is the folder itself or an outer fork.
@@ -353,36 +340,33 @@ class DirectoryFork(Linked, FileFork):
             self._apply_inside()
             return
         asked_for = self._commit is not None
-        if self._state == PREPARED and self._over:
+        if self._state == PREPARED and self._tree.over:
             try:
-                self.stage(CallKey(f"{self._owner} ({self._ground.area.number()})"), synced=synced)
+                self.stage(CallKey(f"{self._owner} ({self._store.area.number()})"), synced=synced)
                 if self._commit is not None:
                     self._commit.apply(synced=synced, pace=self.pace)
             except BaseException:
                 if not asked_for:
                     self.drop()
                 raise  # a caller that staged the commit drops it itself, once it knows that the commit is not recorded
-            self._over = None  # the changes are part of the folder now
+            self._tree.over = None  # the changes are part of the folder now
         super().apply()
         self._clear()
         if not asked_for:
             self.applied()
 
     def _apply_inside(self) -> None:
-        with self._shared.lock:
+        with self._store.lock:
             parent = self._line[-1]
             was_over = self._is_outer_over()
             super().apply()
-            if self._run_as and isinstance(parent, DirectoryFork):
-                parent._run_as = {**(parent._run_as or {}), **self._run_as}
+            if isinstance(parent, DirectoryFork):
+                parent._links.run_as.update(self._links.run_as)
             is_over = was_over or self._is_outer_over()
             if self._stack is not None and isinstance(parent, DirectoryFork) and not is_over:
-                parent._open_stack().adopt(self._stack, parent._over or {})
+                parent._open_stack().adopt(self._stack, parent._tree.over or {})
                 self._stack = None
         self._clear()
-
-    def _is_outer_over(self) -> bool:
-        return self._into_sealed() or any(fork._state for fork in self._line)
 
     def applied(self) -> None:
         """Mark the commit as finished, and keep what it displaced for `undo`."""
@@ -394,11 +378,11 @@ class DirectoryFork(Linked, FileFork):
     def _give_up_claim(self) -> None:
         token, self._token = self._token, None
         if token is not None:
-            self._ground.area.disk.forget(token)
+            self._store.area.disk.forget(token)
 
     def _put_away(self, commit: Commit) -> None:
         """Keep the files that a finished commit displaced, for `undo`."""
-        self._ground.area.retire(commit)
+        self._store.area.retire(commit)
 
     def revert(self) -> None:
         """Revert an applied commit, because another part of the transaction failed.
@@ -410,11 +394,11 @@ class DirectoryFork(Linked, FileFork):
 
     def drop(self) -> None:
         """Close the fork and discard its changes."""
-        with self._shared.lock:
+        with self._store.lock:
             super().drop()
             commit, self._commit = self._commit, None
         if commit is not None:
-            self._ground.area.discard(commit)
+            self._store.area.discard(commit)
         self._give_up_claim()
         self._clear()
 
@@ -432,23 +416,23 @@ class DirectoryFork(Linked, FileFork):
         one command may run at a time, and nothing else may change this fork before `absorb`. Raises `ContextExpired` if
         this fork accepts no more changes, and `FileError` if the folder was moved or replaced.
         """
-        with self._shared.lock:
+        with self._store.lock:
             self._enter()
             if self._sealed:
                 raise ContextExpired(self._owner)
-            self._ground.jail.check_in_place()
-            lowers: list[Path] = [self._ground.jail.root]
+            self._store.jail.check_in_place()
+            lowers: list[Path] = [self._store.jail.root]
             for fork in self._line:
                 if isinstance(fork, DirectoryFork):
                     outer = fork._open_stack()
-                    outer.write_ahead(fork._over or {}, self._turn)
-                    lowers[:0] = outer.freeze(fork._over or {})
+                    outer.write_ahead(fork._tree.over or {}, self._turn)
+                    lowers[:0] = outer.freeze(fork._tree.over or {})
             stack = self._open_stack()
-            stack.write_ahead(self._over or {}, self._turn)
-            upper = stack.ready(self._over or {})
+            stack.write_ahead(self._tree.over or {}, self._turn)
+            upper = stack.ready(self._tree.over or {})
             lowers[:0] = stack.below
             work = stack.work()
-            self._mounted = self._shared.tick()
+            self._mounted = self._store.tick()
             return Layers(tuple(lowers), upper.folder, work, os.stat(work).st_ctime_ns)
 
     def absorb(self, mounted_at: int) -> tuple[str, ...]:
@@ -460,13 +444,13 @@ class DirectoryFork(Linked, FileFork):
         such as a device, which could lead out of the folder. Raises `EffectRefused` if the fork is read-only and a path was
         changed. After any of these errors, the fork must be dropped. Raises `ContextError` if `layers` has not been called.
         """
-        with self._shared.lock:
+        with self._store.lock:
             self._enter()
             stack = self._open_stack()
             top = stack.top
             if top is None:
                 raise ContextError(f"the fork of {self._owner!r} has no layers. Call layers() first")
-            self._ground.jail.check_in_place()  # the command opened the folder by its path, where a different folder may be now
+            self._store.jail.check_in_place()  # the command opened the folder by its path, where a different folder may be now
             entries: list[Entry] = []
             for some in top.changed():
                 entries += some
@@ -487,18 +471,18 @@ class DirectoryFork(Linked, FileFork):
 
     def _turn(self) -> None:
         """Give up the lock for a moment. Raises `ContextExpired` if the fork, or an outer one, was dropped meanwhile."""
-        self.pace.turn(self._shared.lock)
+        self.pace.turn(self._store.lock)
         self._enter()
 
     def _open_stack(self) -> LayerStack:
         if self._stack is None:
-            self._stack = LayerStack(self._ground.area)
+            self._stack = LayerStack(self._store.area)
         return self._stack
 
     def _is_newer(self, entry: Entry, mounted_at: int) -> bool:
         """Return whether someone else has, or may have, changed the path of this entry since the mount."""
         folder, name = split(entry.path)
-        now = self._parent._look(folder, name)
+        now = self._tree.base.look(folder, name)
         if not now.version:
             # If the file was copied up from a lower layer, either someone has deleted it since, or the command moved it to this path.
             return entry.copied and self._other_names(folder, mounted_at)
@@ -513,12 +497,12 @@ class DirectoryFork(Linked, FileFork):
         If the folder does not exist, its nearest existing parent is checked instead.
         """
         for fork in self._line:
-            if (fork._stamps or {}).get(folder, 0) > self._mounted:
+            if (fork._tree.stamps or {}).get(folder, 0) > self._mounted:
                 return True
-        found = self._ground.jail.look(folder or ".")
+        found = self._store.jail.look(folder or ".")
         while found is None:
             folder = split(folder)[0]
-            found = self._ground.jail.look(folder or ".")
+            found = self._store.jail.look(folder or ".")
         return found[0].st_ctime_ns > mounted_at
 
     def _since(self, node: Node, mounted_at: int) -> bool:
@@ -530,10 +514,10 @@ class DirectoryFork(Linked, FileFork):
         """Take over the state of a path after a command. Returns False if nothing changed."""
         changed = False
         folder, name = split(entry.path)
-        old = self._look(folder, name)
+        old = self._tree.look(folder, name)
         if old.is_folder and (entry.kind != "folder" or entry.opaque):
             if entry.kind != "folder":
-                self._ground.refuse_around(entry.path)
+                self._store.refuse_around(entry.path)
             for inside, each, node in reversed(self._below(entry.path, old)):
                 path = join(inside, each)
                 if entry.kind != "folder" or not _exists(top / on_disk(path)):
@@ -542,7 +526,7 @@ class DirectoryFork(Linked, FileFork):
                     changed = True
         node = self._made(entry, top / on_disk(entry.path), old)
         if node is not old:
-            if not self._has_folder(folder):
+            if not self._tree.has_folder(folder):
                 self._make_folders(folder, force=True)
             self._put(folder, name, node, old)
             changed = True
@@ -553,14 +537,14 @@ class DirectoryFork(Linked, FileFork):
         status = entry.status
         if entry.kind == "gone" or status is None:
             return ABSENT if old.version else old
-        tick = self._shared.tick()
+        tick = self._store.tick()
         if entry.kind == "folder":
             facts = self._facts_left(entry, old)
             return old if facts is None else Folder(tick, None, status.st_mtime, facts)
         if entry.kind == "link":
             with reach(at) as link:
                 return Node(tick, Link(os.readlink(link)), status.st_mtime)
-        source = _Staged(at, self._shared.limits.max_file_size)
+        source = _Staged(at, self._store.limits.max_file_size)
         content = (Special if entry.kind == "other" else OnDisk)(entry.path, status, source, at)
         return Node(tick, content, status.st_mtime)
 
@@ -573,7 +557,9 @@ class DirectoryFork(Linked, FileFork):
         """
         before = self._facts_of(entry.path, old) if old.is_folder else None
         left = entry.facts or Facts(0o755)
-        above = self._facts_of(folder := split(entry.path)[0], self._look(*split(folder)) if folder else TOP)
+        above = self._facts_of(
+            folder := split(entry.path)[0], self._tree.look(*split(folder)) if folder else TOP
+        )
         inherited = 0 if above is None else above.mode & stat.S_ISGID
         mode = left.mode & (0o1777 | inherited | (before.mode if before else 0))
         if before is None:

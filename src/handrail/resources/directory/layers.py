@@ -24,12 +24,12 @@ import msgspec
 from handrail.concurrency.claims import SLICE
 from handrail.errors import FileError
 from handrail.resources.directory.area import Area
-from handrail.resources.directory.content import Held, Link, OnDisk, Special, facts_of, version_of
+from handrail.resources.directory.content import Held, OnDisk, Special, facts_of, version_of
 from handrail.resources.directory.disk import Disk, Jail, open_beneath
 from handrail.resources.facts import SET_ID, Facts, facts_at, write_facts
 from handrail.resources.mount import OPAQUE, attribute, is_opaque, is_whiteout, strip_marks
 from handrail.resources.paths import MAX_PATH, is_reserved, join, on_disk, reach, spelled, split
-from handrail.resources.store import Node, Over
+from handrail.resources.tree import Link, Node, Over
 
 _WHITEOUT, _ORIGIN = "user.overlay.whiteout", "user.overlay.origin"
 MOST = 16

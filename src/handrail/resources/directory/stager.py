@@ -18,7 +18,6 @@ from handrail.resources.directory.commit import Commit, Manifest, Step, digest, 
 from handrail.resources.directory.content import (
     Folder,
     Held,
-    Link,
     OnDisk,
     Special,
     facts_of,
@@ -31,7 +30,7 @@ from handrail.resources.directory.roots import status_of
 from handrail.resources.facts import Facts, born_in, write_attributes, write_facts
 from handrail.resources.mount import strip_marks
 from handrail.resources.paths import ancestors, join, on_disk, reach, split
-from handrail.resources.store import Node, Over
+from handrail.resources.tree import Link, Node, Over
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from handrail.concurrency.cancellation import finish
 from handrail.concurrency.claims import Stop
@@ -37,8 +37,10 @@ from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.content import Special
 from handrail.resources.directory.filesystem import DIRECTORY_LIMITS, DirectoryFilesystem
 from handrail.resources.directory.fork import DirectoryFork
+from handrail.resources.directory.store import DirectoryStore
 from handrail.resources.paths import join
-from handrail.resources.store import FileLimits, Node
+from handrail.resources.store import FileLimits
+from handrail.resources.tree import Node
 from handrail.resources.workspace.cache import PERMISSIONS, WorkspaceCache, content_at, state_of
 from handrail.text.spelling import checked_arguments
 
@@ -58,44 +60,19 @@ def check_size(path: str, size: int) -> None:
 _IN_WORKSPACE = "its files are in a workspace. Use handrail.runs.undo, without a filesystem"
 
 
-class WorkspaceFilesystem(DirectoryFilesystem):
-    """The files of a workspace on this host, while a run has it. Only forks can change them."""
+class WorkspaceStore(DirectoryStore):
+    """This host's copy of a workspace. What is looked up in it is compared with what is recorded."""
 
     __slots__ = ("_broken", "cache", "row")
 
     def __init__(
         self, row: WorkspaceRow, cache: WorkspaceCache, *, limits: FileLimits, startup_files: Collection[str]
     ) -> None:
-        super().__init__(cache.root, limits=limits, startup_files=startup_files, keep_calls=0)
+        super().__init__(cache.root, limits, startup_files, (0, 0))
         self.row = row
         self.cache = cache
         self._broken = ""
         """Why the copy can't be used: it lacks a recorded change. "" if it can be used."""
-
-    @property
-    def address(self) -> str:
-        """The name by which the files are recorded and found again: `workspace:NAME`."""
-        return f"{WORKSPACE}{self.row.name}"
-
-    @property
-    def folder_id(self) -> str:
-        """The id of the workspace, the same on every host."""
-        return self.row.id
-
-    def fork(self, owner: str, /, *, writable: bool = True) -> WorkspaceFork:
-        """Return a fork for the call `owner`. With `writable=False` it refuses every change."""
-        return WorkspaceFork(self, (), self._ground, owner, writable)
-
-    def undo(
-        self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
-    ) -> tuple[str, ...]:
-        """Always raise `UndoRefused`. `handrail.runs.undo` undoes a call in a workspace instead, on any host."""
-        raise UndoRefused(call_id, (), _IN_WORKSPACE)
-
-    def check_undo(self, calls: Iterable[CallKey], /) -> None:
-        """Raise what `undo` would raise."""
-        for key in calls:
-            raise UndoRefused(key.call_id, (), _IN_WORKSPACE)
 
     def made(self, delta: WorkspaceDelta) -> None:
         """Add a recorded commit to the copy's index. Call this once the commit is applied to the copy."""
@@ -105,15 +82,8 @@ class WorkspaceFilesystem(DirectoryFilesystem):
         """Refuse every further use of the copy. `why` becomes part of the error message."""
         self._broken = why
 
-    @contextlib.contextmanager
-    def _alone(self) -> Generator[DirectoryFork]:
-        raise FileError(
-            ".", "only the calls of a run can change a workspace. Write through the call's filesystem"
-        )
-        yield  # pyright: ignore[reportUnreachable]  # makes this a generator
-
-    def _look(self, folder: str, name: str) -> Node:
-        node = super()._look(folder, name)
+    def look(self, folder: str, name: str) -> Node:
+        node = super().look(folder, name)
         path = join(folder, name)
         if self._broken:
             raise FileError(path, f"{self._broken}. Resume the run, which repairs this host's copy")
@@ -126,7 +96,7 @@ class WorkspaceFilesystem(DirectoryFilesystem):
             is_folder = node.is_folder and entry.state.kind == "folder"
             if is_folder or f"{node.version:x}" == entry.version:
                 return node
-        found = self._ground.jail.look(path)
+        found = self.jail.look(path)
         if not self.cache.is_current(path, None if found is None else found[0]):
             how = "created" if entry is None else "changed" if found is not None else "deleted"
             raise FileError(
@@ -137,20 +107,62 @@ class WorkspaceFilesystem(DirectoryFilesystem):
         return node
 
 
+class WorkspaceFilesystem(DirectoryFilesystem):
+    """The files of a workspace on this host, while a run has it. Only forks can change them."""
+
+    __slots__ = ()
+    _store: WorkspaceStore  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
+
+    def __init__(
+        self, row: WorkspaceRow, cache: WorkspaceCache, *, limits: FileLimits, startup_files: Collection[str]
+    ) -> None:
+        self._open(WorkspaceStore(row, cache, limits=limits, startup_files=startup_files))
+
+    @property
+    def address(self) -> str:
+        """The name by which the files are recorded and found again: `workspace:NAME`."""
+        return f"{WORKSPACE}{self._store.row.name}"
+
+    @property
+    def folder_id(self) -> str:
+        """The id of the workspace, the same on every host."""
+        return self._store.row.id
+
+    def fork(self, owner: str, /, *, writable: bool = True) -> WorkspaceFork:
+        """Return a fork for the call `owner`. With `writable=False` it refuses every change."""
+        return WorkspaceFork(self, (), self._store, owner, writable)
+
+    def undo(
+        self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
+    ) -> tuple[str, ...]:
+        """Always raise `UndoRefused`. `handrail.runs.undo` undoes a call in a workspace instead, on any host."""
+        raise UndoRefused(call_id, (), _IN_WORKSPACE)
+
+    def check_undo(self, calls: Iterable[CallKey], /) -> None:
+        """Raise what `undo` would raise."""
+        for key in calls:
+            raise UndoRefused(key.call_id, (), _IN_WORKSPACE)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Generator[DirectoryFork]:
+        raise FileError(
+            ".", "only the calls of a run can change a workspace. Write through the call's filesystem"
+        )
+        yield  # pyright: ignore[reportUnreachable]  # makes this a generator
+
+
 class WorkspaceFork(DirectoryFork):
     """One call's version of a workspace. The journal records its commit as a list of changed paths with their digests."""
 
     __slots__ = ("_delta", "_places")
+
+    _store: WorkspaceStore  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._delta: WorkspaceDelta | None = None
         self._places: dict[str, Path] = {}
         """Where the bytes with each digest are staged."""
-
-    @property
-    def _workspace(self) -> WorkspaceFilesystem:
-        return cast(WorkspaceFilesystem, self._line[0]._parent if self._line else self._parent)
 
     def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
         """Write the changes to the staging folder, and compute their digests. Returns None, because nothing will need recovery.
@@ -184,7 +196,7 @@ class WorkspaceFork(DirectoryFork):
         the status on disk if the node is not in the recorded state.
         """
         status = super()._lasting(path, node)
-        cache = self._workspace.cache
+        cache = self._store.cache
         if not status or cache.is_ignored(path):
             return ""
         entry = cache.entries.get(path)
@@ -193,10 +205,10 @@ class WorkspaceFork(DirectoryFork):
         return f"{entry.state.kind} {entry.state.mode:o} {entry.state.digest}"
 
     def _changed_states(self) -> WorkspaceDelta | None:
-        commit, files = self._commit, self._workspace
+        commit, store = self._commit, self._store
         if commit is None:
             return None
-        entries, is_ignored = files.cache.entries, files.cache.is_ignored
+        entries, is_ignored = store.cache.entries, store.cache.is_ignored
         new: dict[str, WorkspaceFile | None] = {}
         for step in self.pace.each(commit.manifest.steps, "hashing files"):
             path, old = step.path, entries.get(step.path)
@@ -215,16 +227,16 @@ class WorkspaceFork(DirectoryFork):
             for path, state in sorted(new.items())
             if before.get(path) != state and not is_ignored(path)
         ]
-        row = files.row
+        row = store.row
         return (
-            WorkspaceDelta(name=row.name, id=row.id, base=files.cache.version, changes=changes)
+            WorkspaceDelta(name=row.name, id=row.id, base=store.cache.version, changes=changes)
             if changes
             else None
         )
 
     def _state_in(self, slot: Path, path: str) -> WorkspaceFile | None:
         state = state_of(slot, os.lstat(slot))
-        if state is not None and state.digest and not self._workspace.cache.is_ignored(path):
+        if state is not None and state.digest and not self._store.cache.is_ignored(path):
             check_size(path, state.size)
             self._places[state.digest] = slot
         return state
@@ -238,30 +250,30 @@ class WorkspaceFork(DirectoryFork):
         if self._line:
             super().apply()
             return
-        files, delta = self._workspace, self._delta
+        store, delta = self._store, self._delta
         if delta is not None:
-            files.cache.expect(delta.changes)
+            store.cache.expect(delta.changes)
         try:
             super().apply()
         except (Conflict, OSError) as error:
             log.warning("a recorded commit is written over this host's copy of a workspace: %s", error)
             try:
                 if delta is not None:
-                    files.cache.force(delta.changes, self.content)
+                    store.cache.force(delta.changes, self.content)
             except OSError as failure:
-                files.broke(f"a recorded change could not be written to this host's copy: {failure}")
+                store.broke(f"a recorded change could not be written to this host's copy: {failure}")
             self.drop()
         if delta is not None:
-            files.made(delta)
+            store.made(delta)
 
     def _put_away(self, commit: Commit) -> None:
         """Remove what a finished commit displaced. It is not needed for `undo`, because the journal has it."""
-        self._ground.area.discard(commit)
+        self._store.area.discard(commit)
 
     def revert(self) -> None:
         """Refuse further use of the copy, if this fork has changes that the journal recorded. The record itself is not reverted."""
         if self._delta is not None:
-            self._workspace.broke("a recorded change was not completed on this host")
+            self._store.broke("a recorded change was not completed on this host")
 
 
 IGNORED = ("__pycache__", "node_modules", ".venv")
