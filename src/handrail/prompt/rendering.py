@@ -28,7 +28,7 @@ OPENER = "open_sections"
 AnyTool = Tool[Any, Any]
 
 
-class Node(msgspec.Struct, frozen=True):
+class SectionNode(msgspec.Struct, frozen=True):
     """One enabled section in one rendering, with all placeholders filled in."""
 
     path: str
@@ -41,14 +41,14 @@ class Node(msgspec.Struct, frozen=True):
     """Whether the section is shown as a summary until it is opened."""
     tools: tuple[AnyTool, ...]
     policies: tuple[ToolPolicy, ...]
-    children: tuple[Node, ...]
+    children: tuple[SectionNode, ...]
     attachments: tuple[Attachment, ...] = ()
     live: Callable[[], tuple[AnyTool, ...]] | None = None
     """Returns the current tools, if they can change during a run; otherwise None."""
     listed: tuple[AnyTool, ...] = ()
     """The tools that a live section lists, including those that are left out of `tools`."""
 
-    def refreshed(self) -> Node:
+    def refreshed(self) -> SectionNode:
         """Return the node with the current tools of live sections; the node itself if nothing has changed."""
         listed = self.listed if self.live is None else self.live()
         children = tuple(child.refreshed() for child in self.children)
@@ -57,7 +57,7 @@ class Node(msgspec.Struct, frozen=True):
         tools = self.tools if self.live is None else listed
         return msgspec.structs.replace(self, tools=tools, listed=listed, children=children)
 
-    def limited_to(self, tools: Container[int]) -> Node:
+    def limited_to(self, tools: Container[int]) -> SectionNode:
         """Return the node with those of its tools that have one of these ids, and its children likewise."""
         return msgspec.structs.replace(
             self,
@@ -82,7 +82,7 @@ class Planned(msgspec.Struct, frozen=True):
 
     def resolve(
         self, prompt: str, values: Mapping[str, Any], given: Mapping[str, Any], principal: str
-    ) -> Node | None:
+    ) -> SectionNode | None:
         """Return the section with its placeholders filled in; None if it is disabled.
 
         `given` has the params and the session. Live sections list the tools of `principal`. Raises `PromptRenderError` if a condition can't be evaluated.
@@ -93,7 +93,7 @@ class Planned(msgspec.Struct, frozen=True):
         visibility = self.visibility.evaluate(prompt, self.path, given)
         live = partial(section.current_tools, principal) if isinstance(section, LiveSection) else None
         listed = () if live is None else live()
-        return Node(
+        return SectionNode(
             self.path,
             section.title,
             self.heading,
@@ -151,7 +151,7 @@ def plan(
 
 def resolved(
     prompt: str, plans: Sequence[Planned], values: Mapping[str, Any], given: Mapping[str, Any], principal: str
-) -> tuple[Node, ...]:
+) -> tuple[SectionNode, ...]:
     """Return the enabled sections of a plan, with all placeholders filled in.
 
     Raises `PromptRenderError` if a condition can't be evaluated.
@@ -237,7 +237,7 @@ class Tree:
     def __init__(
         self,
         prompt: str,
-        nodes: Sequence[Node],
+        nodes: Sequence[SectionNode],
         tools: Sequence[AnyTool],
         examples: str,
         policies: Sequence[ToolPolicy],
@@ -312,7 +312,7 @@ class Tree:
             said = f"{'; '.join(map(str, problems))}. {hint}"
             raise ToolValidationError(said, [*problems, Problem("", hint)])
 
-    def outermost(self, paths: frozenset[str]) -> list[Node]:
+    def outermost(self, paths: frozenset[str]) -> list[SectionNode]:
         """Return the sections with these paths, in declaration order, without those that are inside another of them."""
         return [
             node
@@ -426,7 +426,7 @@ class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
     """The attachments that are shown for the first time, in declaration order."""
 
 
-def text_of(node: Node, opened: frozenset[str]) -> str:
+def text_of(node: SectionNode, opened: frozenset[str]) -> str:
     """Return a section's text: in full, or as its summary with a note on how to open it."""
     if _is_open(node, opened):
         examples = f"Examples:\n\n{node.examples}" if node.examples else ""
@@ -462,17 +462,17 @@ def check_policy_names(prompt: str, policies: Iterable[ToolPolicy]) -> None:
             )
 
 
-def _is_open(node: Node, opened: frozenset[str]) -> bool:
+def _is_open(node: SectionNode, opened: frozenset[str]) -> bool:
     return not node.is_summary or node.path in opened
 
 
-def _all_of(nodes: Iterable[Node]) -> Iterator[Node]:
+def _all_of(nodes: Iterable[SectionNode]) -> Iterator[SectionNode]:
     for node in nodes:
         yield node
         yield from _all_of(node.children)
 
 
-def _shown(nodes: Iterable[Node], opened: frozenset[str]) -> Iterator[Node]:
+def _shown(nodes: Iterable[SectionNode], opened: frozenset[str]) -> Iterator[SectionNode]:
     """Yield the visible sections. The children of a section that is shown as a summary are not visible."""
     for node in nodes:
         yield node

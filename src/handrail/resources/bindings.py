@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from handrail.concurrency.operation import Home, Operation
 from handrail.errors import ContextExpired, ResourceError
 from handrail.protocols import Forkable
-from handrail.resources.scopes import Closer, Kept, Scoped, circle, close_logged, name_of, waiting
+from handrail.resources.scopes import Closer, Instance, Scoped, circle, close_logged, name_of, waiting
 from handrail.text.raised_errors import in_short, log_error
 from handrail.text.spelling import checked_arguments
 
@@ -331,7 +331,7 @@ class CallResources:
         kept = None if scope is None else scope.made.get(protocol)
         return _NOTHING if kept is None else self._shown(binding, kept, within)
 
-    def _shown(self, binding: Binding[Any], kept: Kept, within: Scope) -> Any:
+    def _shown(self, binding: Binding[Any], kept: Instance, within: Scope) -> Any:
         if kept.thread is not None:
             kept.check_thread(name_of(binding.protocol))
         if not kept.forkable or binding.scope != "run":
@@ -358,7 +358,7 @@ class CallResources:
                 self._close_late(closing)
         if binding.scope == "fresh":
             return thing
-        kept = scope.made[binding.protocol] = Kept(thing)
+        kept = scope.made[binding.protocol] = Instance(thing)
         return self._shown(binding, kept, inside.within)
 
     def _close_late(self, closer: Closer) -> None:

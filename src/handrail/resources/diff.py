@@ -11,12 +11,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
 
 from handrail.errors import FileError
 from handrail.resources.facts import Facts, differences
 from handrail.resources.paths import ancestors
-from handrail.resources.tree import Content, Node, loaded
+from handrail.resources.tree import Link, Node, is_link, loaded, special_kind
 from handrail.text.rendering import UNSHOWN, exact, exact_line
 
 MAX_GAP = 2_500
@@ -153,7 +152,6 @@ MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
 """Maximum bytes and lines of a file whose content is shown. For a larger file, only its size and digest are shown."""
 
 FactsOf = Callable[[str, Node], Facts | None]
-Data = bytes | Content | None
 
 
 def diff(changes: Iterable[tuple[str, Node, Node]], facts_of: FactsOf, run_by: Mapping[str, str]) -> str:
@@ -229,12 +227,12 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
         yield f"Large files {old} and {new} differ: {_summary(base)} before, {_summary(node)} after"
         return
     try:
-        before, after = _text(base.data), _text(node.data)
+        before, after = _text(base), _text(node)
     except FileError:  # for example, the file can't be read, or is too large
         yield f"{old} and {new} differ, and their content {UNSHOWN}"
         return
     if before is None or after is None:
-        if _bytes(base.data) != _bytes(node.data):
+        if _bytes(base) != _bytes(node):
             yield f"Binary files {old} and {new} differ: {_summary(base)} before, {_summary(node)} after"
         return
     counts = _line_count(before), _line_count(after)
@@ -251,15 +249,15 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
 def _summary(node: Node) -> str:
     """Describe content that is not shown, such that no other content has the same description."""
     try:
-        raw = _bytes(node.data)
+        raw = _bytes(node)
     except FileError:
         return f"{node.size} bytes (their content {UNSHOWN})"
     return f"{len(raw)} bytes (SHA-256 {sha256(raw).hexdigest()})" if raw else "0 bytes"
 
 
-def _text(data: Data) -> str | None:
+def _text(node: Node) -> str | None:
     """Return a file's text, or None if the file contains a zero byte or is not UTF-8."""
-    raw = _bytes(data)
+    raw = _bytes(node)
     if b"\0" in raw:
         return None
     try:
@@ -278,20 +276,16 @@ def _lines(text: str) -> list[str]:
     return [*(f"{line}\n" for line in ended), *([last] if last else [])]
 
 
-def _bytes(data: Data) -> bytes:
-    if hasattr(data, "kind"):  # a pipe, a socket or a device
+def _bytes(node: Node) -> bytes:
+    if special_kind(node):
         return b""
-    target: Any = getattr(data, "target", None)
-    if target is not None:
-        return str(target).encode("utf-8", "surrogateescape")
-    return b"" if data is None else loaded(data)
+    if isinstance(node.data, Link):
+        return node.data.target.encode("utf-8", "surrogateescape")
+    return b"" if node.data is None else loaded(node.data)
 
 
 def _kind(node: Node) -> str:
-    if node.is_folder:
-        return "folder"
-    kind: Any = getattr(node.data, "kind", "file")
-    return "link" if hasattr(node.data, "target") else str(kind)
+    return "folder" if node.is_folder else "link" if is_link(node) else special_kind(node) or "file"
 
 
 def _mode(facts: Facts | None) -> str:

@@ -25,7 +25,7 @@ _CLOSE_SECONDS = 30.0
 """Maximum seconds for closing one resource, if closing it is async. A cancelled call also waits for its resources to close."""
 
 
-class Kept:
+class Instance:
     """A resource created in a scope."""
 
     __slots__ = ("forkable", "thing", "thread")
@@ -94,7 +94,7 @@ class Scoped:
     __slots__ = ("_closers", "made", "opening", "waits")
 
     def __init__(self) -> None:
-        self.made: dict[type, Kept] = {}
+        self.made: dict[type, Instance] = {}
         self.opening: dict[type, asyncio.Future[None]] = {}
         """A future for each resource that `open` is creating, unless it is `fresh`. Each future is done once the creation has ended."""
         self.waits: dict[type, set[type]] = {}

@@ -20,9 +20,9 @@ from handrail.resources.startup_files import run_by
 from handrail.resources.store import Files, Store
 from handrail.resources.tree import (
     ABSENT,
+    FileTree,
     Node,
     Over,
-    Tree,
     clashes,
     is_file,
     loaded,
@@ -123,7 +123,7 @@ class FileFork(Files):
     """
 
     __slots__ = ("_line", "_owner", "_parent", "_sealed", "_state", "_writable", "pace")
-    _tree: Tree  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
+    _tree: FileTree  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
 
     is_durable: ClassVar[bool] = False
 
@@ -134,7 +134,7 @@ class FileFork(Files):
         self._line = line
         """The outer forks, outermost first."""
         self._store = store
-        self._tree = Tree(parent._tree, store.tick)  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
+        self._tree = FileTree(parent._tree, store.tick)  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
         self._owner = owner
         self._writable = writable
         self._state = OPEN

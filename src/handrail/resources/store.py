@@ -19,9 +19,9 @@ from handrail.resources.tree import (
     TOP,
     Base,
     Content,
+    FileTree,
     Node,
     Over,
-    Tree,
     Unseen,
     is_link,
     loaded,
@@ -72,7 +72,7 @@ class Store(Base):
         return self.names(folder)
 
     def put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
-        """Change a path, as `Tree.put` does, in a store that is changed directly."""
+        """Change a path, as `FileTree.put` does, in a store that is changed directly."""
         raise NotImplementedError
 
     # A store does not record what is read.
@@ -95,7 +95,7 @@ class Files:
 
     __slots__ = ("_store", "_tree")
     _store: Store
-    _tree: Store | Tree
+    _tree: Store | FileTree
     """What the operations look up and change: the store itself, or the tree of a fork."""
     _links: Links | None = None
     """None if there can be no links."""

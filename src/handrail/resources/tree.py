@@ -1,4 +1,4 @@
-"""`Tree`: what a fork read and changed, over the files that it was forked from.
+"""`FileTree`: what a fork read and changed, over the files that it was forked from.
 
 A tree is pure: it knows nodes, links, reads and changes, but no lock, no disk and no life cycle. Reads are remembered, so a
 path or folder that a fork has read stays the same for the fork, unless the fork changes it. The cost of a fork does not depend
@@ -138,7 +138,7 @@ class Base(Protocol):
         ...
 
 
-class Tree:
+class FileTree:
     """The nodes that a fork sees, with a record of what it read and changed. Its users hold the store's lock."""
 
     __slots__ = (
@@ -352,7 +352,7 @@ class Tree:
             self.stamps = {}
             self.claimed = {}
 
-    def adopt(self, child: Tree) -> None:
+    def adopt(self, child: FileTree) -> None:
         """Record the reads that a nested fork made through this one as reads of this fork."""
         over, torn = self.over or {}, set(child.torn or ())
         for folder, name, node in child.reads():

@@ -36,7 +36,7 @@ from handrail.errors import Conflict, FileError, UndoRefused, UnfinishedCommit
 from handrail.ids import random_id
 from handrail.journal.digest import folder_key
 from handrail.journal.records import CallKey
-from handrail.resources.directory.claim_table import ClaimTable, Record
+from handrail.resources.directory.claim_table import ClaimRecord, ClaimTable
 from handrail.resources.directory.commit import Commit, Manifest, Step, opposites, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import Disk, Jail, refusal
@@ -129,7 +129,7 @@ class Area:
         self._folder = folder if fixed else None
         self._clock = clock
         self._keep = keep
-        self.table = ClaimTable(jail, disk, lambda: self.folder, self)
+        self.table = ClaimTable(jail, disk, self)
         self._guard = threading.RLock()
         """Held while the folders of this process are made and given away, but not while files are written."""
         self._lock = -1
@@ -365,20 +365,20 @@ class Area:
         with self.unused(part) as unused:
             return "dead" if unused else "live"
 
-    def left_claims(self) -> Iterator[Record]:
+    def left_claims(self) -> Iterator[ClaimRecord]:
         """Yield the claims of the commits that dead processes left behind and that a journal may have recorded."""
         for part, lock in self.abandoned():
             try:
                 for folder in part.glob(f"{_COMMIT}-*"):
                     manifest = read_manifest(folder)
                     if manifest is not None:
-                        yield Record(
+                        yield ClaimRecord(
                             "claim", f"{part.name}/{folder.name}", manifest.journal, manifest.places()
                         )
             finally:
                 os.close(lock)
 
-    def unfinished(self, record: Record, place: str) -> UnfinishedCommit:
+    def unfinished(self, record: ClaimRecord, place: str) -> UnfinishedCommit:
         """Return the error for a place that a dead process may still have to change."""
         manifest = read_manifest(self.folder / "at-work" / record.id)
         run_id, call_id = ("", "") if manifest is None else (manifest.run_id, manifest.call_id)

@@ -30,15 +30,17 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterable, Mapping
-from pathlib import Path
-from typing import Literal, Protocol
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from handrail.concurrency.claims import ADD, WRITE, GaveUp, Places, Stop, clash, never
-from handrail.errors import Conflict, FileError, UnfinishedCommit
+from handrail.errors import Conflict, FileError
 from handrail.resources.directory.disk import Disk, Jail, refusal
+
+if TYPE_CHECKING:
+    from handrail.resources.directory.area import Area
 
 NAME = "claims"
 _PATIENCE = 60.0
@@ -52,7 +54,7 @@ _LARGE, _KEPT = 256 * 1024, 64 * 1024
 """The size from which the file is written anew, and how many bytes of records it then keeps."""
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class ClaimRecord(msgspec.Struct, frozen=True, array_like=True):
     """One record of the table."""
 
     kind: Literal["claim", "renaming", "done"]
@@ -83,38 +85,12 @@ class FolderClaim(msgspec.Struct, frozen=True):
     """Checks again what the call read, if the table no longer says what was committed since; raises `Conflict`."""
 
 
-class Owner(Protocol):
-    """What the table needs to know about the staging folder."""
-
-    @property
-    def expected(self) -> Path:
-        """Where the staging folder is, as far as is known without searching for it."""
-        ...
-
-    def settle_interrupted(self, folder: Path, /) -> bool:
-        """Finish a commit whose process died while it renamed files. Returns False if it had not begun."""
-        ...
-
-    def standing_of(self, id: str, /) -> Literal["live", "dead", "gone"]:
-        """Return whether the process of a commit is alive, or else whether the commit's folder is still there."""
-        ...
-
-    def left_claims(self) -> Iterable[Record]:
-        """Return the claims of the commits that dead processes left behind and that a journal may have recorded."""
-        ...
-
-    def unfinished(self, record: Record, place: str, /) -> UnfinishedCommit:
-        """Return the error for a place that a dead process may still have to change."""
-        ...
-
-
 class ClaimTable:
     """The table of one folder, as one process reads and writes it. All methods may be called from any thread, and may block."""
 
-    def __init__(self, jail: Jail, disk: Disk, staging: Callable[[], Path], owner: Owner) -> None:
+    def __init__(self, jail: Jail, disk: Disk, owner: Area) -> None:
         self._jail = jail
         self._disk = disk
-        self._staging = staging
         self._owner = owner
         self._mutex = threading.RLock()
         """Held while the fields below change, but not while anything is written: event loops ask for the position."""
@@ -124,9 +100,9 @@ class ClaimTable:
     def _forget(self) -> None:
         self._base = self._begin = self._end = 0
         """The position of the first record, its offset in the file, and the offset up to which the file was read."""
-        self._live: dict[str, Record] = {}
-        self._renaming: Record | None = None
-        self._recent: list[tuple[int, Record, Places]] = []
+        self._live: dict[str, ClaimRecord] = {}
+        self._renaming: ClaimRecord | None = None
+        self._recent: list[tuple[int, ClaimRecord, Places]] = []
         """For each commit: the position at which its *renaming* record ends, that record, and what the commit changed."""
 
     def close(self) -> None:
@@ -180,7 +156,9 @@ class ClaimTable:
             return  # nobody has committed anything to this folder
         with self._clear(claim, stop):
             if keep:
-                self._append(Record("claim", claim.id, claim.journal, claim.places, claim.is_call, claim.run))
+                self._append(
+                    ClaimRecord("claim", claim.id, claim.journal, claim.places, claim.is_call, claim.run)
+                )
 
     @contextlib.contextmanager
     def held(self, claim: FolderClaim, stop: Stop = never) -> Generator[None]:
@@ -190,14 +168,14 @@ class ClaimTable:
         """
         with self._clear(claim, stop):
             places: Places = {} if claim.id in self._live else claim.places
-            self._append(Record("renaming", claim.id, claim.journal, places, claim.is_call))
+            self._append(ClaimRecord("renaming", claim.id, claim.journal, places, claim.is_call))
             try:
                 yield
             finally:
                 with contextlib.suppress(
                     OSError, FileError
                 ):  # the commit is complete or reverted without it, too
-                    self._append(Record("done", claim.id))
+                    self._append(ClaimRecord("done", claim.id))
 
     @contextlib.contextmanager
     def _clear(self, claim: FolderClaim, stop: Stop) -> Generator[None]:
@@ -260,8 +238,8 @@ class ClaimTable:
         left = self._renaming
         if left is None:
             return
-        if self._owner.settle_interrupted(self._staging() / "at-work" / left.id) or not left.journal:
-            self._append(Record("done", left.id))
+        if self._owner.settle_interrupted(self._owner.folder / "at-work" / left.id) or not left.journal:
+            self._append(ClaimRecord("done", left.id))
         else:  # nothing was renamed: the claim stands, and calls from here on don't conflict with what has not happened
             self._append(msgspec.structs.replace(left, kind="claim"))
         self._renaming = None
@@ -275,7 +253,7 @@ class ClaimTable:
                 return True
             self.close()
         try:
-            self._file = os.open(self._staging() / NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._file = os.open(self._owner.folder / NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return False
         head = os.pread(self._file, _HEAD.size, 0)
@@ -288,7 +266,7 @@ class ClaimTable:
         if len(body) < size or zlib.crc32(body) != checksum:
             self.close()
             return False
-        self._live = {each.id: each for each in msgspec.msgpack.decode(body, type=list[Record])}
+        self._live = {each.id: each for each in msgspec.msgpack.decode(body, type=list[ClaimRecord])}
         return True
 
     def _read(self) -> None:
@@ -310,7 +288,7 @@ class ClaimTable:
                     break  # a process died while it wrote this
                 at += _FRAME.size + length
                 self._take(
-                    msgspec.msgpack.decode(body, type=Record), self._base + self._end + at - self._begin
+                    msgspec.msgpack.decode(body, type=ClaimRecord), self._base + self._end + at - self._begin
                 )
             self._end += at
             is_torn = at < len(data)
@@ -328,10 +306,10 @@ class ClaimTable:
                 raise
         self._renaming = self._renaming or renaming
 
-    def _stands(self, record: Record) -> bool:
+    def _stands(self, record: ClaimRecord) -> bool:
         return self._owner.standing_of(record.id) != "gone"
 
-    def _take(self, record: Record, end: int) -> None:
+    def _take(self, record: ClaimRecord, end: int) -> None:
         """Follow a record that ends at a position."""
         id = record.id
         if record.kind == "done":
@@ -349,7 +327,7 @@ class ClaimTable:
         self._recent.append((end, record, changed))
         self._renaming = claimed
 
-    def _append(self, record: Record) -> None:
+    def _append(self, record: ClaimRecord) -> None:
         """Append a record. The caller holds the lock, and has read the file to its end."""
         body = msgspec.msgpack.encode(record)
         data = _FRAME.pack(len(body), zlib.crc32(body)) + body
@@ -370,10 +348,10 @@ class ClaimTable:
                 self._end += len(data)
                 self._take(record, self._base + self._end - self._begin)
 
-    def _write_anew(self, live: list[Record], records: bytes, base: int) -> None:
+    def _write_anew(self, live: list[ClaimRecord], records: bytes, base: int) -> None:
         """Replace the file by one with these claims and records. Without `base`, its positions begin at the present time."""
         body = msgspec.msgpack.encode(live)
-        new = self._staging() / f"{NAME}.new"
+        new = self._owner.folder / f"{NAME}.new"
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(new)
@@ -383,7 +361,7 @@ class ClaimTable:
                 self._disk.append(fd, head + body + records, 0)
             finally:
                 os.close(fd)
-            os.rename(new, self._staging() / NAME)
+            os.rename(new, self._owner.folder / NAME)
         except OSError as error:
             raise refusal(".", error) from None
         with self._mutex:
@@ -395,11 +373,13 @@ class ClaimTable:
         for start in _starts(records):
             length, _ = _FRAME.unpack_from(records, start)
             body = records[start + _FRAME.size : start + _FRAME.size + length]
-            self._take(msgspec.msgpack.decode(body, type=Record), self._base + start + _FRAME.size + length)
+            self._take(
+                msgspec.msgpack.decode(body, type=ClaimRecord), self._base + start + _FRAME.size + length
+            )
         self._end = self._begin + len(records)
 
 
-def _is_overtaken(other: Record, claim: FolderClaim) -> bool:
+def _is_overtaken(other: ClaimRecord, claim: FolderClaim) -> bool:
     """Return whether another process's claim is void, because the run that made it has been taken over by the process that asks.
 
     Only the run's owner can record its calls, and a run whose changes are recorded but not applied is not resumed.

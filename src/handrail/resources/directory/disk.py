@@ -1,7 +1,7 @@
 """`Jail`: gives access to the files under one folder, and to nothing else. `Disk`: the operations that change a disk.
 
 When a path is opened, the kernel itself refuses it if it would leave the folder or cross a symbolic link. So there
-is no gap between check and use. `Linked` resolves the links that stay inside, one name at a time, through a jail.
+is no gap between check and use. `Links` resolves the links that stay inside, one name at a time, through a jail.
 
 This module uses two Linux system calls that Python does not offer, `openat2` and `renameat2`. Without `openat2`, a path
 is opened one name at a time with `O_NOFOLLOW`, which is slower but has the same result. Where `renameat2` is not
@@ -16,7 +16,7 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +92,27 @@ def _openat2(folder: int, path: bytes, flags: int) -> int:
 
 def open_by_steps(folder: int, path: bytes, flags: int) -> int:
     """Open a path under a folder one name at a time, without following links."""
-    *above, last = [name for name in path.split(b"/") if name != b"."] or [b"."]
+    names = [name for name in path.split(b"/") if name != b"."] or [b"."]
+    return _open_in_turn(folder, names, flags, _open_name)
+
+
+def _open_name(folder: int, name: bytes, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+
+
+def _open_in_turn(
+    folder: int, parts: Iterable[bytes], flags: int, opened: Callable[[int, bytes, int], int]
+) -> int:
+    """Open the parts of a path, each in the one before it, and return the last one."""
+    *above, last = parts
     here = folder
     try:
-        for name in above:
-            inner = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        for part in above:
+            inner = opened(here, part, os.O_PATH | os.O_DIRECTORY)
             if here != folder:
                 os.close(here)
             here = inner
-        return os.open(last, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        return opened(here, last, flags)
     finally:
         if here != folder:
             os.close(here)
@@ -118,18 +130,7 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
     opened = _openat2 if has_openat2 else open_by_steps
     if len(encoded) <= PART:
         return opened(folder, encoded, flags)
-    *above, last = parts_of(encoded)
-    here = folder
-    try:
-        for part in above:
-            inner = opened(here, part, os.O_PATH | os.O_DIRECTORY)
-            if here != folder:
-                os.close(here)
-            here = inner
-        return opened(here, last, flags)
-    finally:
-        if here != folder:
-            os.close(here)
+    return _open_in_turn(folder, parts_of(encoded), flags, opened)
 
 
 def move_into(source: int, name: str, target: int, new_name: str) -> None:
@@ -269,14 +270,8 @@ class Jail:
 
     def attributes(self, path: str) -> Attributes:
         """Return the attributes that a copy of a regular file should have, or () if it can't be opened."""
-        try:
-            fd = open_beneath(self.fd, path, os.O_PATH | os.O_NOFOLLOW)
-        except OSError:
-            return ()
-        try:
-            return read_attributes(f"/proc/self/fd/{fd}", follow=True)
-        finally:
-            os.close(fd)
+        facts = self.facts(path)
+        return () if facts is None else facts.attributes
 
     def folder(self, path: str, flags: int = os.O_PATH) -> int:
         """Open a folder and return its descriptor. Raises `OSError` if there is no such folder, or if it can't be opened."""

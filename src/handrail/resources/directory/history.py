@@ -47,7 +47,7 @@ class Sizes(msgspec.Struct):
             self.shared += _size(found)
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptCommit(msgspec.Struct, frozen=True):
     """A commit in the history."""
 
     name: str
@@ -70,7 +70,7 @@ class History:
         self._clock = clock
         self.keep_calls = keep_calls
         self.keep_bytes = keep_bytes
-        self._kept: list[Kept] = []
+        self._kept: list[KeptCommit] = []
         self._total = 0
         """An upper bound on the bytes that are kept, which counts shared files too."""
         self._listed_at = -1
@@ -96,7 +96,7 @@ class History:
         if self._kept:
             when = max(when, int(self._kept[-1].name.partition("-")[0]) + 1)
         while True:
-            kept = Kept(f"{when:020d}-{call}-{own}-{shared}", call, own, shared)
+            kept = KeptCommit(f"{when:020d}-{call}-{own}-{shared}", call, own, shared)
             new = self.path(kept)
             try:
                 self._disk.retire(commit, new)
@@ -112,7 +112,7 @@ class History:
         self._listed_at = os.stat(self._folder).st_mtime_ns
         return new
 
-    def find(self, call: str) -> Iterable[Kept]:
+    def find(self, call: str) -> Iterable[KeptCommit]:
         """Return the commits of a call in the history, newest first, including those whose files were removed."""
         self._list()
         return [kept for kept in reversed(self._kept) if kept.call == call]
@@ -130,7 +130,7 @@ class History:
             return f"it changed no files, was undone already, or is too old: only the last {self.keep_calls} calls are kept"
         return "it changed no files here, or it was undone already"
 
-    def path(self, kept: Kept) -> Path:
+    def path(self, kept: KeptCommit) -> Path:
         """Return the folder of a kept commit."""
         return self._folder / kept.name
 
@@ -167,14 +167,14 @@ class History:
             victim = next(large, None) or next(each for each in kept if not each.is_dropped)
             at = kept.index(victim)
             self._total -= victim.own + victim.shared
-            kept[at] = Kept(
+            kept[at] = KeptCommit(
                 f"{victim.name.partition('-')[0]}-{victim.call}-{_DROPPED}", victim.call, is_dropped=True
             )
             with contextlib.suppress(OSError):  # the file only explains why the commit is gone
                 os.close(os.open(self.path(kept[at]), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._remove(victim, remove)
 
-    def _remove(self, kept: Kept, remove: Callable[[Path], None]) -> None:
+    def _remove(self, kept: KeptCommit, remove: Callable[[Path], None]) -> None:
         with contextlib.suppress(FileNotFoundError):  # a different process has claimed it
             if kept.is_dropped:
                 os.unlink(self.path(kept))
@@ -188,15 +188,15 @@ def call_digest(key: CallKey) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def _parse(name: str) -> Kept | None:
+def _parse(name: str) -> KeptCommit | None:
     when, _, rest = name.partition("-")
     call, *sizes = rest.split("-")
     if not when.isdecimal():
         return None
     if sizes == [_DROPPED]:
-        return Kept(name, call, is_dropped=True)
+        return KeptCommit(name, call, is_dropped=True)
     own, shared = (int(size) if size.isdecimal() else 0 for size in (*sizes, "", "")[:2])
-    return Kept(name, call, own, shared)
+    return KeptCommit(name, call, own, shared)
 
 
 _Links = dict[tuple[int, int], tuple[int, int, int]]

@@ -25,7 +25,7 @@ from handrail.resources.directory.disk import Jail
 from handrail.resources.directory.store import DirectoryStore
 from handrail.resources.paths import ParsedPath, join, on_disk, parse_path, spelled, split
 from handrail.resources.startup_files import HOOKS, PLACES, run_by
-from handrail.resources.tree import TOP, Node, Tree, is_link
+from handrail.resources.tree import TOP, FileTree, Node, is_link
 from handrail.text.patterns import is_plain
 
 _SMALL_FOLDER = 4096
@@ -39,7 +39,7 @@ class Links:
 
     __slots__ = ("_store", "_tree", "run_as")
 
-    def __init__(self, store: DirectoryStore, tree: DirectoryStore | Tree) -> None:
+    def __init__(self, store: DirectoryStore, tree: DirectoryStore | FileTree) -> None:
         self._store = store
         self._tree = tree
         self.run_as: dict[str, str] = {}

@@ -39,7 +39,7 @@ main(int(sys.argv[1]))
 _PACKAGE = Path(__file__).parents[2]
 
 
-class Keeper:
+class KeeperProcess:
     """The running keeper: its process, and the socket on which requests are sent to it.
 
     Raises `ShellUnavailable` if it can't be started.
@@ -87,7 +87,7 @@ class Keeper:
             os.waitpid(self._process, 0)
 
 
-_keeper: Keeper | None = None
+_keeper: KeeperProcess | None = None
 _lock = threading.Lock()
 
 
@@ -102,12 +102,12 @@ def launch(request: Request, stdin: int, output: int) -> socket.socket:
     with theirs, _lock:
         descriptors = [theirs.fileno(), stdin, output]
         if _keeper is None:
-            _keeper = Keeper()
+            _keeper = KeeperProcess()
         try:
             _keeper.send(request, descriptors)
         except OSError:
             _keeper.close()
-            _keeper = Keeper()
+            _keeper = KeeperProcess()
             _keeper.send(request, descriptors)
     data = request.encode()
     with contextlib.suppress(ConnectionError):  # the command did not start, and the reply will say why

@@ -34,7 +34,7 @@ PERMISSIONS = 0o1777
 _LENGTH = 4
 
 
-class Entry(msgspec.Struct, array_like=True):
+class IndexEntry(msgspec.Struct, array_like=True):
     """The recorded state of a path, and the version of the local file when it was last seen in that state, or "" if unknown."""
 
     state: WorkspaceFile
@@ -46,7 +46,7 @@ class _Frame(msgspec.Struct, array_like=True):
 
     id: str
     version: int
-    entries: dict[str, Entry | None]
+    entries: dict[str, IndexEntry | None]
 
 
 class WorkspaceCache:
@@ -58,7 +58,7 @@ class WorkspaceCache:
         self._lock = lock
         self.is_ignored = is_ignored
         self.version = 0
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, IndexEntry] = {}
         self._expected: dict[str, WorkspaceFile | None] = {}
         """The states that a recorded commit is bringing about. Until it is noted, a path may be in its old state or in this one."""
 
@@ -111,7 +111,7 @@ class WorkspaceCache:
         """Append a commit to the index, after it was applied to the copy."""
         frame = _Frame(id, version, {})
         for change in changes:
-            entry = None if change.new is None else Entry(change.new, self._version_at(change.path))
+            entry = None if change.new is None else IndexEntry(change.new, self._version_at(change.path))
             frame.entries[change.path] = entry
             if entry is None:
                 self.entries.pop(change.path, None)
@@ -200,13 +200,13 @@ class WorkspaceCache:
 
         A missing file whose content another file already has is copied from that file, and is not returned.
         """
-        kept: dict[str, Entry] = {}
+        kept: dict[str, IndexEntry] = {}
         for path, status in self._walk():
             state = wanted.get(path)
             if state is None or kind_of(status) != state.kind:
                 _remove(self.at(path))
             elif state.kind != "folder" and self._is_as(path, status, state):
-                kept[path] = Entry(state, self._version_at(path))
+                kept[path] = IndexEntry(state, self._version_at(path))
         self.entries = kept
         for path, state in sorted(wanted.items()):
             if state.kind == "folder":
@@ -245,7 +245,7 @@ class WorkspaceCache:
         if os.path.lexists(at) and not stat.S_ISREG(os.lstat(at).st_mode):
             _remove(at)
         os.replace(new, at)
-        self.entries[path] = Entry(state, self._version_at(path))
+        self.entries[path] = IndexEntry(state, self._version_at(path))
 
     def finish(self, wanted: Mapping[str, WorkspaceFile]) -> None:
         """Set the modes of the folders, inner ones first, and add the folders to the entries."""
@@ -253,7 +253,7 @@ class WorkspaceCache:
             at = self.at(path)
             if os.stat(at).st_mode & PERMISSIONS != wanted[path].mode:
                 os.chmod(at, wanted[path].mode)
-            self.entries[path] = Entry(wanted[path])
+            self.entries[path] = IndexEntry(wanted[path])
 
     def force(self, changes: Iterable[WorkspaceChange], read: Callable[[str], bytes]) -> None:
         """Make these changes, whatever is at their paths now. `read` returns the bytes that have a given digest."""
