@@ -120,7 +120,7 @@ MUTANTS = [
     Mutant(
         "the installation that runs Handrail can be changed",
         "resources/directory/fork.py",
-        "            self._store.refuse_installed(join(folder, name), around=not node.is_folder)\n",
+        "            self.store.refuse_installed(join(folder, name), around=not node.is_folder)\n",
         "            pass\n",
         "tests/resources/test_installation.py",
     ),

@@ -128,13 +128,19 @@ class FileFork(Files):
     is_durable: ClassVar[bool] = False
 
     def __init__(
-        self, parent: Files, line: tuple[FileFork, ...], store: Store, owner: str, writable: bool
+        self,
+        parent: Files,
+        line: tuple[FileFork, ...],
+        store: Store,
+        owner: str,
+        writable: bool,
+        tree: FileTree | None = None,
     ) -> None:
         self._parent = parent
         self._line = line
         """The outer forks, outermost first."""
         self._store = store
-        self._tree = FileTree(parent._tree, store.tick)  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
+        self._tree = FileTree(parent._tree, store.tick) if tree is None else tree  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
         self._owner = owner
         self._writable = writable
         self._state = OPEN
@@ -317,7 +323,7 @@ class FileFork(Files):
 
     def _merge(self, over: Over) -> None:
         """Apply the changes to the parent: removals from the inside out, then additions from the outside in."""
-        parent, under = self._parent, self._parent._tree
+        under = self._parent._tree
         folders = over if len(over) == 1 else sorted(over, key=len)
         if not self._tree.is_plain:
             for folder in self._each(tuple(folders)[::-1]):
@@ -326,15 +332,15 @@ class FileFork(Files):
                     goes = not node.version or (old.data is None) != (node.data is None)
                     if goes and (old.version or (self._line and not node.version)):
                         # In an outer fork, a file that was created and deleted again also counts as written.
-                        parent._put(folder, name, ABSENT, old, base)
+                        under.put(folder, name, ABSENT, old, base)
         for folder in self._each(folders):
             for name, (node, base) in self._each(over[folder].items()):
                 if node.version:
                     old = under.look(folder, name)
                     if not old.version and not under.has_folder(folder):
-                        parent._make_folders(folder, force=True)
+                        self._parent._make_folders(folder, force=True)
                     if node.data is not None or not old.version:
-                        parent._put(folder, name, node, old, base)
+                        under.put(folder, name, node, old, base)
 
     # --- the changes --------------------------------------------------------------------------------
 
@@ -438,14 +444,14 @@ class FileFork(Files):
             for each in reversed(again):
                 if each.kind == "gone":
                     folder, name = split(each.path)
-                    self._put(folder, name, ABSENT, tree.look(folder, name))
+                    self._tree.put(folder, name, ABSENT, tree.look(folder, name))
             for each in again:
                 if each.kind not in ("gone", "read"):
                     folder, name = split(each.path)
                     old = tree.look(folder, name)
                     if not tree.has_folder(folder):
                         self._make_folders(folder, force=True)
-                    self._put(folder, name, self._node_again(each, old), old)
+                    self._tree.put(folder, name, self._node_again(each, old), old)
 
     def _lasting(self, path: str, node: Node) -> str:
         """Return the version of the node at a path in a form that outlives the process, or "" if there is none."""

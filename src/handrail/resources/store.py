@@ -106,9 +106,6 @@ class Files:
         """Raise an error if the files are closed, or if the path `change` may not be changed."""
         raise NotImplementedError
 
-    def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
-        self._tree.put(folder, name, node, old, base)
-
     def _keep(self, content: Content, data: bytes) -> None:
         """Keep the bytes of a file that were read, for repeatable reads."""
 
@@ -371,17 +368,17 @@ class Files:
             self._need_room(at.path, 0 if old.version else 1, size, old_size)
             if not old.version and not self._tree.has_folder(at.folder):
                 self._make_folders(at.folder, before=1)
-        self._put(at.folder, at.name, Node(store.tick(), data, store.clock.now()), old)
+        self._tree.put(at.folder, at.name, Node(store.tick(), data, store.clock.now()), old)
 
     def _remove(self, at: ParsedPath, node: Node, below: Sequence[tuple[str, str, Node]]) -> None:
         for folder, name, inner in reversed(below):
-            self._put(folder, name, ABSENT, inner)
-        self._put(at.folder, at.name, ABSENT, node)
+            self._tree.put(folder, name, ABSENT, inner)
+        self._tree.put(at.folder, at.name, ABSENT, node)
 
     def _put_again(self, folder: str, name: str, node: Node, source: str) -> None:
         """Put the content of the path `source` at a new path, with a new version and the original modification time."""
         new = Node(self._store.tick(), node.data, node.modified)
-        self._put(folder, name, new, self._tree.look(folder, name))
+        self._tree.put(folder, name, new, self._tree.look(folder, name))
 
     def _make_folders(self, path: str, *, before: int = 0, force: bool = False) -> None:
         """Create a folder and its missing parents.
@@ -400,7 +397,7 @@ class Files:
         for path in reversed(missing):
             folder, name = split(path)
             node = Node(self._store.tick(), None, self._store.clock.now())
-            self._put(folder, name, node, self._tree.look(folder, name), ABSENT)
+            self._tree.put(folder, name, node, self._tree.look(folder, name), ABSENT)
 
     def _below(self, path: str, node: Node) -> Sequence[tuple[str, str, Node]]:
         """Return the entries of a folder at any depth, or nothing for a file. An entry comes after the folder that contains it."""

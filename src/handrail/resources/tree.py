@@ -373,13 +373,6 @@ class FileTree:
 
     # --- the record ---------------------------------------------------------------------------------
 
-    @property
-    def has_reads(self) -> bool:
-        return self.seen is not None or self.listed is not None or self.torn is not None
-
-    def clear_reads(self) -> None:
-        self.seen = self.listed = self.torn = None
-
     def reads(self) -> list[tuple[str, str, Node]]:
         """Return the folder, the name and the node of each path read."""
         return [

@@ -41,12 +41,46 @@ from handrail.resources.paths import ParsedPath, ancestors, join, on_disk, reach
 from handrail.resources.staging import PREPARED, FileChange, FileFork, LinkedFileView
 from handrail.resources.startup_files import is_allowed, makes_repository, run_by, run_in
 from handrail.resources.store import Files
-from handrail.resources.tree import ABSENT, TOP, Content, Link, Listing, Node, is_file, is_link, writes
+from handrail.resources.tree import (
+    ABSENT,
+    TOP,
+    Base,
+    Content,
+    FileTree,
+    Link,
+    Listing,
+    Node,
+    is_file,
+    is_link,
+    writes,
+)
 
 DIRECT = "direct"
 """The owner of a fork that no call made, but a write directly to the folder."""
 _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 """Maximum bytes per file, and in total, that a fork keeps in memory for repeatable reads."""
+
+
+class DirectoryTree(FileTree):
+    """The tree of a fork of a real folder. It refuses changes to the installation that runs Handrail."""
+
+    __slots__ = ("programs", "store")
+
+    def __init__(self, base: Base, store: DirectoryStore) -> None:
+        super().__init__(base, store.tick)
+        self.store = store
+        self.programs: Mapping[str, str] | None = None
+        """The changed or deleted startup files, each with the program that runs it; None if they must be found again."""
+
+    def put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
+        if self.store.jail.installed:
+            self.store.refuse_installed(join(folder, name), around=not node.is_folder)
+        if self.over is None:
+            _ = self.store.area.mine  # report a read-only folder now, not at the commit
+        self.programs = None
+        if isinstance(node.data, bytes):
+            node = Node(node.version, Held(node.data, facts_for_new_content(old)), node.modified)
+        super().put(folder, name, node, old, base)
 
 
 class DirectoryFork(FileFork):
@@ -66,12 +100,12 @@ class DirectoryFork(FileFork):
         "_kept_bytes",
         "_links",
         "_mounted",
-        "_programs",
         "_run",
         "_stack",
         "_token",
     )
 
+    _tree: DirectoryTree  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
     _store: DirectoryStore  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
     _links: Links  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
 
@@ -80,14 +114,12 @@ class DirectoryFork(FileFork):
     def __init__(
         self, parent: Files, line: tuple[FileFork, ...], store: DirectoryStore, owner: str, writable: bool
     ) -> None:
-        super().__init__(parent, line, store, owner, writable)
+        super().__init__(parent, line, store, owner, writable, DirectoryTree(parent._tree, store))
         self._links = Links(store, self._tree)  # pyright: ignore[reportIncompatibleVariableOverride]  # set once
         self._commit: Commit | None = None
         self._stack: LayerStack | None = None
         self._kept_bytes = 0
         self._mounted = 0
-        self._programs: Mapping[str, str] | None = None
-        """The changed or deleted startup files, each with the program that runs it; None if they must be found again."""
         self._began = 0 if line else self._store.area.table.position()
         self._checked_at: int | None = None
         """The position in the table of claims that was noted before this fork's reads were checked; None if they were not yet."""
@@ -130,16 +162,6 @@ class DirectoryFork(FileFork):
             if self._kept_bytes <= _KEPT:
                 content.keep(data)
 
-    def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
-        if self._store.jail.installed:
-            self._store.refuse_installed(join(folder, name), around=not node.is_folder)
-        if self._tree.over is None:
-            _ = self._store.area.mine  # report a read-only folder now, not at the commit
-        self._programs = None
-        if isinstance(node.data, bytes):
-            node = Node(node.version, Held(node.data, facts_for_new_content(old)), node.modified)
-        super()._put(folder, name, node, old, base)
-
     def _save(self, at: ParsedPath, data: bytes, old: Node) -> None:
         if isinstance(old.data, Special):
             raise FileError(at.path, NOT_REGULAR)
@@ -151,7 +173,7 @@ class DirectoryFork(FileFork):
             super()._put_again(folder, name, node, source)
         else:
             new = Folder(self._store.tick(), None, node.modified, facts)
-            self._put(folder, name, new, self._tree.look(folder, name))
+            self._tree.put(folder, name, new, self._tree.look(folder, name))
 
     def _facts_of(self, path: str, node: Node) -> Facts | None:
         if node.is_folder and node.version >= FIRST_VERSION:
@@ -199,9 +221,9 @@ class DirectoryFork(FileFork):
     def _run_later(self) -> Mapping[str, str]:
         # While the fork is open, somebody may create a link to a changed file. A prepared fork keeps the last result,
         # on which the approval was decided.
-        if self._programs is None or self._state != PREPARED:
-            self._programs = self._find_programs()
-        return self._programs
+        if self._tree.programs is None or self._state != PREPARED:
+            self._tree.programs = self._find_programs()
+        return self._tree.programs
 
     def _find_programs(self) -> Mapping[str, str]:
         found: dict[str, str] = {}
@@ -521,14 +543,14 @@ class DirectoryFork(FileFork):
             for inside, each, node in reversed(self._below(entry.path, old)):
                 path = join(inside, each)
                 if entry.kind != "folder" or not _exists(top / on_disk(path)):
-                    self._put(inside, each, ABSENT, node)
+                    self._tree.put(inside, each, ABSENT, node)
                     stack.took(path, ABSENT)
                     changed = True
         node = self._made(entry, top / on_disk(entry.path), old)
         if node is not old:
             if not self._tree.has_folder(folder):
                 self._make_folders(folder, force=True)
-            self._put(folder, name, node, old)
+            self._tree.put(folder, name, node, old)
             changed = True
         stack.took(entry.path, node)
         return changed
