@@ -1,6 +1,6 @@
 """The seams: protocols through which one layer uses another without knowing its implementation.
 
-Models and journals have protocols of their own, `messages.Model` and `journals.Journal`. For tests there are public
+Models and journals have protocols of their own, `messages.Model` and `journal.protocol.Journal`. For tests there are public
 fakes: `ScriptedModel`, `MemoryFilesystem`, `MemoryJournal`, and those in `handrail.testing`.
 """
 

@@ -61,15 +61,7 @@ def key_beside(journal: str, is_new: bool) -> bytes:
             f"its key {path.name!r} is missing",
             f"Restore the original file or, if the journal was created with {KEY_VARIABLE} or {KEY_FILE_VARIABLE}, set that again.",
         )
-    check_private(journal, path)
-    key = path.read_bytes()
-    if len(key) != _KEY_BYTES:
-        raise JournalError(
-            journal,
-            f"its key {path.name!r} has {len(key)} bytes instead of {_KEY_BYTES}",
-            "Restore the original file.",
-        )
-    return key
+    return _read(path, journal, f"its key {path.name!r}")
 
 
 def shared_key(journal: str, file: str | None) -> bytes:
@@ -135,13 +127,7 @@ def _kept_key(*places: str | None) -> bytes:
     create_folders(path.parent)
     if not path.exists():
         _make(path)
-    check_private(str(path), path)
-    key = path.read_bytes()
-    if len(key) != _KEY_BYTES:
-        raise JournalError(
-            str(path), f"it has {len(key)} bytes instead of {_KEY_BYTES}", "Restore the original file."
-        )
-    return key
+    return _read(path, str(path), "it")
 
 
 @lru_cache(maxsize=1)
@@ -156,6 +142,15 @@ def _key_of_this_process(problem: str) -> bytes:
 def key_check(key: bytes, journal: str) -> str:
     """Return a digest that is stored in a new journal, so that a different key is noticed when the journal is opened."""
     return hashlib.blake2b(journal.encode(), key=key, digest_size=16, person=b"handrail key").hexdigest()
+
+
+def _read(path: Path, journal: str, what: str) -> bytes:
+    check_private(journal, path)
+    key = path.read_bytes()
+    if len(key) != _KEY_BYTES:
+        problem = f"{what} has {len(key)} bytes instead of {_KEY_BYTES}"
+        raise JournalError(journal, problem, "Restore the original file.")
+    return key
 
 
 def _make(path: Path) -> None:

@@ -49,9 +49,11 @@ def has_expired(question: Question, now: datetime) -> bool:
     return question.expires_at is not None and now >= question.expires_at
 
 
-def timed_out(question: Question) -> Answer:
-    """Return how a question ends that nobody has answered in time."""
-    return Answer(question_id=question.id, digest=question.digest, by=question.principal, outcome="timed out")
+def unanswered(question: Question, outcome: AnswerOutcome, reason: str = "") -> Answer:
+    """Return how a question ends that nobody has answered."""
+    return Answer(
+        question_id=question.id, digest=question.digest, by=question.principal, outcome=outcome, reason=reason
+    )
 
 
 def check_answer(question: Question, answer: Answer) -> None:
@@ -550,7 +552,7 @@ class LocalQuestions:
         """Return how a question ends that is not recorded: with the answer, unless that comes too late."""
         question = self._questions[answer.question_id].question
         is_late = answer.outcome != "cancelled" and has_expired(question, self._clock.now())
-        return timed_out(question) if is_late else answer
+        return unanswered(question, "timed out") if is_late else answer
 
     def _watch_time(self, pending: _Pending) -> None:
         """End the question if its time is over by the clock that decides. Otherwise look again at the end of its time."""
@@ -560,7 +562,7 @@ class LocalQuestions:
         left = (question.expires_at - self._clock.now()).total_seconds()
         if left <= 0:
             try:
-                self._settle(pending, timed_out(question))
+                self._settle(pending, unanswered(question, "timed out"))
                 return
             except JournalError:
                 log.warning("could not record that %s has expired; will retry", question.id, exc_info=True)
@@ -568,17 +570,7 @@ class LocalQuestions:
         pending.timer = pending.loop.call_later(left, self._watch_time, pending)
 
     def _close(self, pending: _Pending, outcome: AnswerOutcome, reason: str = "") -> None:
-        question = pending.question
-        self._settle(
-            pending,
-            Answer(
-                question_id=question.id,
-                digest=question.digest,
-                by=question.principal,
-                outcome=outcome,
-                reason=reason,
-            ),
-        )
+        self._settle(pending, unanswered(pending.question, outcome, reason))
 
     async def _put(self, pending: _Pending, asker: Asker) -> None:
         """Ask the environment until its answer is valid, but at most `_TRIES` times. If none is valid, the question counts as declined."""

@@ -114,23 +114,17 @@ def check_surroundings(path: str) -> None:
 
     Called before the journal is opened, because SQLite applies the files that it finds beside a database.
     """
-    found = _surroundings_exposure(path)
-    if found is not None:
-        raise JournalExposed(path, *found)
+    _refuse(path, _surroundings_exposure(path))
 
 
 def check_private_files(path: str) -> None:
     """Raise `JournalExposed` if other users can read or change one of a journal's files."""
-    found = _files_exposure(path, _PARTS)
-    if found is not None:
-        raise JournalExposed(path, *found)
+    _refuse(path, _files_exposure(path, _PARTS))
 
 
 def check_private(journal: str, path: Path) -> None:
     """Raise `JournalExposed` if other users can read or change a file or folder of a journal."""
-    found = _exposure(str(path))
-    if found is not None:
-        raise JournalExposed(journal, *found)
+    _refuse(journal, _exposure(str(path)))
 
 
 def check_secret(journal: str, path: Path) -> None:
@@ -139,9 +133,12 @@ def check_secret(journal: str, path: Path) -> None:
     A file that belongs to root may be readable by its group. That is how systemd, Kubernetes and administrators give a secret
     to a service.
     """
-    found = _exposure(str(path), by_root=True)
-    if found is not None:
-        raise JournalExposed(journal, *found)
+    _refuse(journal, _exposure(str(path), by_root=True))
+
+
+def _refuse(journal: str, exposure: Exposure | None) -> None:
+    if exposure is not None:
+        raise JournalExposed(journal, *exposure)
 
 
 def find_exposure(path: str) -> Exposure | None:

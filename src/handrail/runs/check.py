@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -163,21 +164,18 @@ async def replay(
 def _compare_prompt(
     prompt: Prompt[Any], rendered: RenderedPrompt[Any], resumed: ResumedRun
 ) -> Divergence | None:
-    begin = resumed.begin
+    begin, differs = resumed.begin, partial(Divergence, step=0, where=prompt.name)
     if rendered.text != begin.system:
-        return Divergence(step=0, what="prompt", where=prompt.name, recorded=begin.system, now=rendered.text)
+        return differs(what="prompt", recorded=begin.system, now=rendered.text)
     files = _lines_of(rendered.attachments)
     if begin.shown_files is not None and files != (was := _lines_of(begin.shown_files)):
-        return Divergence(step=0, what="attachments", where=prompt.name, recorded=was, now=files)
+        return differs(what="attachments", recorded=was, now=files)
     names = [tool.name for tool in tools_of(rendered)]
     if names != begin.tools:
-        return Divergence(
-            step=0, what="tools", where=prompt.name, recorded="\n".join(begin.tools), now="\n".join(names)
-        )
+        return differs(what="tools", recorded="\n".join(begin.tools), now="\n".join(names))
     schema = schema_of(rendered)
     if begin.output is not None and schema != begin.output:
-        recorded, now = _laid_out(begin.output), _laid_out(schema)
-        return Divergence(step=0, what="schema", where=prompt.name, recorded=recorded, now=now)
+        return differs(what="schema", recorded=_laid_out(begin.output), now=_laid_out(schema))
     offered = {name: offer for name, offer in begin.offered.items() if name not in begin.added}
     return _compare_tools(0, offered, tools_of(rendered))
 

@@ -28,7 +28,7 @@ from handrail.journal.local import (
     has_expired,
     refusal,
     still_fits,
-    timed_out,
+    unanswered,
 )
 from handrail.journal.records import QuestionRecord
 from handrail.journal.sql.chains import Chains, run_chain
@@ -87,7 +87,7 @@ def settle(
     at = database.now()
     now = datetime.fromtimestamp(at, UTC)
     if has_expired(question, now):
-        answer = timed_out(question)
+        answer = unanswered(question, "timed out")
     if answer is None:
         return asked
     encoded = encode(answer, f"the answer to {question.id!r} is")
