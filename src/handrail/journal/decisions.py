@@ -107,7 +107,7 @@ class SqlDecisions(Role):
 
     @transaction
     def read(self, connection: Connection, session_id: str, principal: str, /) -> Sequence[Decision]:
-        records = read_decisions(connection, self._database.chains, session_id, principal)
+        records = read_decisions(connection, self._chains, session_id, principal)
         return tuple(
             Decision(
                 session_id=session_id,

@@ -145,7 +145,7 @@ class SqlCalls(Role):
 
     @transaction
     def load(self, connection: Connection, run_id: str, /) -> Sequence[CommitUnit]:
-        return tuple(map(committed_unit, verified(connection, self._database.chains, run_id).units))
+        return tuple(map(committed_unit, verified(connection, self._chains, run_id).units))
 
     async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
         records = await self._records_of(session_id)
@@ -163,30 +163,28 @@ class SqlCalls(Role):
         self, connection: Connection, session_id: str
     ) -> list[tuple[str, list[ChainRecord], RunRecords]]:
         """Return the verified records of each run in a session: the run's id, its units in the session, and all its records."""
-        chains = self._database.chains
         query = "SELECT DISTINCT chain FROM records WHERE session_id = ? AND opens = 1"
-        ids = dict.fromkeys(check_session(connection, chains, session_id))
+        ids = dict.fromkeys(check_session(connection, self._chains, session_id))
         ids |= dict.fromkeys(chain.removeprefix("run ") for (chain,) in fetch(connection, query, session_id))
-        runs = [(run_id, verified(connection, chains, run_id)) for run_id in ids]
+        runs = [(run_id, verified(connection, self._chains, run_id)) for run_id in ids]
         return [(id, [each for each in run.units if each.session_id == session_id], run) for id, run in runs]
 
     @transaction
     def later(self, connection: Connection, unit: CommitUnit, /) -> Sequence[CommitUnit]:
-        chains = self._database.chains
         last = "SELECT max(number) FROM records WHERE chain = ? AND kind = 'unit' AND key = ? AND state != 'void'"
         # Each half of the UNION finds every run with later records. A damaged page may hide a run from one half, but not from both.
         since = """SELECT chain FROM records WHERE number > ? AND chain LIKE 'run %' UNION SELECT chain FROM chains
             WHERE chain LIKE 'run %' AND (
                 SELECT number FROM records WHERE records.chain = chains.chain ORDER BY link DESC LIMIT 1
             ) > ?"""
-        verify_session(connection, chains, unit.run_id)
+        verify_session(connection, self._chains, unit.run_id)
         ((number,),) = fetch(connection, last, run_chain(unit.run_id), unit.call_id)
         found: list[ChainRecord] = []
         if number is None:
             return ()
         for (chain,) in fetch(connection, since, number, number):
             # Verified, because a call that somebody removed may have built on this one.
-            records = verified(connection, chains, str(chain).removeprefix("run "))
+            records = verified(connection, self._chains, str(chain).removeprefix("run "))
             undone = {each.key for each in records.own if each.kind == "undone"}
             found += [each for each in records.units if each.number > number and each.key not in undone]
         return tuple(map(committed_unit, sorted(found)))
@@ -212,17 +210,16 @@ class SqlCalls(Role):
 
     @transaction
     def entries(self, connection: Connection, run_id: str, /) -> Sequence[Entry]:
-        return tuple(verified(connection, self._database.chains, run_id).entries)
+        return tuple(verified(connection, self._chains, run_id).entries)
 
     @transaction
     def marks(self, connection: Connection, session_id: str, /) -> Sequence[tuple[str, Entry]]:
-        chains = self._database.chains
         query = """SELECT DISTINCT runs.id FROM runs JOIN records ON chain = 'run ' || runs.id
             WHERE runs.session_id = ? AND kind IN ('undone', 'told')"""
 
         marks: list[tuple[ChainRecord, str]] = []
         for (run_id,) in fetch(connection, query, session_id):
-            records = verified(connection, chains, run_id)
+            records = verified(connection, self._chains, run_id)
             marks += [(each, run_id) for each in records.own if each.kind in ("undone", "told")]
         newest: dict[tuple[str, str, str], tuple[str, Entry]] = {}
         for each, run_id in sorted(marks):
@@ -278,7 +275,7 @@ class SqlSteps(Role):
 
     @transaction
     def load(self, connection: Connection, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
-        return tuple(sorted(verified(connection, self._database.chains, run_id).steps.items()))
+        return tuple(sorted(verified(connection, self._chains, run_id).steps.items()))
 
     async def _reserved(self, key: str, run_id: str) -> tuple[bytes | None] | None:
         """Reserve a step, and return what `_reserve` returns.
@@ -303,7 +300,7 @@ class SqlSteps(Role):
 
     def _reserve(self, connection: Connection, key: str, run_id: str) -> tuple[bytes | None] | None:
         """Reserve a step and return None. If it is already reserved, return `(value,)`, which is `(None,)` until it is settled."""
-        chains, chain = self._database.chains, _chain_of(run_id, key)
+        chains, chain = self._chains, _chain_of(run_id, key)
         known = self._known.get(run_id)
         if known is None or not is_owner(connection, self._database.owner, run_id):
             known = steps_in(chains.read(connection, chain))

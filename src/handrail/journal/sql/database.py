@@ -357,6 +357,7 @@ class Role:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._chains = database.chains
         self._logged: set[str] = set()
 
     def _log_once(self, key: str, text: str, *values: object) -> None:

@@ -168,7 +168,7 @@ class SqlQuestions(Role):
             "SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?), EXISTS (SELECT 1 FROM questions WHERE id = ?)"
         )
         recorded, asked = connection.execute(query, (question.run_id, question.id)).fetchone()
-        found = _get(connection, self._database.chains, question.id) if asked else None
+        found = _get(connection, self._chains, question.id) if asked else None
         if found is not None and found.question.digest == question.digest:
             found = settle(connection, self._database, found)
         return bool(recorded), found
@@ -199,12 +199,10 @@ class SqlQuestions(Role):
     def _drop_answer(self, connection: Connection, question: Question, now: float) -> None:
         query = "UPDATE questions SET answer = NULL WHERE id = ? AND answer IS NOT NULL"
         if connection.execute(query, (question.id,)).rowcount:
-            add_outside(
-                connection, self._database.chains, question.run_id, ANSWER_CLEARED, question.id, b"", at=now
-            )
+            add_outside(connection, self._chains, question.run_id, ANSWER_CLEARED, question.id, b"", at=now)
 
     def _withdraw(self, where: str, *values: str) -> Work[None]:
-        chains, now = self._database.chains, self._clock.now().timestamp()
+        chains, now = self._chains, self._clock.now().timestamp()
         return lambda connection: withdraw(connection, chains, now, where, *values)
 
     def answer(self, answer: Answer, /) -> None:
@@ -262,15 +260,14 @@ class SqlQuestions(Role):
 
         Raises `JournalAltered` if the run `run_id` was altered. Without `run_id`, altered runs are left out and logged.
         """
-        chains = self._database.chains
         if run_id is not None:
-            return list(verified(connection, chains, run_id).open_questions.values())
+            return list(verified(connection, self._chains, run_id).open_questions.values())
         found: list[bytes] = []
-        for row in rescue_runs(connection, chains):
+        for row in rescue_runs(connection, self._chains):
             try:
                 if isinstance(row, JournalAltered):
                     raise row
-                found += verified(connection, chains, row.id).open_questions.values()
+                found += verified(connection, self._chains, row.id).open_questions.values()
             except JournalAltered as error:
                 self._log_once(error.id, _NOT_SHOWN, error.id, error)
         return found
@@ -290,7 +287,7 @@ class SqlQuestions(Role):
             return False
         try:
             if run_id not in checked:  # a run is verified with all its questions
-                verified(connection, self._database.chains, run_id)
+                verified(connection, self._chains, run_id)
         except JournalAltered as error:
             if not lists_all:
                 raise
@@ -333,13 +330,13 @@ class SqlQuestions(Role):
                 "SELECT 1 FROM questions WHERE id = ?", (answer.question_id,)
             ).fetchone():
                 return None
-            asked = _get(connection, self._database.chains, answer.question_id)
+            asked = _get(connection, self._chains, answer.question_id)
             settled = settle(connection, self._database, asked, plain).answer
             if asked.answer is None and settled == plain:
                 run_id, at = asked.question.run_id, self._database.now()
                 for each in answer.attachments:
                     if each.is_here:
-                        put_blob(connection, self._database.chains, each.content, run_id, at=at)
+                        put_blob(connection, self._chains, each.content, run_id, at=at)
             return settled
 
         recorded = self._database.transact_now(record)
@@ -352,12 +349,11 @@ class SqlQuestions(Role):
     async def _look_for_answer(self, question_id: str) -> None:
         """Deliver the answer to a question, if another process recorded one."""
         query = "SELECT 1 FROM questions WHERE id = ? AND answer IS NOT NULL"
-        chains = self._database.chains
 
         def find(connection: Connection) -> Answer | None:
             if not connection.execute(query, (question_id,)).fetchone():
                 return None
-            return _get(connection, chains, question_id).answer
+            return _get(connection, self._chains, question_id).answer
 
         answer = await self._database.transact(find)
         if answer is not None:
@@ -459,7 +455,7 @@ class SqlVotes(Role):
     """The role `Votes` of a journal."""
 
     async def cast(self, run_id: str, vote: Vote, /) -> Sequence[Vote]:
-        chains, encoded = self._database.chains, encode(vote, "a vote has")
+        chains, encoded = self._chains, encode(vote, "a vote has")
 
         def record(connection: Connection) -> Sequence[Vote] | AnswerRefused:
             asked = self._asked(connection, run_id, vote)
@@ -488,7 +484,7 @@ class SqlVotes(Role):
 
         Raises `AnswerRefused` unless the run asked exactly this question, and `JournalAltered` if the run was altered.
         """
-        found = verified(connection, self._database.chains, run_id).questions.get(vote.question_id)
+        found = verified(connection, self._chains, run_id).questions.get(vote.question_id)
         if found is None:
             raise AnswerRefused(vote.question_id, "there is no such question", "Vote on an open question.")
         asked = decoded(found)
@@ -505,7 +501,7 @@ class SqlVotes(Role):
         return self._read(connection, run_id, question_id, digest)
 
     def _read(self, connection: Connection, run_id: str, question_id: str, digest: str) -> Sequence[Vote]:
-        records = read_outside(connection, self._database.chains, run_id)
+        records = read_outside(connection, self._chains, run_id)
         found = (
             msgspec.msgpack.decode(each.body, type=Vote)
             for each in records

@@ -157,7 +157,7 @@ class SqlQueue(Role):
             read = fetch(connection, due + _FIRST, now=now, limit=limit)
         for values in read:
             try:
-                row = check_run(self._database.chains, values)
+                row = check_run(self._chains, values)
             except JournalAltered as altered:
                 self._log_once(str(altered), _NOT_GIVEN, altered)
                 continue
@@ -222,7 +222,7 @@ class SqlQueue(Role):
 
     @transaction
     def workers(self, connection: Connection) -> Sequence[WorkerRow]:
-        leases, chains, now = self._database.leases, self._database.chains, self._database.now()
+        leases, chains, now = self._database.leases, self._chains, self._database.now()
         rows = fetch(connection, "SELECT owner, host, leased_until, body, mac FROM workers ORDER BY owner")
         return tuple(
             msgspec.msgpack.decode(row[3], type=WorkerRow)

@@ -443,7 +443,7 @@ class SqlRuns(Role):
         return tuple(rows[: -limit - 1 : -1])
 
     def _checked(self, values: Sequence[Any], held: Callable[[str, float], bool]) -> RunRow:
-        row = check_run(self._database.chains, values)
+        row = check_run(self._chains, values)
         return row.shown(values[-1], bool(row.owner) and held(row.owner, row.leased_until))
 
     def _rescue(self, connection: Connection) -> list[RunRow]:
@@ -466,7 +466,6 @@ class SqlRuns(Role):
     ) -> Sequence[SessionRow]:
         at, id = before or (None, None)
         values = {"principal": principal, "limit": limit, "mark": at, "id": id}
-        chains = self._database.chains
         with contextlib.suppress(JournalAltered):
             if self._database.is_intact(connection):
                 held = self._database.leases.held(connection, self._database.now())
@@ -475,7 +474,7 @@ class SqlRuns(Role):
                         session_id=session_id,
                         runs=number,
                         changed_at=changed,
-                        first=find_run(connection, chains, first).decoded,
+                        first=find_run(connection, self._chains, first).decoded,
                         questions=waiting,
                         newest=self._checked(newest, held),
                     )
@@ -501,7 +500,7 @@ class SqlRuns(Role):
         found: list[SessionRow] = []
         for session_id, rows in sessions.items():
             with contextlib.suppress(JournalAltered):  # `verify` reports it
-                if not ids.issuperset(check_session(connection, self._database.chains, session_id)):
+                if not ids.issuperset(check_session(connection, self._chains, session_id)):
                     continue
                 found.append(
                     SessionRow(
@@ -518,7 +517,7 @@ class SqlRuns(Role):
 
     @transaction
     def add(self, connection: Connection, copy: RunCopy, /) -> None:
-        run, row, chains = copy.row.record, copy.row, self._database.chains
+        run, row, chains = copy.row.record, copy.row, self._chains
         chain, now = run_chain(run.id), self._database.now()
         check_new(connection, run.id)
         if copy.forked_from:
@@ -561,7 +560,7 @@ class SqlRuns(Role):
 
         def forget(connection: Connection) -> None:
             for start in range(0, len(run_ids), _CHUNK):
-                _remove(connection, self._database.chains, tuple(run_ids[start : start + _CHUNK]), now)
+                _remove(connection, self._chains, tuple(run_ids[start : start + _CHUNK]), now)
             remove_unused_blobs(connection)
 
         await self._database.transact(forget)

@@ -66,7 +66,7 @@ class SqlBlobs(Role):
 
     @transaction
     def list(self, connection: Connection, run_id: str, /) -> Sequence[str]:
-        return tuple(sorted(verified(connection, self._database.chains, run_id).blobs))
+        return tuple(sorted(verified(connection, self._chains, run_id).blobs))
 
 
 def keeper(run_id: str) -> str:
@@ -141,8 +141,7 @@ class SqlWorkspaces(Role):
 
     @transaction
     def get(self, connection: Connection, name: str, /) -> WorkspaceRow | None:
-        chains = self._database.chains
-        return _find(connection, chains, name)
+        return _find(connection, self._chains, name)
 
     @transaction
     def list(self, connection: Connection) -> Sequence[WorkspaceLine]:
@@ -166,8 +165,7 @@ class SqlWorkspaces(Role):
     def files(
         self, connection: Connection, name: str, /, *, since: int = 0
     ) -> Mapping[str, WorkspaceFile | None]:
-        chains = self._database.chains
-        return read_files(connection, chains, name, since)
+        return read_files(connection, self._chains, name, since)
 
     @transaction
     def has(self, connection: Connection, digests: Collection[str], /, *, run_id: str) -> Collection[str]:
