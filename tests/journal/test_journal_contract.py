@@ -897,7 +897,7 @@ async def test_an_answer_that_is_not_right_is_refused(journal: Journal, changed:
     question = ask()
     task = await asked(journal, question, None, check)
     with pytest.raises(AnswerRefused, match=problem):
-        journal.questions.answer(answer_to(question, 1, **{"value": 1, **changed}))
+        journal.questions.answer(answer_to(question, **{"value": 1, **changed}))
     journal.questions.answer(answer_to(question, 1))
     assert (await task).value == 1
 
