@@ -42,8 +42,8 @@ MUTANTS = [
     ),
     Mutant(
         "version check skipped",
-        "run/gate.py",
-        "if stale and EFFECTS[tool.effect].transactional:",
+        "run/commit.py",
+        "if stale and EFFECTS[attempt.tool.effect].transactional:",
         "if False:",
         "tests/run/test_effects.py tests/run/test_transactions.py",
     ),
@@ -64,8 +64,8 @@ MUTANTS = [
     Mutant(
         "double end event",
         "run/gate.py",
-        "        self._end(passage, ending)  # 10\n",
-        "        self._end(passage, ending)  # 10\n        self._end(passage, ending)\n",
+        "        self._end(attempt, ending)  # 10\n",
+        "        self._end(attempt, ending)  # 10\n        self._end(attempt, ending)\n",
         "tests/run/test_gate.py",
     ),
     Mutant(
@@ -77,9 +77,9 @@ MUTANTS = [
     ),
     Mutant(
         "stale read accepted",
-        "run/gate.py",
-        "        if stale and EFFECTS[tool.effect].transactional:",
-        "        if stale and EFFECTS[tool.effect].transactional and tool.effect != 'staged':",
+        "run/commit.py",
+        "    if stale and EFFECTS[attempt.tool.effect].transactional:",
+        "    if stale and EFFECTS[attempt.tool.effect].transactional and attempt.tool.effect != 'staged':",
         "tests/run/test_effects.py tests/run/test_transactions.py",
     ),
     Mutant(
@@ -91,7 +91,7 @@ MUTANTS = [
     ),
     Mutant(
         "late thread's write accepted",
-        "run/attempt.py",
+        "run/call.py",
         "        self.ended = True\n",
         "",
         "tests/run/test_gate.py",
@@ -210,9 +210,9 @@ MUTANTS = [
     ),
     Mutant(
         "calls that conflict fail",
-        "run/gate.py",
-        "        if can_repeat and transaction.others_committed():\n",
-        "        if False:\n",
+        "run/commit.py",
+        "    if can_repeat and transaction.others_committed():\n",
+        "    if False:\n",
         "tests/isolation/test_cases.py",
     ),
     Mutant(
@@ -245,7 +245,7 @@ MUTANTS = [
     ),
     Mutant(
         "files renamed before they are recorded",
-        "run/record/commits.py",
+        "run/commit.py",
         "    await journal.calls.commit(unit)  # 2\n    try:\n        await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n",
         "    await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n    await journal.calls.commit(unit)  # 2\n    try:\n",
         "tests/resources/directory/test_gate.py tests/resources/directory/test_crash.py",
@@ -372,7 +372,7 @@ MUTANTS = [
     Mutant(
         "charge of an interrupted call forgotten",
         "run/record/recorded_calls.py",
-        "    attempt.charged = log.was_charged(place)\n",
+        "    attempt.passage.charged = log.was_charged(place)\n",
         "",
         SIMULATED,
     ),
@@ -400,13 +400,13 @@ MUTANTS = [
     Mutant(
         "acts approved and counted again",
         "run/gate.py",
-        "policies = () if kind.is_part else run.policies",
+        "policies = () if call.kind.is_part else run.policies",
         "policies = run.policies",
         "tests/handoff/test_handoff.py",
     ),
     Mutant(
         "somebody asked twice because something changed",
-        "run/gate.py",
+        "run/commit.py",
         " and not tool.reenters",
         "",
         "tests/handoff/test_handoff.py",
@@ -442,7 +442,7 @@ MUTANTS = [
     ),
     Mutant(
         "question ids are the same in all attempts",
-        "run/attempt.py",
+        "run/call.py",
         "return self.place.question(which)",
         "return self.call.place.attempt(1).question(which)",
         "tests/run/test_questions.py::test_each_try_asks_a_question_of_its_own",
@@ -456,7 +456,7 @@ MUTANTS = [
     ),
     Mutant(
         "a context lives on after its call",
-        "run/attempt.py",
+        "run/call.py",
         "            raise ContextExpired(self.call.id)",
         "            pass",
         "tests/resources/test_resources.py::test_a_dead_context_gives_no_resources",
@@ -585,9 +585,9 @@ MUTANTS = [
     ),
     Mutant(
         "a compensation is undone with the call around it",
-        "run/gate.py",
-        "        if transaction.parent is not None and not passage.call.kind.is_auxiliary:\n",
-        "        if transaction.parent is not None:\n",
+        "run/commit.py",
+        "    if transaction.parent is not None and not attempt.kind.is_auxiliary:\n",
+        "    if transaction.parent is not None:\n",
         "tests/run/test_auxiliary_calls.py",
     ),
     Mutant(
@@ -606,7 +606,7 @@ MUTANTS = [
     ),
     Mutant(
         "an inner call is applied to one that is over",
-        "run/handlers.py",
+        "run/commit.py",
         "    if outer.ended:\n",
         "    if False:\n",
         "tests/run/test_gate.py::test_an_inner_call_is_not_applied_once_the_call_around_it_is_over",
@@ -643,7 +643,7 @@ MUTANTS = [
     # --- records ---------------------------------------------------------------------------------------
     Mutant(
         "files that could not be changed stay in the record",
-        "run/record/commits.py",
+        "run/commit.py",
         "            await journal.calls.void(unit)\n",
         "            pass\n",
         "tests/resources/directory/test_gate.py::test_an_edit_in_the_last_moment_makes_it_void",
@@ -722,14 +722,14 @@ MUTANTS = [
     Mutant(
         "a resumed call to an MCP server is made again, although it started a task",
         "mcp/section.py",
-        "task = find_started(context)",
+        "task = None if attempt is None else attempt.run.log.find_remote(attempt.place)",
         "task = None",
         "tests/mcp/test_remote_tasks.py::test_a_resumed_run_continues_with_its_task",
     ),
     Mutant(
         "a parked call to an MCP server cancels its task",
         "mcp/remote_tasks.py",
-        "if not is_left(context):",
+        "if attempt is None or not attempt.run.log.closed:",
         "if True:",
         "tests/mcp/test_remote_tasks.py::test_a_parked_run_leaves_its_task",
     ),

@@ -216,7 +216,7 @@ class Agent(Generic[OutputT]):
         return serve(self, **arguments)
 
     async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:
-        from handrail.run.attempt import attempt_of
+        from handrail.run.call import attempt_of
 
         attempt = attempt_of(context)
         if attempt is None:

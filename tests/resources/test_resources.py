@@ -16,7 +16,7 @@ from handrail.resources import Binding, given
 from handrail.resources import scopes as scopes_module
 from handrail.resources.memory import MemoryFilesystem
 from handrail.run import open_gate
-from handrail.run.attempt import Attempt
+from handrail.run.call import Attempt
 from handrail.run.gate import Gate
 from handrail.run.limits import Budget, BudgetTracker
 from handrail.session import Session

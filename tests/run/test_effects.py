@@ -191,7 +191,7 @@ async def test_stale_read(effect: Effect) -> None:
 
 async def test_a_call_that_conflicts_with_itself_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call whose handler makes other calls change what it has read ends in a conflict at last, and the model is told what changed."""
-    monkeypatch.setattr("handrail.run.gate._CONFLICTS", 3)
+    monkeypatch.setattr("handrail.run.commit._CONFLICTS", 3)
 
     runs = 0
 

@@ -585,7 +585,7 @@ async def test_handlers_start_only_with_a_token_of_the_gate() -> None:
     assert ran == ["invoked", "turn", "one", "two", "nested", "gathered"]
     assert len(rig.of(ToolStarted)) == 7
 
-    attempt = rig.gate.open(new_call(rig.gate, "work", {"text": "stolen"})).attempt
+    attempt = rig.gate.open(new_call(rig.gate, "work", {"text": "stolen"}))
     params = attempt.params = work.parse({"text": "stolen"})
     with pytest.raises(SignatureMismatch, match="did not pass the gate"):
         await rig.gate._start(attempt, ToolContext(attempt))

@@ -247,7 +247,7 @@ class Created:
         self.names: list[str] = []
         self.unguarded = False
         self._lock = rig.session.lock
-        monkeypatch.setattr("handrail.run.attempt.new_transaction", self._create)
+        monkeypatch.setattr("handrail.run.call.new_transaction", self._create)
 
     def _create(self, attempt: Any, tool: Any) -> Any:
         self.names.append(attempt.name)

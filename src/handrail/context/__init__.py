@@ -1,6 +1,6 @@
 """`ToolContext`: what the handler of one call may see and do.
 
-It is a view of an attempt at the call (`handrail.run.attempt`), or of a fake from `handrail.testing`. The context itself only ensures
+It is a view of an attempt at the call (`handrail.run.call`), or of a fake from `handrail.testing`. The context itself only ensures
 that the verbs that are never None raise once the attempt's `home` is closed. Two verbs may be None: `wait_for`, which asks a person,
 and `prompt_model`, which asks a model.
 """
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         Resources,
         SessionView,
     )
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
     from handrail.tools import Tool, ToolResult
 
 

@@ -262,7 +262,7 @@ class CapabilityPolicy:
         named = () if was_shown else _named(tool, params, context)
         for path in outside:
             covered = was_shown or any(path == each or path.startswith(f"{each}/") for each in named)
-            if not call.has_asked or not covered:
+            if not call.passage.has_asked or not covered:
                 scope = ", ".join(map(repr, self._scope))
                 raise FileError(
                     path,

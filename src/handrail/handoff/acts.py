@@ -37,8 +37,7 @@ from handrail.errors import (
 )
 from handrail.events import HandoffAnswered, HandoffParked
 from handrail.question import Wording
-from handrail.run.attempt import Attempt, attempt_of
-from handrail.run.call import new_part
+from handrail.run.call import Attempt, attempt_of, new_part
 from handrail.run.call_log import tell_between
 from handrail.run.failures import WrongResult, transient_in
 from handrail.run.questions import ask_value, note_verb

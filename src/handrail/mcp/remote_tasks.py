@@ -19,7 +19,8 @@ from handrail.concurrency.cancellation import shielded
 from handrail.context import ToolContext
 from handrail.mcp.connection import FIRST_WAIT, LONGEST_WAIT, ServerConnection, ServerLost, ServerUnavailable
 from handrail.mcp.tasks import EXTENSION, TaskParams, UpdateParams
-from handrail.run.remote_work import is_left, paused_timeouts
+from handrail.run.call import attempt_of
+from handrail.run.questions import paused_timeouts
 from handrail.text.secrets import Secrets
 from mcp import Client, MCPError
 
@@ -114,7 +115,8 @@ class RemoteTask:
         Raises `ServerLost` if the server can't be reached any more. Raises `MCPError` if the task failed, was cancelled or
         has no valid result, if its input can't be given, or if the server refuses a request.
         """
-        with paused_timeouts(context):
+        attempt = attempt_of(context)
+        with contextlib.nullcontext() if attempt is None else paused_timeouts(attempt):
             while True:
                 try:
                     state = await self._state()
@@ -124,7 +126,8 @@ class RemoteTask:
                     if not await self._answer_all(state.input_requests or {}, context):
                         await asyncio.sleep(_seconds(state.poll_interval_ms))
                 except (asyncio.CancelledError, MCPError):
-                    if not is_left(context):
+                    # If this process no longer records the run, the resumed call goes on with the task.
+                    if attempt is None or not attempt.run.log.closed:
                         await shielded(self._cancel())
                     raise
         return self._result_of(state)

@@ -29,7 +29,7 @@ from handrail.mcp.transport import Server, StdioServer
 from handrail.mcp.url_transport import UrlServer
 from handrail.prompt.section import LiveSection
 from handrail.protocols import ToolPolicy
-from handrail.run.remote_work import find_started, note_started
+from handrail.run.call import attempt_of
 from handrail.text.secrets import Secrets, is_secret_name
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from mcp import Client, MCPError
@@ -356,7 +356,8 @@ class Account:
         If the call started a task before its run was resumed, it is not made again: the same task is followed.
         """
         await self._of.make_room(self)
-        task = find_started(context)
+        attempt = attempt_of(context)
+        task = None if attempt is None else attempt.run.log.find_remote(attempt.place)
         if task is None:
             answer = await self.connection.request(
                 lambda client: self._send(client, tool.remote, arguments, context)
@@ -364,7 +365,8 @@ class Account:
             if not isinstance(answer, CreatedTask):
                 return answer
             task = answer.task_id
-            await note_started(context, task)
+            if attempt is not None:
+                await attempt.run.log.note_remote(attempt.place, task)
         return await RemoteTask(task, self.connection, self._secrets, self._answer).follow(context)
 
     def _lost(self, tool: McpTool, why: str) -> ToolResult[Any]:

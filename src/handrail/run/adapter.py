@@ -42,7 +42,7 @@ from handrail.tools import Tool
 if TYPE_CHECKING:
     from handrail.context import PromptModel
     from handrail.resources.bindings import Binding
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
     from handrail.run.entry import CallAdapter
     from handrail.run.run import Run
 

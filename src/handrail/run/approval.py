@@ -53,7 +53,7 @@ from handrail.text.rendering import UNSHOWN, exact, visible
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
 
 
 def approval_verb(
@@ -106,8 +106,8 @@ def _request(
     arguments = in_order(params, arguments)
     cover = _covering(attempt, asks, name, params, arguments, diff)
     keys = cover(session.id)
-    quorums = attempt.quorums if asks == "call" else ()
-    attempt.has_asked = attempt.has_asked or asks == "call"
+    quorums = attempt.passage.quorums if asks == "call" else ()
+    attempt.passage.has_asked = attempt.passage.has_asked or asks == "call"
     kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED) and not quorums
     startup = attempt.open_transaction.startup_files() if diff else []
     kept = kept and not startup
@@ -316,14 +316,14 @@ def _can_be_decided(attempt: Attempt) -> bool:
     environment, principal = attempt.run.people.environment, attempt.run.session.principal
     return all(
         environment is not None and len(environment.voters(quorum, principal)) >= quorum.approvals
-        for quorum in attempt.quorums
+        for quorum in attempt.passage.quorums
     )
 
 
 def why_ask(attempt: Attempt) -> str | None:
     """Return why the changes that a call made in its fork need approval, or None if they do not."""
     files, why = attempt.open_transaction.startup_files(), attempt.preview
-    outside = outside_scope(attempt) if attempt.checked else ()
+    outside = outside_scope(attempt)
     reasons = [reason_to_ask(files)] if files else []
     if outside:
         reasons.append(f"{attempt.name} changes paths outside its scope: {', '.join(outside)}")
@@ -338,12 +338,13 @@ def why_ask(attempt: Attempt) -> str | None:
 
 def outside_scope(attempt: Attempt) -> list[str]:
     """Return the paths that a call changed outside the scope of its policies, except those approved before it ran."""
-    context, found = attempt.policy_context, dict[str, None]()
-    for policy, _ in attempt.checked:
+    policing, found = attempt.policing, dict[str, None]()
+    for policy, _ in () if policing is None else policing.checked:
         if isinstance(policy, ChangePolicy):
+            context = attempt.policy_context
             assert context is not None, "policies check a call with their context"
             found.update(dict.fromkeys(policy.paths_outside(attempt.tool, context=context)))
-    if not found or not attempt.has_asked or attempt.preview is not None:
+    if not found or not attempt.passage.has_asked or attempt.preview is not None:
         return list(found)
     named = paths_of(attempt, params_that_came(attempt), False) or ()
     return [path for path in found if not any(path == each or path.startswith(f"{each}/") for each in named)]

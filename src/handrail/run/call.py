@@ -1,30 +1,66 @@
-"""`Call`: the tool and the arguments that were requested, and the call's place in its run; and turns of calls.
+"""`Call`: the tool and the arguments that were requested; `Attempt`: one try at a call; `Passage`: what the tries at one call share.
 
-Once its arguments are parsed, a call no longer changes. The calls of one turn run concurrently, except those of tools that must run alone.
+The handler's context is a view of its attempt. The calls of one turn run concurrently, except those of tools that must run alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 from asyncio import AbstractEventLoop, get_running_loop
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import force_setattr
+from msgspec.structs import replace
 
-from handrail.concurrency.operation import cancel_and_await
-from handrail.errors import DefinitionError
+from handrail.concurrency.operation import DONE, Done, Home, Operation, cancel_and_await
+from handrail.concurrency.timers import Deadline, WorkClock, taken_from, timers_of
+from handrail.context import (
+    Approval,
+    Extras,
+    Invocation,
+    PromptModel,
+    RequestView,
+    ResponseAccumulator,
+    RunContext,
+    ToolContext,
+    WaitFor,
+    WorkerFacts,
+    call_behind,
+)
+from handrail.context.extras import NO_EXTRAS
+from handrail.errors import CallFailed, ContextExpired, DefinitionError, NotSupported
+from handrail.events import CallStatus, Emitted, Progress, ToolResumed, ToolStarted
 from handrail.messages import CallAsked
+from handrail.protocols import (
+    BoundAdapter,
+    Filesystem,
+    Forkable,
+    PromptView,
+    RenderedPromptView,
+)
+from handrail.resources.bindings import CallResources
+from handrail.run.approval import approval_verb
+from handrail.run.call_log import CallLog
+from handrail.run.effects import OnUnknown, once
 from handrail.run.failures import Refused
+from handrail.run.limits import BudgetTracker, CostTracker, Heartbeat
 from handrail.run.place import Place, inner_call_id
+from handrail.run.questions import wait_for
+from handrail.run.run import Run
+from handrail.run.tickets import GivenTicket, give_ticket
+from handrail.run.transaction import Settled, Transaction, new_transaction
+from handrail.run.views import CallApprovals, CallBus, CallSession, CallSignal
 from handrail.schema.problems import describe_kind
+from handrail.session.bus import check_event
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
-    from handrail.run.gate import Gate, Passage
-    from handrail.run.run import Run
+    from handrail.concurrency.claims import Turns
+    from handrail.question import Quorum
+    from handrail.run.gate import Gate
+    from handrail.run.policies import PolicyCall
 
 
 NO_TOOL: Tool[Any, Any] = Tool("unknown", "A placeholder for a tool that does not exist.")
@@ -60,11 +96,7 @@ INSIDE_AUXILIARY = CallKind(undoes=True)
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
-    """One call as it was requested.
-
-    The gate sets the tool in step 1, or when it replays the call, and may replace the arguments with a copy before step 2.
-    Nothing else ever changes.
-    """
+    """One call as it was requested. Its attempts take one with another tool, or with a copy of the arguments, in its place."""
 
     gate: Gate
     name: str
@@ -83,7 +115,10 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     kind: CallKind = CALL
     has_secret: bool = False
     """Whether the call is a part that receives a secret from an earlier part. Secrets are not recorded."""
-    _place: Place | None = None
+    at: Place | None = None
+    """The call's place in the outermost run, if it was worked out when the call was created."""
+    refused: str = ""
+    """Why the gate refuses the call in step 1, before its tool is used; "" if it does not."""
 
     @property
     def whole(self) -> Call:
@@ -106,51 +141,24 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     @property
     def place(self) -> Place:
         """This call's place in the outermost run."""
-        place = self._place
-        if place is None:
-            parent = self.parent
-            if parent is None or parent.run is not self.run:
-                place = self.run.place.child(self.number)
-            else:
-                place = parent.place.child(self.number)
-            force_setattr(self, "_place", place)
-        return place
+        if self.at is not None:
+            return self.at
+        return _inside(self.run, self.parent).child(self.number)
 
     @property
     def key(self) -> str:
         """The key that identifies the call. It stays the same however often the call, or an outer one, is attempted."""
         return f"{self.run.run_context.request_id}{self.place.key}"
 
-    # For the gate, in steps 1 and 2.
 
-    def resolve(self, tool: Tool[Any, Any]) -> None:
-        """Set the tool that the call's name refers to."""
-        force_setattr(self, "tool", tool)
-
-    def restore(self, tool: Tool[Any, Any]) -> None:
-        """Set the tool of a call that may be replayed from the record. Unlike `resolve`, this never refuses the call."""
-        force_setattr(self, "tool", tool)
-
-    def settle(self, arguments: Any) -> None:
-        """Set the arguments to a copy that nothing else refers to."""
-        force_setattr(self, "arguments", arguments)
-
-
-class RefusedCall(Call, frozen=True, eq=False):
-    """A call that is refused in step 1, before its tool is used, but has its events, record and result like any other."""
-
-    reason: str = ""
-
-    def resolve(self, tool: Tool[Any, Any]) -> None:
-        self.restore(tool)
-        raise Refused("invalid", self.reason)
+def _inside(run: Run, parent: Attempt | None) -> Place:
+    """Return the place whose children are the calls of this run, or the calls inside `parent` if that belongs to this run."""
+    return run.place if parent is None or parent.run is not run else parent.place
 
 
 def refuse_call(call: Call, reason: str) -> Call:
-    """Return a call that takes the place of this one, and that the gate refuses for this reason."""
-    fields: dict[str, Any] = {name: getattr(call, name) for name in call.__struct_fields__}
-    fields["tool"] = NO_TOOL  # so that the gate calls `resolve`, which refuses the call
-    return RefusedCall(**fields, reason=reason)
+    """Return a call that takes the place of this one, and that the gate refuses. It has its events, record and result like any other."""
+    return replace(call, tool=NO_TOOL, refused=reason)  # without its tool, so that the gate looks closer
 
 
 def check_name(name: object) -> None:
@@ -178,7 +186,8 @@ def new_call(
         loop = get_running_loop()
         tool = run.open_tools.get(name, NO_TOOL)
         id = id or run.call_prefix + str(number)  # cheaper than an f-string
-        return Call(gate, name, arguments, id, (name,), loop, number, tool, message_id)
+        place = run.place.child(number) if run.log.is_kept else None
+        return Call(gate, name, arguments, id, (name,), loop, number, tool, message_id, at=place)
     if parent is None or parent is outer:
         assert outer is not None
         parent, number = outer, next(run.counter)
@@ -189,6 +198,7 @@ def new_call(
     around = parent.call
     kind = INSIDE_AUXILIARY if around.kind.undoes else CALL
     path = (*around.path, name)
+    place = _inside(run, parent).child(number) if run.log.is_kept else None
     return Call(
         gate,
         name,
@@ -197,11 +207,12 @@ def new_call(
         path,
         around.loop,
         number,
-        NO_TOOL,
+        run.open_tools.get(name, NO_TOOL),
         message_id,
         parent,
         around.depth + 1,
         kind,
+        at=place,
     )
 
 
@@ -225,27 +236,559 @@ def new_part(
         call.depth,
         kind,
         has_secret,
+        _inside(call.run, parent).child(number) if call.run.log.is_kept else None,
     )
 
 
-def new_auxiliary(attempt: Attempt, id: str, tool: Tool[Any, Any], place: Place) -> Call:
-    """Create the call for a compensation or a probe, alongside the call of `attempt` and in the same outer transaction."""
-    call = attempt.call
-    return Call(
-        call.gate,
-        tool.name,
-        None,
-        id,
-        (*call.path, tool.name),
-        call.loop,
-        0,
-        tool,
-        None,
-        call.parent,
-        call.depth,
-        kind=AUXILIARY,
-        _place=place,
-    )
+UNFINISHED: Any = object()
+"""Stands for the return value of a handler that has not returned."""
+
+
+class Passage(msgspec.Struct, eq=False):
+    """One call on its way through the gate: what its attempts share, and its outcome."""
+
+    has_secret: bool = False
+    """Whether a person gave a secret to the call, or to an earlier part of the same call. Secrets are not recorded."""
+    retries: int = 0
+    """How many times the call has been retried after a transient failure."""
+    started: float = 0.0
+    """Seconds from when the run began or was last resumed until the call reached the gate."""
+    lost: float = 0.0
+    """The seconds that the loop had lost to listeners when the call began."""
+    clock: WorkClock | None = None
+    """The clock that the call's timeouts run on. None until a timeout, or an event from a thread, needs it."""
+    charged: bool = False
+    """Whether the budget has been charged for the call, by this process or an earlier one."""
+    logged: CallLog | None = None
+    """What the attempts at the call have logged; None if nothing, or if there is no journal."""
+    decision: str = ""
+    """The policies' decision on the newest attempt: `allow`, `deny`, or `ask: ` and the reason; "" if they have not decided, or there
+    are none.
+    """
+    policy_home: Home | None = None
+    """The owner of the policies' operations on the newest attempt; None until they use one."""
+    quorums: tuple[Quorum, ...] = ()
+    """The approvals that the policies require from people other than the principal."""
+    has_asked: bool = False
+    """Whether approval of the call has already been requested. If so, no further quorums can be added."""
+    approved: Approval | None = None
+    conflicts: int = 0
+    """How many times the call was run again because of other calls."""
+    foreign: int = 0
+    """How many times the call was run again because of somebody other than a call."""
+    conflicted_at: float = 0.0
+    turns: Turns | None = None
+    """Where the call takes turns with others that it conflicted with; None if it does not."""
+    left: tuple[str, ...] = ()
+    """Effects of earlier attempts that could not be undone."""
+    again: Attempt | None = None
+    """The newest attempt, if it is not the first."""
+    start: type[ToolStarted] | type[ToolResumed] = ToolStarted
+    """The event with which the call begins in this leg of its run."""
+    status: CallStatus = "ok"
+    result: ToolResult[Any] | None = None
+    error: BaseException | None = None
+    stale: tuple[str, ...] = ()
+    """What the call had read and others had changed when it was committed nevertheless."""
+    recorded: bool = False
+    """Whether the end of the call is in the journal."""
+
+
+class Inquiries(msgspec.Struct, eq=False):
+    """The questions of one attempt."""
+
+    approvals: int = 0
+    """How many approvals the gate has requested for this attempt."""
+    open: int = 0
+    """How many of the attempt's questions are open."""
+    left: int = 0
+    """How many of the open questions were left to be answered later, possibly by another process."""
+    grace: asyncio.TimerHandle | None = None
+    """A timer that gives the handler time to act on an answer before its run may be parked; None if it is not running."""
+
+
+class Stop(msgspec.Struct, eq=False):
+    """Whether an attempt was told to stop, and who wants to know."""
+
+    is_set: bool = False
+    watchers: list[Callable[[], None]] = []
+
+
+class Attempt(msgspec.Struct, eq=False, weakref=True):
+    """One try at a call, which its handler and its policies see through their contexts.
+
+    Parts that only some handlers need are created on first use. Once the handler has ended, its verbs raise
+    `ContextExpired`.
+    """
+
+    call: Call
+    run: Run
+    passage: Passage
+    number: int = 1
+    """1-based index among the call's attempts."""
+    inner: int = 0
+    """How many counted verbs the attempt has used: calls, questions, requests for approval, nested runs and tickets."""
+    params: Any = None
+    policy_context: ToolContext | None = None
+    """The context that the policies get; None before they check the call, and once it is over."""
+    preview: str | None = None
+    """Why the call needs approval, if it runs first and its changes are approved afterwards; otherwise None."""
+    transaction: Transaction | None = None
+    """The transaction that the handler and the policies work in; None until it is needed."""
+    token: object = None
+    """The token that the gate issues in step 7. A handler does not start without it."""
+    finished: Any = UNFINISHED
+    """The handler's result, or one that says that the call happened before a crash; `UNFINISHED` until there is one."""
+    ended: bool = False
+    is_undone: bool = False
+    stopping: Stop | None = None
+    inquiries: Inquiries | None = None
+    tickets: list[GivenTicket] | None = None
+    """Tickets that this attempt has issued and not yet closed; None if there are none."""
+    bound: BoundAdapter | None = None
+    made_resources: CallResources | None = None
+    """The attempt's view of the resources; None until it is used."""
+    _home: Home | None = None
+    _heartbeat: Heartbeat | None = None
+
+    # The call.
+
+    @property
+    def gate(self) -> Gate:
+        return self.call.gate
+
+    @property
+    def name(self) -> str:
+        return self.call.name
+
+    @property
+    def id(self) -> str:
+        return self.call.id
+
+    @property
+    def tool(self) -> Tool[Any, Any]:
+        return self.call.tool
+
+    @property
+    def kind(self) -> CallKind:
+        return self.call.kind
+
+    @property
+    def parent(self) -> Attempt | None:
+        return self.call.parent
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        return self.call.path
+
+    @property
+    def depth(self) -> int:
+        return self.call.depth
+
+    @property
+    def arguments(self) -> Any:
+        return self.call.arguments
+
+    @property
+    def place(self) -> Place:
+        """This attempt's place in the outermost run."""
+        return self.call.place.attempt(self.number)
+
+    @property
+    def policing(self) -> PolicyCall | None:
+        """The policies' view of the call; None before they check it, and once the call is over."""
+        behind: Any = None if self.policy_context is None else call_behind(self.policy_context)
+        return behind
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the call reached the gate."""
+        run = self.run
+        return run.monotonic() - run.began - self.passage.started
+
+    # Lifecycle.
+
+    @property
+    def home(self) -> Home:
+        """The owner of this attempt's operations. It is closed when the handler has ended."""
+        home = self._home
+        if home is None:
+            with self.run.session.lock:  # two threads may ask at once and must get the same home
+                home = self._home
+                if home is None:
+                    home = self._home = Home(self.call.loop, self.call.id)
+                    home.closed = self.ended
+        return home
+
+    @property
+    def let_through(self) -> bool:
+        """Whether the gate has let the handler start."""
+        return self.token is not None
+
+    def check(self) -> None:
+        """Raise `ContextExpired` if the handler has ended."""
+        if self.ended:
+            raise ContextExpired(self.call.id)
+
+    def close(self) -> None:
+        """Close the handler's context, so that its verbs raise `ContextExpired`."""
+        self.ended = True
+        if self._home is not None:
+            self._home.close()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the attempt was told that its call was cancelled or has timed out."""
+        return self.stopping is not None and self.stopping.is_set
+
+    def on_stop(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """Call `watcher` when the call is cancelled or times out. Returns a function that unsubscribes it."""
+        stopping = self.stopping = self.stopping or Stop()
+        watchers = stopping.watchers
+        watchers.append(watcher)
+        return lambda: watchers.remove(watcher) if watcher in watchers else None
+
+    def stop(self) -> None:
+        """Tell everyone who watches the call's signal that the call was cancelled or has timed out."""
+        stopping = self.stopping = self.stopping or Stop()
+        if not stopping.is_set:
+            stopping.is_set = True
+            for watcher in tuple(stopping.watchers):
+                watcher()
+
+    def resolve(self, tool: Tool[Any, Any]) -> None:
+        """Set the tool that the call's name refers to. Raises `Refused` if the call is refused."""
+        self.call = replace(self.call, tool=tool)
+        if self.call.refused:
+            raise Refused("invalid", self.call.refused)
+
+    def next(self) -> Attempt:
+        """Return the next attempt at the same call. It replaces this attempt, whose context has expired."""
+        passage = self.passage
+        passage.has_secret = self.call.kind.is_part and passage.has_secret
+        passage.decision, passage.stale = "", ()
+        passage.again = Attempt(self.call, self.run, passage, self.number + 1)
+        return passage.again
+
+    def inquire(self) -> Inquiries:
+        """Return the attempt's questions, after making a place for them on first use."""
+        if self.inquiries is None:
+            self.inquiries = Inquiries()
+        return self.inquiries
+
+    # Numbers and ids. They follow from the order in which a handler uses its verbs, and are never random.
+
+    def next_number(self) -> int:
+        """Count the next verb, and return its number."""
+        self.inner += 1
+        return self.inner
+
+    def next_verb(self, verb: str) -> int:
+        """Count the verb that is about to begin, and return its number.
+
+        Raises `Diverged` if the record has a different verb at that place.
+        """
+        number = self.next_number()
+        log = self.run.log
+        if log.resumed:
+            log.check_verb(self.place.child(number), verb)
+        return number
+
+    def question_id(self, which: int | str) -> str:
+        """Return the id of a question, derived from the number of the verb that asks it or from the question's name."""
+        return self.place.question(which).id(self.run_context.request_id)
+
+    def next_approval_id(self) -> str:
+        """Return the id of the next approval that the gate requests."""
+        inquiries = self.inquire()
+        inquiries.approvals += 1
+        return self.place.approval(inquiries.approvals).id(self.run_context.request_id)
+
+    def own_effect(self, result: Any) -> Settled | None:
+        """Return this call's external effect; None if a rollback does not need to compensate or report one."""
+        tool = self.tool
+        if result is UNFINISHED or tool.delegates or self.kind.is_auxiliary:
+            return None
+        value: Any = None
+        if isinstance(result, ToolResult):  # if it is anything else, the handler has still run
+            if not result.success:
+                return None
+            value = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
+        if tool.effect == "compensable":
+            return Settled(self.name, self.id, tool, self.params, value, self.call.place)
+        return Settled(self.name, self.id) if tool.effect == "irreversible" else None
+
+    def settle_effect(self, transaction: Transaction) -> None:
+        """Note the external effect of a finished call, if it has one, in a transaction whose rollback must compensate or report it."""
+        if (done := self.own_effect(self.finished)) is not None:
+            transaction.settle(done)
+
+    # Facts.
+
+    @property
+    def invocation(self) -> Invocation:
+        call, passage = self.call, self.passage
+        started_at = self.run.began_at + timedelta(seconds=passage.started)
+        return Invocation(
+            call.id, started_at, passage.retries + 1, f"{call.key}#{call.name}", call.message_id, call.path
+        )
+
+    @property
+    def run_context(self) -> RunContext:
+        return self.run.run_context
+
+    @property
+    def prompt(self) -> PromptView:
+        hint = "Evaluate a `Prompt` that has this tool, or pass `prompt=...` to `open_gate`."
+        return self._there("prompt", self.run.model.prompt, hint)
+
+    @property
+    def rendered_prompt(self) -> RenderedPromptView | None:
+        return self.run.model.rendered
+
+    @property
+    def request(self) -> RequestView | None:
+        answer = self.run.model.answer
+        return None if answer is None else answer.request
+
+    @property
+    def response_accumulator(self) -> ResponseAccumulator | None:
+        answer = self.run.model.answer
+        return None if answer is None else answer.accumulator
+
+    @property
+    def extras(self) -> Extras:
+        run, answer = self.run, self.run.model.answer
+        return run.options.extras.for_call(self.call.id, NO_EXTRAS if answer is None else answer.extras)
+
+    # Resources and state.
+
+    @property
+    def adapter(self) -> BoundAdapter:
+        bound = self.bound
+        if bound is None:
+            hint = "Evaluate a prompt that has this tool with an `Adapter`, or pass `adapter=...` to `open_gate`."
+            bound = self.bound = self._there("adapter", self.run.model.adapter, hint)(self)
+        return bound
+
+    @property
+    def session(self) -> CallSession:
+        return CallSession(self)
+
+    @property
+    def event_bus(self) -> CallBus:
+        return CallBus(self)
+
+    @property
+    def deadline(self) -> Deadline | None:
+        return self.run.deadline
+
+    @property
+    def signal(self) -> CallSignal:
+        return CallSignal(self)
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        if self._heartbeat is None:
+            self._heartbeat = Heartbeat(self.run.lease, self.run.clock)
+        return self._heartbeat
+
+    @property
+    def budget_tracker(self) -> BudgetTracker:
+        return self.run.costs.tracker
+
+    @property
+    def cost_tracker(self) -> CostTracker:
+        return self.run.costs.models
+
+    @property
+    def approval_controller(self) -> CallApprovals:
+        return CallApprovals(self)
+
+    @property
+    def worker(self) -> WorkerFacts | None:
+        return self.run.worker
+
+    @property
+    def resources(self) -> CallResources:
+        if self.made_resources is None:
+            self.made_resources = CallResources(self.run.world.resources, self, self.run.costs.given)
+        return self.made_resources
+
+    @property
+    def filesystem(self) -> Filesystem:
+        files = self.run.world.filesystem
+        if files is None:
+            return self.resources.get(Filesystem)
+        self.check()
+        return self.open_transaction.view_of(files)
+
+    def view(self, resource: Forkable) -> Any:
+        """Return what the call sees of its own fork of a resource."""
+        return self.open_transaction.view_of(resource)
+
+    @property
+    def open_transaction(self) -> Transaction:
+        """The attempt's transaction, created on first use. Raises `ContextExpired` if the attempt was undone."""
+        if self.transaction is None:
+            with self.run.session.lock:  # two threads may ask at once and must get the same transaction
+                self.transaction = self.transaction or new_transaction(self, self.call.tool)
+        return self.transaction
+
+    # Verbs.
+
+    def once(
+        self,
+        key: str,
+        function: Callable[[], Any],
+        probe: Callable[[], Any] | None,
+        on_unknown: OnUnknown,
+    ) -> Operation[Any]:
+        return once(self, key, function, probe, on_unknown)
+
+    def beat(self) -> Done:
+        self.heartbeat.beat()
+        if self.call.kind.is_part and self.call.parent is not None:
+            self.call.parent.beat()  # an act beats for its handoff
+        return DONE
+
+    def report_progress(self, message: str, done: float | None, total: float | None) -> Done:
+        about = self.call.whole
+        self._publish(Progress(about.id, about.tool_name, message, done, total, self.run_context))
+        return DONE
+
+    def emit(self, event: object) -> Done:
+        check_event(event)
+        about = self.call.whole
+        self._publish(Emitted(about.id, about.tool_name, event, self.run_context))
+        return DONE
+
+    def _publish(self, fact: Progress | Emitted) -> None:
+        publish = self.run.session.dispatcher.publish
+        if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
+            publish(fact)
+            return
+        with taken_from([each.work_clock for each in self.with_outer()]):
+            publish(fact)
+
+    def with_outer(self) -> Iterator[Attempt]:
+        """Iterate over this attempt and the attempts around it, innermost first."""
+        each: Attempt | None = self
+        while each is not None:
+            yield each
+            each = each.parent
+
+    @property
+    def work_clock(self) -> WorkClock:
+        """The loop's clock, without the time that listeners take from the call."""
+        passage = self.passage
+        if passage.clock is None:
+            with self.run.session.lock:  # two threads may ask at once and must get the same clock
+                passage.clock = passage.clock or WorkClock(timers_of(self.call.loop))
+        return passage.clock
+
+    def excused(self) -> float:
+        """Return the seconds since the call began that are not charged to it, because listeners took them."""
+        lost, clock = self.run.lost, self.passage.clock
+        seconds = lost.seconds - self.passage.lost
+        return seconds if clock is None or not clock.is_on(lost) else seconds + clock.lost_on_threads()
+
+    def request_approval(self, message: str) -> Operation[Approval]:
+        return approval_verb(self, "message", f"request_approval({message!r})", message, message)
+
+    def request_permission(self, kind: str) -> Operation[Approval]:
+        reason = f"{self.call.tool_name} asks for the permission {kind!r}"
+        return approval_verb(self, "permission", f"request_permission({kind!r})", kind, reason)
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:
+        inner = new_call(self.gate, name, arguments, parent=self)
+        return Operation(lambda: self.gate.pass_through(inner), f"call({name!r})", self.home)
+
+    def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]:
+        workers = self.run.workers
+        if workers is None:
+            raise NotSupported(
+                "call_worker",
+                "Give the run its workers with `Adapter(model, workers=WorkerRegistry(folder))`, or use the tool in a worker.",
+            )
+        arguments = workers.arguments(input, attachments)
+        inner = new_call(self.gate, name, arguments, parent=self)
+        return Operation(lambda: self._call_worker(inner), f"call_worker({name!r})", self.home)
+
+    def auxiliary(self, id: str, tool: Tool[Any, Any], place: Place) -> Call:
+        """Create the call for a compensation or a probe, alongside this call and in the same outer transaction."""
+        call = self.call
+        return Call(
+            call.gate,
+            tool.name,
+            None,
+            id,
+            (*call.path, tool.name),
+            call.loop,
+            0,
+            tool,
+            None,
+            call.parent,
+            call.depth,
+            kind=AUXILIARY,
+            at=place,
+        )
+
+    def stand_in(self, number: int) -> Attempt:
+        """Return the attempt of an inner call that stands for the work done elsewhere under a ticket, the verb with this number."""
+        call = self.call
+        inner = Call(
+            call.gate,
+            call.name,
+            call.arguments,
+            inner_call_id(call.id, self.number, number),
+            call.path,
+            call.loop,
+            number,
+            call.tool,
+            None,
+            self,
+            call.depth,
+        )
+        return call.gate.open(inner)
+
+    async def _call_worker(self, inner: Call) -> Any:
+        tool = self.run.tools.get(inner.name)
+        if tool is not None and not tool.delegates:
+            said = f"{inner.name} is a tool here, not a worker. Use `context.call({inner.name!r}, ...)`."
+            raise CallFailed(inner.name, ToolResult.error(said))
+        result = await self.gate.pass_through(inner)
+        if not result.success:
+            raise CallFailed(inner.name, result)
+        return result.value
+
+    def ticket(self) -> str:
+        return give_ticket(self)
+
+    # Verbs that may be None.
+
+    @property
+    def wait_for(self) -> WaitFor | None:
+        return wait_for(self) if self.run.can_ask(self.tool) else None
+
+    @property
+    def prompt_model(self) -> PromptModel | None:
+        make = self.run.model.prompt_model
+        return make(self) if make is not None and self.run.can_prompt(self.tool) else None
+
+    def _there(self, member: str, value: Any, hint: str) -> Any:
+        if value is None:
+            raise NotSupported(member, hint)
+        return value
+
+
+def attempt_of(context: ToolContext) -> Attempt | None:
+    """Return the attempt behind a handler's context; None if no gate made the context, as in a test."""
+    behind: Any = call_behind(context)
+    return behind if isinstance(behind, Attempt) else None
+
+
+# --- turns -------------------------------------------------------------------------------------------
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -277,7 +820,7 @@ class OpenTurn:
     ) -> None:
         """Open a turn. `refused` maps the ids of calls that may not run to the reasons that the model is told."""
         self._gate = gate
-        self._calls: list[Passage] = []
+        self._calls: list[Attempt] = []
         for asked in calls:
             call = new_call(gate, asked.name, asked.arguments, asked.id, None, message_id)
             if refused and call.id in refused:
@@ -322,9 +865,9 @@ async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None
     return Turn(turn.results(), ending)
 
 
-def _groups(gate: Gate, calls: list[Passage]) -> Iterator[list[Passage]]:
+def _groups(gate: Gate, calls: list[Attempt]) -> Iterator[list[Attempt]]:
     """Yield groups of consecutive calls that run together. A call that must run alone forms its own group."""
-    group: list[Passage] = []
+    group: list[Attempt] = []
     for each in calls:
         tool = gate.run.tools.get(each.call.name)
         if tool is not None and tool.alone:
@@ -338,9 +881,9 @@ def _groups(gate: Gate, calls: list[Passage]) -> Iterator[list[Passage]]:
         yield group
 
 
-async def _run_one(gate: Gate, passage: Passage) -> BaseException | None:
+async def _run_one(gate: Gate, attempt: Attempt) -> BaseException | None:
     try:
-        await gate.pass_through(passage.call, passage)
+        await gate.pass_through(attempt.call, attempt)
     except asyncio.CancelledError:
         raise
     except BaseException as error:
@@ -348,7 +891,7 @@ async def _run_one(gate: Gate, passage: Passage) -> BaseException | None:
     return None
 
 
-async def _run_group(gate: Gate, group: list[Passage]) -> BaseException | None:
+async def _run_group(gate: Gate, group: list[Attempt]) -> BaseException | None:
     if len(group) == 1:
         return await _run_one(gate, group[0])
     loop = asyncio.get_running_loop()
@@ -369,7 +912,10 @@ async def _run_group(gate: Gate, group: list[Passage]) -> BaseException | None:
     return None
 
 
-def _result_of(each: Passage) -> ToolResult[Any]:
-    if each.result is None:
-        return ToolResult.error(f"{each.call.name} did not run: the turn was stopped first.")
-    return each.result
+def _result_of(each: Attempt) -> ToolResult[Any]:
+    result = each.passage.result
+    return (
+        ToolResult.error(f"{each.name} did not run: the turn was stopped first.")
+        if result is None
+        else result
+    )

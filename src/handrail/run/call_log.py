@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,7 +22,7 @@ from handrail.events import Fact, ToolInvoked, ToolStarted
 from handrail.session.serialization import decode_item, encode_item
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
     from handrail.session import Session, SessionFork
 
 log = logging.getLogger("handrail.gate")
@@ -41,7 +41,8 @@ class CallLog:
 
 def logged_by(attempt: Attempt) -> Sequence[bytes]:
     """Return what a call has logged so far, in its recorded form. Without a journal, this is always empty."""
-    return () if attempt.logged is None else tuple(attempt.logged.entries)
+    logged = attempt.passage.logged
+    return () if logged is None else tuple(logged.entries)
 
 
 def dispatch_recorded(attempt: Attempt, session: Session | SessionFork, event: object) -> None:
@@ -115,8 +116,8 @@ def told_about(attempts: Iterable[Attempt]) -> list[str]:
     found: list[str] = []
     for attempt in attempts:
         found.append(_key(ToolStarted, str(attempt.call.place)))
-        if attempt.logged is not None:
-            found += attempt.logged.told
+        if attempt.passage.logged is not None:
+            found += attempt.passage.logged.told
     return found
 
 
@@ -140,8 +141,8 @@ def _note(attempt: Attempt, fact: Fact) -> None:
 
 
 def _log_of(attempt: Attempt) -> CallLog:
-    found: Any = attempt.logged
-    if found is None:
+    passage = attempt.passage
+    if passage.logged is None:
         with attempt.run.session.lock:  # two threads may ask at once and must get the same log
-            found = attempt.logged = attempt.logged or CallLog()
-    return found
+            passage.logged = passage.logged or CallLog()
+    return passage.logged

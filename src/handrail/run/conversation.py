@@ -36,7 +36,7 @@ from handrail.session import Session
 from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
     from handrail.tools import Tool
 
 

@@ -14,7 +14,7 @@ from handrail.errors import ContextExpired, DefinitionError
 from handrail.run.options import NestedArguments, RunOptions
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
 
 entered: ContextVar[ref[Attempt] | None] = ContextVar("the call whose handler is running", default=None)
 """The attempt whose handler was started most recently in this context; None outside of calls.

@@ -20,7 +20,6 @@ from handrail.context import ToolContext
 from handrail.errors import EffectRefused, OutcomeUnknown
 from handrail.journal.local import LocalSteps
 from handrail.question import Wording
-from handrail.run.call import Call, new_auxiliary
 from handrail.run.questions import put, question_of, waiting_for_a_person
 from handrail.run.transaction import Settled
 from handrail.schema import Schema
@@ -29,8 +28,7 @@ from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.definition import Handler
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
-    from handrail.run.gate import Passage
+    from handrail.run.call import Attempt, Call, Passage
 
 log = logging.getLogger("handrail.gate")
 
@@ -207,7 +205,7 @@ async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> 
         return ToolResult.ok(None, "It was undone.")
 
     undoing = _auxiliary_tool(tool, "undo", done.params, undo)
-    call = new_auxiliary(attempt, f"{done.call_id}.undo", undoing, done.place.compensation)
+    call = attempt.auxiliary(f"{done.call_id}.undo", undoing, done.place.compensation)
     return (await _carry(call)).error
 
 
@@ -225,7 +223,7 @@ async def probe(attempt: Attempt) -> bool | None:
         return ToolResult.ok(happened if happened is False else True if happened else None)
 
     probing = _auxiliary_tool(tool, "probe", attempt.params, ask)
-    passage = await _carry(new_auxiliary(attempt, f"{attempt.id}.probe", probing, attempt.call.place.probe))
+    passage = await _carry(attempt.auxiliary(f"{attempt.id}.probe", probing, attempt.call.place.probe))
     if passage.result is None or passage.error is not None:
         told = "the probe of %s raised, so it is unknown whether the call happened"
         if passage.error is None:
@@ -238,9 +236,10 @@ async def probe(attempt: Attempt) -> bool | None:
 
 async def _carry(call: Call) -> Passage:
     """Pass a compensation or a probe through the gate. If it fails, the returned passage's `error` is set."""
-    passage = call.gate.open(call)
+    first = call.gate.open(call)
+    passage = first.passage
     try:
-        await shielded(call.gate.pass_through(call, passage))
+        await shielded(call.gate.pass_through(call, first))
     except (Exception, asyncio.CancelledError) as error:
         passage.error = error if passage.error is None else passage.error
     return passage

@@ -65,7 +65,7 @@ from handrail.tools import Tool
 
 if TYPE_CHECKING:
     from handrail.run.adapter import Adapter
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
 
 OutputT = TypeVar("OutputT")
 

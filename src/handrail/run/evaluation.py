@@ -31,13 +31,12 @@ from handrail.models.prices import tariff_of
 from handrail.prompt import OPENER, Opening, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem, Forkable, SessionView
 from handrail.resources.bindings import CallResources
-from handrail.run.attempt import Attempt
-from handrail.run.call import Call
+from handrail.run.call import Attempt, Call, Passage
 from handrail.run.conversation import Conversation, SecretMask
 from handrail.run.failures import Refused
 from handrail.run.gate import Gate
 from handrail.run.place import Place
-from handrail.run.policies import check_policies, close_policy_context, close_resources, reason_to_ask
+from handrail.run.policies import check_policies, close_policies, close_resources, reason_to_ask
 from handrail.run.response import ANSWER_TOOL, Output
 from handrail.run.run import Run
 from handrail.run.transaction import new_transaction
@@ -71,14 +70,16 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
         tool,
         parent=outer,
         depth=0 if outer is None else outer.depth + 1,
-        _place=answer,
+        at=answer,
     )
-    attempt = Attempt(call, run)  # it stands for the offer in the policies' context, and is never run
+    attempt = Attempt(
+        call, run, Passage()
+    )  # it stands for the offer in the policies' context, and is never run
     transaction = attempt.transaction = new_transaction(attempt, tool)
     try:
         if (waiting := check_policies(attempt, run.policies)) is not None:
             await isolated(waiting)
-        if attempt.decision != "allow":
+        if attempt.passage.decision != "allow":
             raise DefinitionError(
                 f"{tool.name} can't be offered: {reason_to_ask(attempt).rstrip('.')}, and nobody can be asked before the "
                 f"provider runs it. Allow or deny it, as in CapabilityPolicy({{'provider.{tool.name}': 'allow'}})."
@@ -89,7 +90,7 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
         attempt.close()
         transaction.drop()
         await close_resources(attempt)
-        close_policy_context(attempt)
+        close_policies(attempt)
         end_subscriptions(attempt)
     return None
 

@@ -38,7 +38,7 @@ from handrail.tools import ToolResult
 from handrail.tools.result import clean_text, keep_rendering
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
 
 _NOBODY = (
     "If it called context.wait_for or context.prompt_model: these are None if there is no person or no model to ask. "

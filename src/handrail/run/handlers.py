@@ -13,8 +13,7 @@ from handrail.concurrency.operation import Operation
 from handrail.content import attachments_in
 from handrail.context import ToolContext, WorkerContext
 from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError, TransientError
-from handrail.run.attempt import Attempt
-from handrail.run.call import Call
+from handrail.run.call import Attempt, Call
 from handrail.run.failures import (
     Refused,
     SignatureMismatch,
@@ -57,7 +56,7 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
             hint = workers.why_not(call.name) or hint
         raise Refused("invalid", f"There is no tool {call.name!r} that can be called. {hint}")
     if tool.needs:
-        call.resolve(tool)
+        attempt.resolve(tool)
         check_needs(attempt, tool)
     return tool
 
@@ -71,22 +70,6 @@ def check_nesting(call: Call, outer: Attempt) -> None:
     if why_not is not None:
         advice = f"If it is meant to, define {outer.name} with effect={call.tool.effect!r}."
         raise Refused("denied", f"{outer.name} may not call {call.name}: {why_not}. {advice}")
-
-
-def check_outer(attempt: Attempt, outer: Attempt) -> bool | None:
-    """Raise `Refused` if the outer call is over, because only an auxiliary call can be committed then.
-
-    Returns None if the call commits into its outer call. If it commits past the outer call, returns whether it has
-    changed anything; False for an auxiliary call.
-    """
-    call, transaction = attempt.call, attempt.open_transaction
-    if call.kind.is_auxiliary:
-        return None if outer.transaction is transaction.parent else False
-    if outer.ended:
-        raise Refused("cancelled", f"{call.name} was not applied: its outer call is over.")
-    if outer.transaction is transaction.parent:
-        return None
-    return bool(transaction.settled or attempt.own_effect(attempt.finished) or transaction.writes())
 
 
 def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
@@ -119,9 +102,9 @@ def check_limits(attempt: Attempt) -> None:
     run.cancellation.check()
     if run.deadline is not None:
         run.deadline.check(f"{call.name} could run")
-    if run.budget is not None and not attempt.charged and not call.kind.is_part:
+    if run.budget is not None and not attempt.passage.charged and not call.kind.is_part:
         run.budget.reserve(tool_calls=1).settle()
-        attempt.charged = True
+        attempt.passage.charged = True
 
 
 def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:
@@ -181,19 +164,19 @@ async def wait_to_retry(
     and the job's lease is renewed.
     """
     failure = transient_in(error)
-    if failure is None or not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
+    if failure is None or not EFFECTS[attempt.tool.effect].retried or attempt.passage.retries >= _RETRIES:
         raise error
     if attempt.open_transaction.kept:
         raise error
     pause, run = retry_delay(failure), attempt.run
     if pause is None:
-        pause = 0.1 * 2**attempt.retries
+        pause = 0.1 * 2**attempt.passage.retries
     deadline = run.deadline
     if pause > _LONGEST_PAUSE or pause >= scope.timeout_left():
         raise error
     if deadline is not None and pause >= deadline.remaining():
         raise error
-    attempt.retries += 1
+    attempt.passage.retries += 1
     attempt.close()
     heartbeat = Heartbeat(run.lease, run.clock)
     heartbeat.keep(attempt.call.loop)

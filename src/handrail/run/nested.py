@@ -13,7 +13,7 @@ from handrail.prompt import Prompt
 from handrail.protocols import PromptView, ToolPolicy
 from handrail.run.call import Call, check_name, new_call
 from handrail.run.current_call import call_around, check_given
-from handrail.run.gate import Arguments, Gate, Passage
+from handrail.run.gate import Arguments, Gate
 from handrail.run.options import GateArguments, RunOptions
 from handrail.run.place import Place
 from handrail.run.run import Run, open_run, show_tools
@@ -22,7 +22,7 @@ from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
     from handrail.run.adapter import Adapter
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
 
 
 @asynccontextmanager
@@ -143,11 +143,11 @@ class NestedGate(Gate):
             lambda: go(new_call(self, name, arguments, call_id)), f"invoke({name!r})", self._around.home
         )
 
-    async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
+    async def pass_through(self, call: Call, attempt: Attempt | None = None) -> ToolResult[Any]:
         verb, self._verb = self._verb, None
         if verb is not None:
             await self.run.log.note_verb(verb, VERB)
-        return await super().pass_through(call, passage)
+        return await super().pass_through(call, attempt)
 
     async def close(self) -> None:
         """End the run, and close the resources that it bound itself, as `close_nested` does. Errors are only logged."""

@@ -17,7 +17,7 @@ from handrail.events import Fact
 from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
 from handrail.resources.bindings import CallResources
 from handrail.resources.staging import FileFork
-from handrail.run.attempt import Attempt
+from handrail.run.call import Attempt
 from handrail.run.call_log import dispatch_recorded
 from handrail.run.failures import Refused
 from handrail.run.views import CallSession, reserved
@@ -73,22 +73,30 @@ class PolicySession(CallSession):
 
 
 class PolicyCall(msgspec.Struct, eq=False):
-    """The source of the policies' context.
+    """The policies' view of an attempt, and what they have said about it. Members that it does not have come from the attempt.
 
     Before the handler runs, it shows the state from which the call will start. Afterwards it shows the call's changes,
     and policies may also write state, even if the tool itself may only read.
     """
 
     _attempt: Attempt
-    _resources: CallResources | None = None
+    checked: list[tuple[ToolPolicy, Any]] = []
+    """The policies that have checked the call, each with its own copy of the params."""
+    made_resources: CallResources | None = None
+    """The policies' view of the resources; None until they use one."""
 
     @property
     def home(self) -> Home:
-        attempt = self._attempt
-        if attempt.policy_home is None:
-            attempt.policy_home = Home(attempt.call.loop, attempt.id)
-            attempt.policy_home.closed = attempt.policy_context is None
-        return attempt.policy_home
+        """The owner of the policies' operations. It is closed when the call is over."""
+        attempt, passage = self._attempt, self._attempt.passage
+        is_over = attempt.policy_context is None
+        if passage.policy_home is not None and not is_over:
+            return passage.policy_home
+        home = Home(attempt.call.loop, attempt.id)
+        home.closed = is_over
+        if not is_over:
+            passage.policy_home = home
+        return home
 
     def check(self) -> None:
         """Raise `ContextExpired` once the call is over.
@@ -107,11 +115,13 @@ class PolicyCall(msgspec.Struct, eq=False):
 
     @property
     def resources(self) -> CallResources:
-        if self._resources is None:
-            self._attempt.policies_made_resources = True
-            run = self._attempt.run
-            self._resources = CallResources(run.world.resources, self, run.costs.given)
-        return self._resources
+        if self.made_resources is None:
+            run, _ = (
+                self._attempt.run,
+                self._attempt.resources,
+            )  # so that the gate knows that there are some to close
+            self.made_resources = CallResources(run.world.resources, self, run.costs.given)
+        return self.made_resources
 
     @property
     def filesystem(self) -> Filesystem:
@@ -132,24 +142,18 @@ class PolicyCall(msgspec.Struct, eq=False):
         return getattr(self._attempt, name)
 
 
-def close_policy_context(attempt: Attempt) -> None:
+def close_policies(attempt: Attempt) -> None:
     """Close the policies' context, and break its reference cycle."""
     attempt.policy_context = None
-    if attempt.policy_home is not None:
-        attempt.policy_home.close()
-
-
-def policy_resources(attempt: Attempt) -> CallResources | None:
-    """Return the resources that the policies created for this attempt; None if there are none."""
-    if attempt.policy_context is None:
-        return None
-    behind: Any = call_behind(attempt.policy_context)
-    return behind._resources
+    home, attempt.passage.policy_home = attempt.passage.policy_home, None
+    if home is not None:
+        home.close()
 
 
 async def close_resources(attempt: Attempt) -> None:
     """Close the resources that an attempt and its policies created for themselves."""
-    for resources in (attempt.made_resources, policy_resources(attempt)):
+    policing = attempt.policing
+    for resources in (attempt.made_resources, None if policing is None else policing.made_resources):
         if resources is not None and not resources.untouched:
             for error in await shielded(resources.close()):
                 log_error(log, logging.ERROR, "closing a resource of %s raised", attempt.name, error=error)
@@ -162,18 +166,23 @@ async def close_resources(attempt: Attempt) -> None:
 def check_policies(
     attempt: Attempt, policies: Iterable[ToolPolicy], asked: str | None = None
 ) -> Coroutine[Any, Any, None] | None:
-    """Check a call against the policies in order, and set `attempt.decision`.
+    """Check a call against the policies in order, and set the `decision` on it.
 
     Raises `Refused` if a policy denies the call, raises, returns no decision, or now requires people who did not take part in
     an earlier approval. If a policy asks, the call needs approval. Each policy gets a copy of the params, so that none can
     change what the others or the handler get. `asked` is the first reason so far to ask for approval; None if there is none.
     """
-    call, context, checked = attempt.call, attempt.policy_context, attempt.checked
+    call = attempt.call
+    policing: Any
+    context = attempt.policy_context
     tool, params, arguments = call.tool, attempt.params, call.arguments
     copy_params = tool.copy_params
     if context is None:
-        behind: Any = PolicyCall(attempt)  # members that it does not have come from the attempt
-        context = attempt.policy_context = ToolContext(behind)
+        policing = PolicyCall(attempt)
+        context = attempt.policy_context = ToolContext(policing)
+    else:
+        policing = call_behind(context)
+    checked = policing.checked
     for policy in policies:
         seen = copy_params(params, arguments)
         checked.append((policy, seen))
@@ -185,7 +194,7 @@ def check_policies(
             return _check_waiting(attempt, policy, decision, asked)
         if decision.kind != "allow":
             asked = _reason_to_ask(attempt, policy, decision, asked)
-    attempt.decision = "allow" if asked is None else f"{_ASK}{asked}"
+    attempt.passage.decision = "allow" if asked is None else f"{_ASK}{asked}"
     return None
 
 
@@ -196,7 +205,7 @@ async def _check_waiting(
     asked: str | None,
 ) -> None:
     """Await the decision of a policy, then check the call against the rest, as `check_policies` does."""
-    attempt.decision = "deny"  # until all of them have decided
+    attempt.passage.decision = "deny"  # until all of them have decided
     try:
         decision = await waiting
         kind = decision.kind
@@ -206,7 +215,8 @@ async def _check_waiting(
         raise _undecided(attempt, policy) from error
     if kind != "allow":
         asked = _reason_to_ask(attempt, policy, decision, asked)
-    rest = attempt.run.policies[len(attempt.checked) :]
+    assert attempt.policing is not None, "it is checking the call"
+    rest = attempt.run.policies[len(attempt.policing.checked) :]
     waiting_again = check_policies(attempt, rest, asked)
     if waiting_again is not None:
         await waiting_again
@@ -218,7 +228,7 @@ _UNKNOWN = "It has not run yet, because it runs commands, and what they can reac
 
 def reason_to_ask(attempt: Attempt) -> str:
     """Return why the call needs approval. Call this only if a policy has asked for approval."""
-    reason, tool = attempt.decision.removeprefix(_ASK), attempt.tool
+    reason, tool = attempt.passage.decision.removeprefix(_ASK), attempt.tool
     reach = _UNKNOWN if tool.reach is None and "proc.exec" in tool.capabilities else tool.reach
     return f"{reason}. {reach}" if reach else reason
 
@@ -229,31 +239,34 @@ def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecisio
     Raises `Refused` if the policy denies the call, or now requires people who did not take part in an earlier approval.
     """
     if decision.kind != "ask":  # an unknown kind of decision also denies the call
-        attempt.decision = "deny"
+        attempt.passage.decision = "deny"
         raise Refused("denied", f"{attempt.name} is not allowed: {decision.reason}")
-    missing = set(decision.quorums) - set(attempt.quorums)
-    if missing and attempt.has_asked:  # the earlier approval did not come from these people
-        attempt.decision = "deny"
+    missing = set(decision.quorums) - set(attempt.passage.quorums)
+    if missing and attempt.passage.has_asked:  # the earlier approval did not come from these people
+        attempt.passage.decision = "deny"
         raise Refused("denied", f"{attempt.name} now needs approval from different people. Call it again.")
     if missing:
-        attempt.quorums = tuple(dict.fromkeys((*attempt.quorums, *decision.quorums)))
+        attempt.passage.quorums = tuple(dict.fromkeys((*attempt.passage.quorums, *decision.quorums)))
     return asked or decision.reason or f"{policy.name} asks"
 
 
 def _undecided(attempt: Attempt, policy: ToolPolicy) -> Refused:
-    attempt.decision = "deny"
+    attempt.passage.decision = "deny"
     log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, attempt.name)
     return Refused("denied", f"The policy {policy.name!r} could not decide, so {attempt.name} is denied.")
 
 
 def tell_policies(
-    attempt: Attempt, checked: Iterator[tuple[ToolPolicy, Any]]
+    attempt: Attempt, checked: Iterator[tuple[ToolPolicy, Any]] | None = None
 ) -> Coroutine[Any, Any, None] | None:
     """Tell each policy that checked the call about the call's success, before the call is committed.
 
     Raises `Refused` if a policy raises, so that the call fails.
     """
     context: Any = attempt.policy_context
+    if checked is None:
+        policing: Any = call_behind(context)
+        checked = iter(policing.checked)
     for policy, seen in checked:
         try:
             told = policy.on_result(attempt.call.tool, seen, attempt.finished, context=context)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from handrail.journal.protocol import Check, Mask, Questions
     from handrail.journal.records import QuestionRecord
     from handrail.protocols import Asker, Environment
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
 
 
 _HAS_SECRET = (
@@ -167,12 +167,13 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
     with paused_timeouts(asks):
         for deadline in deadlines:
             deadline.pause()
-        asks.asking += 1
+        inquiries = asks.inquire()
+        inquiries.open += 1
         end_grace(asks)
         try:
             yield
         finally:
-            asks.asking -= 1
+            inquiries.open -= 1
             if parking is not None:
                 parking.start_grace(asks)
             for deadline in deadlines:
@@ -204,12 +205,13 @@ class CallAsker:
         parking = attempt.run.parking
         if parking is None:
             raise QuestionCancelled(question.name)  # the run can't be parked, so nobody can answer later
-        attempt.waiting += 1
+        inquiries = attempt.inquire()
+        inquiries.left += 1
         try:
             parking.consider()
             return await asyncio.get_running_loop().create_future()
         finally:
-            attempt.waiting -= 1
+            inquiries.left -= 1
 
     def _is_held_by_secret(self) -> bool:
         """Return whether the call or an outer call was given a secret, which keeps the run from being parked."""

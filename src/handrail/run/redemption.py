@@ -21,8 +21,7 @@ from handrail.guard.approval import keep_decisions
 from handrail.journal.protocol import Journal
 from handrail.journal.sql.leases import LEASE_SECONDS, new_owner
 from handrail.protocols import ToolPolicy
-from handrail.run.attempt import Attempt
-from handrail.run.call import Call, new_call
+from handrail.run.call import Attempt, Call, Passage, new_call
 from handrail.run.effects import compensate
 from handrail.run.gate import Arguments, Gate
 from handrail.run.limits import Budget
@@ -168,15 +167,16 @@ class _Redemption:
             await finish(run.world.resources.close_logged())
 
     async def _carry_out(self, gate: Gate, around: Attempt, arguments: Arguments) -> ToolResult[Any]:
-        passage = gate.open(new_call(gate, self._tool.name, arguments, parent=around))
+        first = gate.open(new_call(gate, self._tool.name, arguments, parent=around))
         ended: BaseException | None = None
         try:
-            await gate.pass_through(passage.call, passage)
+            await gate.pass_through(first.call, first)
         except GeneratorExit:
             raise
         except BaseException as error:
             ended = error
-        result, newest = passage.result, passage.attempt
+        passage = first.passage
+        result, newest = passage.result, passage.again or first
         has_begun = newest.number > 1 or newest.token is not None
         if result is None or not has_begun:  # the ticket can still be redeemed
             await finish(self._box.release(*self._which, self._by))
@@ -220,7 +220,7 @@ class _Redemption:
         Returns what could not be undone.
         """
         around = self._stand_in(gate)
-        failed = gate.open(new_call(gate, self._tool.name, "{}", parent=around)).attempt
+        failed = gate.open(new_call(gate, self._tool.name, "{}", parent=around))
         try:
             return (await compensate(failed, tuple(settled)))[1]
         finally:
@@ -247,8 +247,8 @@ class _Redemption:
             depth=ticket.depth - 1,
             tool=self._tool,
         )
-        around = Attempt(call, run, verb.attempt_at(place) or 1, inner=verb.number - 1)
-        around.started = run.monotonic() - run.began
+        passage = Passage(started=run.monotonic() - run.began)
+        around = Attempt(call, run, passage, verb.attempt_at(place) or 1, verb.number - 1)
         around.transaction = Transaction(run.session, ticket.tool, EFFECTS[_effect_of(ticket)].writes)
         return around
 

@@ -47,7 +47,7 @@ from handrail.tools.named_tools import check_named_tools
 if TYPE_CHECKING:
     from handrail.run.adapter import Settings
     from handrail.run.answer import Answer
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
     from handrail.run.record.parking import Parking
 
 

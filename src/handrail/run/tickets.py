@@ -15,10 +15,9 @@ import msgspec
 from handrail.concurrency.cancellation import shielded
 from handrail.context.facts import Ticket
 from handrail.errors import NotSupported
-from handrail.run.call import Call
 from handrail.run.call_log import keep_fact, log_again
 from handrail.run.limits import BudgetTracker, Reservation
-from handrail.run.place import Place, inner_call_id
+from handrail.run.place import Place
 from handrail.run.record.format import Deposit, end_of
 from handrail.run.record.recorded_calls import apply_inner, charge, settled_by
 from handrail.run.transaction import Settled, Transaction
@@ -26,7 +25,7 @@ from handrail.session.serialization import count_as_read
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
 
 log = logging.getLogger("handrail.gate")
 
@@ -131,7 +130,7 @@ async def take_up_tickets(attempt: Attempt) -> None:
             )
             _name_unknown(attempt, transaction)
             continue
-        inner = _inner_of(attempt, given)
+        inner = attempt.stand_in(given.number)
         try:
             if deposit.reads:
                 count_as_read(transaction.session, deposit.reads, changed)
@@ -197,22 +196,3 @@ def _name_unknown(attempt: Attempt, transaction: Transaction) -> None:
     if not EFFECTS[attempt.tool.effect].transactional:
         what = f"{attempt.name} (under a ticket: it is not known whether it was done)"
         transaction.settle(Settled(what, attempt.id))
-
-
-def _inner_of(attempt: Attempt, given: GivenTicket) -> Attempt:
-    """Return the attempt of an inner call that stands for the work done elsewhere under a ticket."""
-    call = attempt.call
-    inner = Call(
-        call.gate,
-        call.name,
-        call.arguments,
-        inner_call_id(call.id, attempt.number, given.number),
-        call.path,
-        call.loop,
-        given.number,
-        call.tool,
-        None,
-        attempt,
-        call.depth,
-    )
-    return call.gate.open(inner).attempt

@@ -37,7 +37,7 @@ from handrail.session import Session, SessionFork
 from handrail.tools import EFFECTS, Tool
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
 
 
 def _members(*protocols: type) -> tuple[str, ...]:

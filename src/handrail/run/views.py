@@ -16,7 +16,7 @@ from handrail.run.current_call import entered
 from handrail.session.items import readable, shared
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
 
 T = TypeVar("T")
 

@@ -30,15 +30,14 @@ from handrail.resources.bindings import Binding
 from handrail.resources.diff import unified_diff
 from handrail.resources.paths import folder_id_of, folder_of
 from handrail.run.answer import RecordedAnswer, offer_of
-from handrail.run.attempt import Attempt
-from handrail.run.call import new_call
+from handrail.run.call import Attempt, new_call
 from handrail.run.conversation import root_conversation
 from handrail.run.evaluation import shown_sections
 from handrail.run.failures import Refused
 from handrail.run.gate import Gate
 from handrail.run.options import DEPTH_LIMIT, RunOptions
 from handrail.run.place import RUN, Place
-from handrail.run.policies import check_policies, close_policy_context
+from handrail.run.policies import check_policies, close_policies
 from handrail.run.record.begin import schema_of, tools_of
 from handrail.run.record.format import is_masked, read_result
 from handrail.run.record.resume import ResumedRun, load_resumed
@@ -403,20 +402,19 @@ class _Walk:
         if self._run.policies:
             call = new_call(self._gate, tool.name, asked.arguments, parent=outer)
             outer.inner -= 1  # this call only checks the policies and must not use up a number
-            call.resolve(tool)
-            attempt = self._gate.open(call).attempt
+            attempt = self._gate.open(call)
+            attempt.resolve(tool)
             attempt.params = tool.parse(asked.arguments)
             attempt.transaction = new_transaction(attempt, tool)
             try:
                 waiting = check_policies(attempt, iter(self._run.policies))
                 if waiting is not None:
                     await waiting
-                now = attempt.decision
+                now = attempt.passage.decision
             except Refused as refused:
                 now = f"deny: {refused}"
             finally:
-                if attempt.policy_context is not None:
-                    close_policy_context(attempt)
+                close_policies(attempt)
                 attempt.close()
                 attempt.transaction.drop()
         if was.partition(":")[0] == now.partition(":")[0]:

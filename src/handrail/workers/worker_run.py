@@ -21,7 +21,7 @@ from handrail.context import (
 from handrail.errors import NotSupported
 from handrail.events import MessageAdded
 from handrail.messages import Model
-from handrail.run.attempt import Attempt, attempt_of
+from handrail.run.call import Attempt, attempt_of
 from handrail.run.conversation import ROOT
 from handrail.run.entry import CallAdapter
 from handrail.run.options import RunOptions

@@ -29,7 +29,7 @@ from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.result import clean_text, json_of, rendering_of
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
 
 
 GIVEN_SECRET = "given a secret"
@@ -73,7 +73,7 @@ class Advice(msgspec.Struct, frozen=True):
 
 async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
     """Record that another attempt begins, so that the records of earlier attempts no longer count."""
-    tried = Tried(attempt.number, attempt.retries, left, attempt.charged, logged_by(attempt))
+    tried = Tried(attempt.number, attempt.passage.retries, left, attempt.passage.charged, logged_by(attempt))
     await attempt.run.log.note("call tried", attempt.call.place, tried)
 
 
@@ -91,7 +91,7 @@ async def mark_begun(attempt: Attempt) -> None:
 
 def _is_not_repeated(attempt: Attempt) -> bool:
     """Return whether the call was charged, or has logged something, inside a call that must not run twice."""
-    counts = attempt.charged or attempt.logged is not None
+    counts = attempt.passage.charged or attempt.passage.logged is not None
     return counts and any(not can_reenter(each) for each in attempt.with_outer())
 
 
@@ -100,7 +100,7 @@ async def mark_given(attempt: Attempt) -> None:
 
     An act that only asks is not marked, because its question is asked again.
     """
-    attempt.has_secret = True
+    attempt.passage.has_secret = True
     if not attempt.kind.only_asks:
         await _mark(attempt, GIVEN_SECRET)
 
@@ -116,7 +116,7 @@ async def _mark(attempt: Attempt, what: str) -> None:
             raise (
                 CancelledError if attempt.run.cancellation.cancelled else RunBusy(log.run_id, "another one")
             )
-        await log.note("call begun", attempt.place, Begun(what, attempt.charged, logged_by(attempt)))
+        await log.note("call begun", attempt.place, Begun(what, attempt.passage.charged, logged_by(attempt)))
 
 
 def can_reenter(attempt: Attempt) -> bool:
@@ -127,7 +127,7 @@ def can_reenter(attempt: Attempt) -> bool:
     in an answer. That answer is requested again if the act can be undone completely.
     """
     tool = attempt.tool
-    if attempt.has_secret and not EFFECTS[tool.effect].transactional:
+    if attempt.passage.has_secret and not EFFECTS[tool.effect].transactional:
         return False
     return tool.enters_again and not (tool.secret and had_secret(tool, attempt.arguments))
 
@@ -157,7 +157,7 @@ def has_secret(schema: Schema[Any] | None, value: object) -> bool:
 
 def was_given_secret(attempt: Attempt) -> bool:
     """Return whether the attempt was given a secret, as an argument or later."""
-    return attempt.has_secret or (attempt.tool.secret and had_secret(attempt.tool, attempt.arguments))
+    return attempt.passage.has_secret or (attempt.tool.secret and had_secret(attempt.tool, attempt.arguments))
 
 
 NO_USAGE = Usage()
@@ -298,15 +298,15 @@ def commit_unit(
         tool=call.name,
         arguments=_text(attempt),
         status=status,
-        at=run.began_at.timestamp() + attempt.started,
+        at=run.began_at.timestamp() + attempt.passage.started,
         seconds=attempt.elapsed,
         reads=_reads(attempt, changing),
         writes=() if changing is None else changing.writes(),
         diff=diff[:_LONGEST_DIFF],
-        charged=attempt.charged,
+        charged=attempt.passage.charged,
         root="" if filesystem is None else folder_of(filesystem),
         root_id="" if filesystem is None else folder_id_of(filesystem),
-        decision=attempt.decision,
+        decision=attempt.passage.decision,
         logged=logged_by(attempt),
         path=call.path if len(call.path) > 1 else (),
     )
@@ -459,7 +459,7 @@ def record_of(
         attempt.elapsed,
         attempt.kind.is_part,
         _is_lost(attempt, result),
-        attempt.charged,
+        attempt.passage.charged,
         passed,
         attempt.id,
         attempt.path,

@@ -18,7 +18,7 @@ from handrail.run.record.format import was_given_secret
 
 if TYPE_CHECKING:
     from handrail.protocols import Environment
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
     from handrail.run.run import Run
 
 
@@ -130,14 +130,16 @@ class Parking:
     def start_grace(self, attempt: Attempt) -> None:
         """Give a handler time to continue after something that its call waited for has ended."""
 
+        inquiries = attempt.inquire()
+
         def over() -> None:
-            attempt.grace = None
+            inquiries.grace = None
             self.consider()
 
         self._told = False
         end_grace(attempt)
         with suppress(RuntimeError):  # the call was closed from outside, without a running loop
-            attempt.grace = asyncio.get_running_loop().call_later(_GRACE, over)
+            inquiries.grace = asyncio.get_running_loop().call_later(_GRACE, over)
 
     def _at_work(self) -> tuple[list[Attempt], set[Attempt]]:
         """Return the unfinished calls, and which of them contain others."""
@@ -167,17 +169,21 @@ def is_due(due_at: float | None, clock: Clock) -> bool:
 
 def end_grace(attempt: Attempt) -> None:
     """End the handler's grace period, for example because a new question shows that it has seen all earlier answers."""
-    if attempt.grace is not None:
-        attempt.grace.cancel()
-        attempt.grace = None
+    inquiries = attempt.inquiries
+    if inquiries is not None and inquiries.grace is not None:
+        inquiries.grace.cancel()
+        inquiries.grace = None
 
 
 def _rests(attempt: Attempt, is_around: bool) -> bool:
     """Return whether this call only waits: for later answers or, with `is_around`, for the calls inside it."""
-    if not attempt.waiting and not is_around:
+    inquiries = attempt.inquiries
+    if inquiries is None:
+        return is_around
+    if not inquiries.left and not is_around:
         return False
     # In the grace period, or if a question does not wait for a later answer, the handler may be about to continue.
-    return attempt.asking <= attempt.waiting and attempt.grace is None
+    return inquiries.open <= inquiries.left and inquiries.grace is None
 
 
 def _enters_again(attempt: Attempt) -> bool:

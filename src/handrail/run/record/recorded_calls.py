@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from handrail.content import attachments_in
 from handrail.errors import Conflict, Diverged, OutcomeUnknown
@@ -40,7 +41,7 @@ from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, ToolResult
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt
     from handrail.run.run import Run
     from handrail.run.tickets import GivenTicket
 
@@ -76,13 +77,13 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
             return None
         if inner.lost and _is_asked_again(attempt, log):
             return None
-        attempt.call.restore(attempt.run.tools.get(attempt.name, attempt.tool))
+        _take_tool(attempt)
         if any(log.was_being_undone(Place.parse(done.place)) for done in inner.effects if done.tool):
             return await _replay_undone(attempt, inner, log)
         apply_inner(attempt, inner)
         await bill_tickets(attempt, log)
     except Conflict as error:
-        if attempt.has_secret:
+        if attempt.passage.has_secret:
             raise  # the call's secret is no longer available
         if EFFECTS[attempt.tool.effect].transactional:
             return None  # what the call used has changed since the call ended, and the call can run again
@@ -91,6 +92,11 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
         raise OutcomeUnknown(f"{attempt.path[-2]} ({error})") from error
     bill_nested(attempt)
     return await _with_bytes(end_as_recorded(attempt, inner.result), log)
+
+
+def _take_tool(attempt: Attempt) -> None:
+    """Set the tool that a replayed call names, if it still exists. Unlike `resolve`, this never refuses the call."""
+    attempt.call = replace(attempt.call, tool=attempt.run.tools.get(attempt.name, attempt.tool))
 
 
 async def _with_bytes(result: ToolResult[Any], log: RunLog) -> ToolResult[Any]:
@@ -103,7 +109,7 @@ async def _with_bytes(result: ToolResult[Any], log: RunLog) -> ToolResult[Any]:
 def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
     """Replay a call that has a unit of its own. The session already has its changes."""
     run = attempt.run
-    attempt.call.restore(run.tools.get(attempt.name, attempt.tool))
+    _take_tool(attempt)
     if attempt.parent is not None:
         attempt.transaction = new_transaction(attempt, attempt.tool)
         for each in run.log.committed_inside(attempt.call.place) if attempt.tool.delegates else ():
@@ -257,13 +263,13 @@ def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
     if attempt.kind.undoes or attempt.number > 1:
         return ()
     place = attempt.call.place
-    attempt.charged = log.was_charged(place)
+    attempt.passage.charged = log.was_charged(place)
     found = log.find("call tried", place, Tried)
     if found is None:
         return ()
-    attempt.number, attempt.retries = found.number, found.retries
+    attempt.number, attempt.passage.retries = found.number, found.retries
     if found.logged:  # the session's logs have it; the call's record must have it too
-        attempt.logged = CallLog(found.logged)
+        attempt.passage.logged = CallLog(found.logged)
     if not log.is_over(place):
         bill_nested(attempt, before=attempt.number)
     return found.left

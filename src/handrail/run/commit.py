@@ -1,34 +1,226 @@
-"""Recorded commits: writes the journal and the files in an order that survives a crash."""
+"""Commits: `commit` checks that what a call read still holds, and makes its changes at once, with or without a record.
+
+With a journal, the record and the files are written in an order that survives a crash.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from handrail.concurrency.cancellation import Pending, shielded, unless_stopped
 from handrail.concurrency.claims import GaveUp, Pace, Stop, never
 from handrail.concurrency.threads import run_in_thread
-from handrail.errors import PromptEvaluationError, UnfinishedCommit
+from handrail.errors import Conflict, PromptEvaluationError, UnfinishedCommit
 from handrail.events import CallStatus
 from handrail.journal.protocol import Journal
 from handrail.journal.records import CommitUnit, WorkspaceDelta
-from handrail.run.record.format import commit_unit, inner_call
+from handrail.run.failures import Refused
+from handrail.run.record.format import InnerCall, commit_unit, inner_call
 from handrail.run.record.log import store_attachments
-from handrail.run.transaction import key_of
-from handrail.tools import ToolResult
+from handrail.run.transaction import key_of, note_past
+from handrail.tools import EFFECTS, ToolResult
 
 if TYPE_CHECKING:
-    from handrail.run.attempt import Attempt
+    from handrail.run.call import Attempt, Passage
     from handrail.run.transaction import RecordedFork
 
 
+log = logging.getLogger("handrail.gate")
+
 _STORED = 8 * 1024 * 1024
 """Maximum bytes that are stored at a time, unless a single file is larger."""
+_RECOVERY_SECONDS = 10.0
+"""Seconds to go on finishing what dead processes of this journal have left in the way of a call."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+_FOREIGN = 2
+"""How many times a call may be run again because somebody other than a call has changed what it read or previewed."""
+_CONFLICTS, _CONFLICT_SECONDS = 1000, 600.0
+"""When a call that keeps conflicting with other calls gives up: after this many runs, or this much time."""
 
 
-async def upload(journal: Journal, fork: RecordedFork, run_id: str) -> WorkspaceDelta:
+def commit(attempt: Attempt) -> bool | Coroutine[Any, Any, bool]:
+    """Commit a call that has succeeded: an inner call into its outer call, any other into the session and the resources.
+
+    Returns whether it was committed, or a coroutine that returns this, if the commit may have to wait. A call that was not committed
+    must run again. If the call can't be committed, raises an error such as `Conflict`.
+    """
+    if attempt.run.journal is not None:
+        return _commit_journaled(attempt)
+    committed = _commit_at_once(attempt)
+    return _commit_claimed(attempt) if committed is None else committed
+
+
+async def _commit_journaled(attempt: Attempt) -> bool:
+    """Commit a call in a run with a journal. An inner call becomes part of the outer call's record.
+
+    Its result is kept in case the outer handler is re-entered.
+    """
+    log, transaction, result = attempt.run.log, attempt.open_transaction, attempt.finished
+    if transaction.parent is None:
+        return await _commit_claimed(attempt)
+    inner = await transaction.go_through(lambda: inner_call(attempt, result)) if log.is_kept else None
+    done = _commit_at_once(attempt, inner)
+    if done is None:
+        done = await _commit_inside(attempt, inner)
+    if done and log.is_kept:
+        if result.attachments:
+            await shielded(store_attachments(log.journal, log.run_id, result.attachments))
+        attempt.passage.recorded = await shielded(log.note("inner call", attempt.call.place, inner))
+    return done
+
+
+def _commit_at_once(attempt: Attempt, record: InnerCall | None = None) -> bool | None:
+    """Commit the call's forks at once. Returns False if the call must run again, and None if the commit would have to wait.
+
+    `record` is the record of an inner call, which the calls around it may need; None if there is none.
+    """
+    transaction, outer = attempt.open_transaction, attempt.parent
+    changed = None if outer is None else _check_outer(attempt, outer)
+    if transaction.touched:
+        locks = transaction.lock()  # no other commit may happen between the version check and the last change
+        if locks is None:
+            return None
+        try:
+            if _must_run_again(attempt, transaction.stale()):
+                return False
+            transaction.prepare()
+            transaction.apply()
+        finally:
+            for lock in locks:
+                lock.release()
+        transaction.publish()
+    _pass_on(attempt, changed, record)
+    return True
+
+
+async def _commit_inside(attempt: Attempt, record: InnerCall | None) -> bool:
+    """Commit an inner call with many files, or after another one with many files, as `_commit_at_once` does."""
+    transaction, outer = attempt.open_transaction, attempt.parent
+    claims = await transaction.claim_outer()
+    try:
+        if _must_run_again(attempt, await transaction.go_through(transaction.stale)):
+            return False
+        await transaction.go_through(transaction.prepare)
+        changed = None if outer is None else _check_outer(attempt, outer)
+        await shielded(transaction.apply_inside())
+    finally:
+        await claims.leave()
+    transaction.publish()
+    _pass_on(attempt, changed, record)
+    return True
+
+
+async def _commit_claimed(attempt: Attempt) -> bool:
+    """Commit a call while nobody else can commit to what it read or changed. Returns False if it must run again."""
+    journal, transaction, outer = attempt.run.journal, attempt.open_transaction, attempt.parent
+    if transaction.parent is not None:
+        return await _commit_inside(attempt, None)
+    claims = await transaction.claim(recorded=journal is not None)
+    try:
+        changed = None if outer is None else _check_outer(attempt, outer)
+        if _must_run_again(attempt, await transaction.go_through(transaction.stale)):
+            return False
+        await transaction.go_through(transaction.prepare)
+        if journal is not None:
+            if transaction.only_read:
+                await claims.leave(but=attempt.run.session.claims)  # nobody waits while it is recorded
+            if (waiting := _commit_recorded(journal, attempt, attempt.finished)) is not None:
+                await waiting
+        elif transaction.durable is not None:
+            await _commit_unrecorded(attempt)
+        else:
+            transaction.apply()
+        if changed is not None:
+            note_past(attempt, changed)
+    finally:
+        await claims.leave()
+    attempt.passage.recorded = journal is not None
+    transaction.publish()
+    return True
+
+
+# --- the calls around a call -------------------------------------------------------------------------
+
+
+def _check_outer(attempt: Attempt, outer: Attempt) -> bool | None:
+    """Raise `Refused` if the outer call is over, because only an auxiliary call can be committed then.
+
+    Returns None if the call commits into its outer call. If it commits past the outer call, returns whether it has
+    changed anything; False for an auxiliary call.
+    """
+    call, transaction = attempt.call, attempt.open_transaction
+    if call.kind.is_auxiliary:
+        return None if outer.transaction is transaction.parent else False
+    if outer.ended:
+        raise Refused("cancelled", f"{call.name} was not applied: its outer call is over.")
+    if outer.transaction is transaction.parent:
+        return None
+    return bool(transaction.settled or attempt.own_effect(attempt.finished) or transaction.writes())
+
+
+def _pass_on(attempt: Attempt, changed: bool | None, record: InnerCall | None) -> None:
+    """Tell the calls around a committed call what it did. `changed` is what `_check_outer` returned."""
+    transaction = attempt.open_transaction
+    if transaction.parent is not None and not attempt.kind.is_auxiliary:
+        # If the outer call fails, it must undo or report the external effects of its inner calls.
+        transaction.parent.inherit(transaction)
+        attempt.settle_effect(transaction.parent)
+    if changed is not None:
+        note_past(attempt, changed, *(() if record is None else (record.changes,)))
+
+
+# --- conflicts ---------------------------------------------------------------------------------------
+
+
+def _must_run_again(attempt: Attempt, stale: tuple[str, ...]) -> bool:
+    """Return whether the call must run again: something that it read has changed (`stale`), and it can be undone completely.
+
+    Raises `Conflict` if the call would have to run again, but has conflicted too often, or if its tool's `reenters` is true.
+    """
+    if stale and EFFECTS[attempt.tool.effect].transactional:
+        count_conflict(attempt, Conflict(stale), has_read=True)
+        return True
+    attempt.passage.stale = stale
+    return False
+
+
+def count_conflict(attempt: Attempt, error: Conflict, *, has_read: bool = False) -> None:
+    """Count a conflict after which the call is run again. Raises `error` if it is not.
+
+    Conflicts with other calls end, because those that conflicted run one after another. Somebody other than a call
+    may go on for ever, and must not be overwritten by a call that has neither read nor previewed what they changed.
+    """
+    passage, tool, transaction = attempt.passage, attempt.tool, attempt.open_transaction
+    is_previewed = attempt.preview is not None
+    can_repeat = EFFECTS[tool.effect].transactional and not tool.reenters and not transaction.kept
+    if can_repeat and transaction.others_committed():
+        now = attempt.run.monotonic()
+        passage.conflicted_at = passage.conflicted_at or now
+        passage.conflicts += 1
+        passage.turns = passage.turns or transaction.turns()
+        if passage.conflicts < _CONFLICTS and now - passage.conflicted_at < _CONFLICT_SECONDS:
+            return
+    elif is_previewed or (can_repeat and has_read):
+        passage.foreign += 1
+        if passage.foreign <= _FOREIGN:
+            return
+    raise error
+
+
+def end_turn(passage: Passage) -> None:
+    """End the turn of a call that conflicted with others, if it has one."""
+    turns, passage.turns = passage.turns, None
+    if turns is not None:
+        turns.leave(passage)
+
+
+# --- records and files -------------------------------------------------------------------------------
+
+
+async def _upload(journal: Journal, fork: RecordedFork, run_id: str) -> WorkspaceDelta:
     """Store the bytes of a staged fork's files that the journal does not have yet. Returns the fork's delta."""
     delta = fork.delta()
     assert delta is not None, "only forks with changes are uploaded"
@@ -54,15 +246,6 @@ def _batches(sizes: dict[str, int]) -> Iterator[Sequence[str]]:
         total += size
     if batch:
         yield batch
-
-
-log = logging.getLogger("handrail.gate")
-
-T = TypeVar("T")
-
-_RECOVERY_SECONDS = 10.0
-"""Seconds to go on finishing what dead processes of this journal have left in the way of a call."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 
 
 @runtime_checkable
@@ -105,10 +288,10 @@ def _meets_its_budget_again(attempt: Attempt, ending: BaseException | None) -> b
     recorded, the resumed run would continue, because the record does not say that the call ended the run.
     """
     is_budget = isinstance(ending, PromptEvaluationError) and ending.phase == "budget"
-    return is_budget and (not attempt.charged or attempt.tool.enters_again)
+    return is_budget and (not attempt.passage.charged or attempt.tool.enters_again)
 
 
-def commit_recorded(
+def _commit_recorded(
     journal: Journal, attempt: Attempt, result: ToolResult[Any]
 ) -> Coroutine[Any, Any, None] | None:
     """Record the changes of a prepared call, then apply them. The caller must prevent other commits meanwhile.
@@ -181,12 +364,12 @@ async def _record(
     transaction, synced = attempt.open_transaction, journal.synced
     await _store(journal, attempt, result)
     forks, run_id = transaction.recorded_forks(), attempt.run_context.request_id
-    deltas = [await upload(journal, fork, run_id) for fork in forks]
+    deltas = [await _upload(journal, fork, run_id) for fork in forks]
     is_large = transaction.is_large
     unit = await transaction.go_through(
         lambda: commit_unit(attempt, result, files=files, diff=diff, workspaces=deltas)
     )
-    transaction.set_pace(pace_of(attempt))
+    transaction.set_pace(_pace_of(attempt))
     await journal.calls.commit(unit)  # 2
     try:
         await run_in_thread(lambda: transaction.apply_durable(synced))  # 3
@@ -215,7 +398,7 @@ async def _stage(journal: Journal, attempt: Attempt) -> tuple[list[Mapping[str, 
     transaction, key = attempt.open_transaction, key_of(attempt, journal.id)
 
     def stage(stop: Stop) -> tuple[list[Mapping[str, Any]], str]:
-        transaction.set_pace(pace_of(attempt, stop))
+        transaction.set_pace(_pace_of(attempt, stop))
         diff = transaction.file_diff()
         files = transaction.stage(key, journal.synced)
         transaction.enter(stop, recorded=True)
@@ -239,19 +422,19 @@ async def _stage(journal: Journal, attempt: Attempt) -> tuple[list[Mapping[str, 
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def pace_of(attempt: Attempt, stop: Stop = never) -> Pace:
+def _pace_of(attempt: Attempt, stop: Stop = never) -> Pace:
     """Return the pace of a commit. It reports its progress as that of the call."""
     return Pace(stop, attempt.report_progress, attempt.run.monotonic)
 
 
-async def commit_unrecorded(attempt: Attempt) -> None:
+async def _commit_unrecorded(attempt: Attempt) -> None:
     """Apply the changes of a prepared call that has used a durable resource and is not recorded."""
     transaction, key = attempt.open_transaction, key_of(attempt)
 
     is_large = transaction.is_large
 
     def apply(stop: Stop) -> None:
-        transaction.set_pace(pace_of(attempt, stop))
+        transaction.set_pace(_pace_of(attempt, stop))
         transaction.stage(key)
         transaction.enter(stop, recorded=False)
         transaction.apply_durable()
