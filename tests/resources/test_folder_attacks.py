@@ -29,7 +29,7 @@ from handrail.guard import CommandPassing
 from handrail.protocols import Fork
 from handrail.question import Question
 from handrail.resources.bindings import given
-from handrail.resources.directory import links
+from handrail.resources.directory import store
 from handrail.resources.shell import Allow, Layers, Shell
 from handrail.resources.staging import fork_behind
 from handrail.sections import FileTools
@@ -244,8 +244,8 @@ def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
     """Provide a folder with enough files for a search to use ripgrep."""
     program = Path(sys.executable).parent / "rg"
     assert program.exists(), "ripgrep is missing: run scripts/venv"
-    monkeypatch.setattr(links, "_ripgrep", lambda: str(program))
-    for number in range(2 * links.WORTH):
+    monkeypatch.setattr(store, "_ripgrep", lambda: str(program))
+    for number in range(2 * store.WORTH):
         (root / f"{number}.txt").write_text("nothing\n")
     return DirectoryFilesystem(root)
 
@@ -275,7 +275,7 @@ def test_a_ripgrep_that_is_gone_is_done_without(
     many: DirectoryFilesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search works even if ripgrep is uninstalled while the program runs."""
-    monkeypatch.setattr(links, "_ripgrep", lambda: "/nowhere/rg")
+    monkeypatch.setattr(store, "_ripgrep", lambda: "/nowhere/rg")
     assert [match.path for match in many.grep("one")] == ["a.txt"]
 
 

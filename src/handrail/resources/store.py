@@ -29,7 +29,7 @@ from handrail.resources.tree import (
 )
 
 if TYPE_CHECKING:
-    from handrail.resources.directory.links import Links
+    from handrail.resources.directory.store import Links
 
 _TRIES = 4
 """Maximum number of attempts to read a file that changes while it is read."""

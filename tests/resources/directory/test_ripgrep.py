@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from handrail import DirectoryFilesystem
 from handrail.errors import FileError
-from handrail.resources.directory import links
+from handrail.resources.directory import store
 
 WORDS = ("one", "two", "One", "naïve", "a.b", "x", " ", "\t", "\r", "\0", "#", "-e")
 
@@ -24,9 +24,9 @@ def rg(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     here = Path(sys.executable).parent / "rg"
     assert here.exists(), "ripgrep is missing: run scripts/venv"
     monkeypatch.setenv("PATH", f"{here.parent}:/usr/bin:/bin")
-    links._ripgrep.cache_clear()
+    store._ripgrep.cache_clear()
     yield str(here)
-    links._ripgrep.cache_clear()
+    store._ripgrep.cache_clear()
 
 
 def fill(root: Path, contents: list[bytes]) -> None:
@@ -58,13 +58,13 @@ def test_it_changes_nothing_but_the_time(
     root = tmp_path_factory.mktemp("work")
     fill(root, drawn)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(links, "WORTH", 0)
-        patch.setattr(links, "_ripgrep", lambda: None)
+        patch.setattr(store, "WORTH", 0)
+        patch.setattr(store, "_ripgrep", lambda: None)
         files = DirectoryFilesystem(root)
         fork = files.fork("reader")
         fork.write("new.txt", "one\ntwo one\n")
         expected = [files.grep(pattern), fork.grep(pattern)]
-        patch.setattr(links, "_ripgrep", lambda: shutil.which("rg", path=Path(sys.executable).parent))
+        patch.setattr(store, "_ripgrep", lambda: shutil.which("rg", path=Path(sys.executable).parent))
         again = files.fork("reader")
         again.write("new.txt", "one\ntwo one\n")
         assert [files.grep(pattern), again.grep(pattern)] == expected
@@ -79,13 +79,13 @@ def test_it_is_asked_for_plain_text_in_many_files(
     """ripgrep is used to search many files for plain text. It is not used for a regular expression or for a few files."""
     fill(tmp_path, [b"here\n" if number == 7 else b"nothing\n" for number in range(100)])
     asked: list[tuple[str, int]] = []
-    real = links.files_holding
+    real = store.files_holding
 
     def watched(root: Path, text: str, paths: list[str]) -> set[str] | None:
         asked.append((text, len(paths)))
         return real(root, text, paths)
 
-    monkeypatch.setattr(links, "files_holding", watched)
+    monkeypatch.setattr(store, "files_holding", watched)
     files = DirectoryFilesystem(tmp_path)
     assert [match.path for match in files.grep("here")] == ["folder 1/-file7.txt"]
     assert len(files.grep("h.re")) == 1
@@ -111,7 +111,7 @@ def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytes
     broken = tmp_path / "rg"
     broken.write_text("#!/bin/sh\nexit 2\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(links, "_ripgrep", lambda: str(broken))
+    monkeypatch.setattr(store, "_ripgrep", lambda: str(broken))
     assert len(DirectoryFilesystem(tmp_path).grep("here")) == 40
 
 

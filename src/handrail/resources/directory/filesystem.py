@@ -18,9 +18,8 @@ from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.disk import DISK, Disk
 from handrail.resources.directory.fork import DIRECT, DirectoryFork
 from handrail.resources.directory.history import call_digest
-from handrail.resources.directory.links import Links
 from handrail.resources.directory.recovery import Recovered, recover
-from handrail.resources.directory.store import DirectoryStore
+from handrail.resources.directory.store import DirectoryStore, Links
 from handrail.resources.store import FileLimits, Files
 from handrail.resources.tree import refuse_claimed
 from handrail.text.spelling import checked_arguments

@@ -31,10 +31,9 @@ from handrail.resources.directory.content import (
 )
 from handrail.resources.directory.disk import read_open
 from handrail.resources.directory.layers import Entry, LayerStack
-from handrail.resources.directory.links import Links, startup_links
 from handrail.resources.directory.recovery import recover
 from handrail.resources.directory.stager import stage_commit
-from handrail.resources.directory.store import DirectoryStore
+from handrail.resources.directory.store import DirectoryStore, Links, startup_links
 from handrail.resources.facts import Attributes, Facts, is_portable, read_attributes
 from handrail.resources.mount import Layers
 from handrail.resources.paths import ParsedPath, ancestors, join, on_disk, reach, split
