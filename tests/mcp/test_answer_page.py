@@ -16,7 +16,8 @@ from handrail import CapabilityPolicy, Prompt, UserContext, tool
 from handrail.mcp import ToolServer
 from mcp import Client
 from support.browsers import PATIENCE, browser
-from support.mcp_served import BEARER, TOKEN, serving
+from support.mcp_served import serving
+from support.serving import BEARER, TOKEN
 
 pytestmark = pytest.mark.once
 __all__ = ["browser"]

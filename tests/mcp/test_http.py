@@ -22,8 +22,9 @@ from handrail.serve.limits import Limits
 from handrail.serve.people import People
 from mcp import Client, MCPError
 from support import PATIENCE
-from support.mcp_served import BEARER, TOKEN, serving
+from support.mcp_served import serving
 from support.passwords import cheap_hashes
+from support.serving import BEARER, TOKEN
 
 __all__ = ["cheap_hashes"]
 

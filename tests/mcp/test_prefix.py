@@ -19,8 +19,8 @@ from handrail.mcp import HttpServer, ToolServer
 from handrail.mcp.issuer import Issuer
 from mcp import Client
 from support import PATIENCE
-from support.mcp_served import BEARER, TOKEN
 from support.served import Served
+from support.serving import BEARER, TOKEN
 
 PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 

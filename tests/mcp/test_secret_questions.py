@@ -24,7 +24,8 @@ from handrail.mcp.forms import answer_of, form_of
 from handrail.question import Question
 from mcp import Client
 from support import PATIENCE
-from support.mcp_served import BEARER, TOKEN, serving
+from support.mcp_served import serving
+from support.serving import BEARER, TOKEN
 
 PASSWORD = "correct horse battery staple"
 modes = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])

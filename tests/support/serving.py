@@ -317,21 +317,30 @@ async def serving(
     app = asgi(
         served or source(), journal=journal, people=people, limits=patient(limits), grace=0.2, **options
     )
+    try:
+        async with served_at(app, host) as address:
+            yield Client(address, app, headers)
+    finally:
+        journal.close()
+        people.close()
+
+
+@asynccontextmanager
+async def served_at(app: Any, host: str = "127.0.0.1") -> AsyncGenerator[str]:
+    """Start an app and serve it on this event loop until the block ends. Yields its address."""
     listening = listen(host, 0)
-    server = server_for(app)
+    ready = asyncio.Event()
+    server = server_for(app, ready.set)
     server.config.timeout_graceful_shutdown = int(PATIENCE)  # not reached: connections close sooner
     await app.start()
     task = asyncio.create_task(server.serve([listening]))
+    await ready.wait()
     try:
-        while not server.started:
-            await asyncio.sleep(0.005)
-        yield Client(address_of(listening), app, headers)
+        yield address_of(listening)
     finally:
         await app.stop()
         server.should_exit = True
         await task
-        journal.close()
-        people.close()
 
 
 async def signed_in(client: Client, **given: str) -> dict[str, str]:

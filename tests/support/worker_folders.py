@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import Any
 
 from handrail import Session, WorkerRegistry
-from handrail.events import ToolInvoked, ToolStarted
+from handrail.events import ToolInvoked
+from handrail.testing import RecordingSubscriber
 
 PLAIN = "---\n---\nDo it."
 
@@ -29,21 +29,14 @@ def sound(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
     return registry
 
 
-class Watched:
-    """A session, and a list of all events that it publishes."""
+class Watched(RecordingSubscriber):
+    """A session of its own, and everything that it publishes."""
 
     def __init__(self) -> None:
         self.session = Session(id="session")
-        self.events: list[Any] = []
-        self.session.dispatcher.subscribe(object, self.events.append)
+        super().__init__(self.session)
 
     @property
     def ended(self) -> list[tuple[str, str]]:
         """The path and the status of every call that has ended, in order."""
-        return [(" > ".join(e.path), e.status) for e in self.events if isinstance(e, ToolInvoked)]
-
-    def assert_paired(self) -> None:
-        started = [event.call_id for event in self.events if isinstance(event, ToolStarted)]
-        ended = [event.call_id for event in self.events if isinstance(event, ToolInvoked)]
-        assert sorted(started) == sorted(ended)
-        assert len(set(started)) == len(started)
+        return [(" > ".join(event.path), event.status) for event in self.of(ToolInvoked)]
