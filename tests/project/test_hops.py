@@ -8,7 +8,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parents[2] / "scripts" / "hops.py"
 MOST_FILES = {
     "a call without a journal, until its handler": 50,
-    "a call with a journal, until its handler": 67,
+    "a call with a journal, until its handler": 66,
     "a run that is parked, until its handler": 71,
     "an answered approval, until its handler": 13,
     "a resumed run, until its handler": 73,
