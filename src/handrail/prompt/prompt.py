@@ -48,7 +48,7 @@ from handrail.schema import Schema
 from handrail.schema.problems import describe
 from handrail.text.spelling import checked_arguments
 from handrail.tools import Tool
-from handrail.tools.named_tools import out_of_scope
+from handrail.tools.definition import out_of_scope
 from handrail.tools.signature import caller_namespace
 
 if TYPE_CHECKING:

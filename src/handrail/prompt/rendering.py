@@ -20,7 +20,7 @@ from handrail.protocols import ToolPolicy
 from handrail.schema import Schema, to_json
 from handrail.schema.problems import Problem
 from handrail.tools import ProviderTool, Tool, ToolExample
-from handrail.tools.named_tools import without_late
+from handrail.tools.definition import without_late
 
 OPENER = "open_sections"
 """The name of the built-in tool that opens sections shown as summaries."""

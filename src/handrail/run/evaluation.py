@@ -42,8 +42,8 @@ from handrail.run.run import Run
 from handrail.run.transaction import new_transaction
 from handrail.run.views import end_subscriptions
 from handrail.tools import ProviderTool, Tool, ToolResult
+from handrail.tools.definition import check_named_tools, without_late
 from handrail.tools.effect import refusal
-from handrail.tools.named_tools import check_named_tools, without_late
 
 
 async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | None:

@@ -22,7 +22,7 @@ from handrail.run.call_log import dispatch_recorded
 from handrail.run.failures import Refused
 from handrail.run.views import CallSession, reserved
 from handrail.session import Session, SessionFork
-from handrail.session.items import readable, shared
+from handrail.session.slices import readable, shared
 from handrail.text.raised_errors import log_error, words_of
 
 T = TypeVar("T")

@@ -42,7 +42,7 @@ from handrail.run.questions import HeardQuestions
 from handrail.run.record.log import NO_LOG, RunLog
 from handrail.session import Dispatcher, Session, check_serialisable
 from handrail.tools import RunMode, Tool
-from handrail.tools.named_tools import check_named_tools
+from handrail.tools.definition import check_named_tools
 
 if TYPE_CHECKING:
     from handrail.run.adapter import Settings

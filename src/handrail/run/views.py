@@ -13,7 +13,7 @@ from handrail.guard.approval import remembered_in
 from handrail.protocols import Slice
 from handrail.run.call_log import dispatch_recorded
 from handrail.run.current_call import entered
-from handrail.session.items import readable, shared
+from handrail.session.slices import readable, shared
 
 if TYPE_CHECKING:
     from handrail.run.call import Attempt

@@ -2,10 +2,9 @@
 
 from handrail.session.bus import Dispatcher
 from handrail.session.fork import SessionFork, Snapshot
-from handrail.session.items import Items, Table
 from handrail.session.serialization import check_serialisable, load, save
 from handrail.session.session import Session
-from handrail.session.slices import Reducer, SliceKind, SliceRules, append, kept
+from handrail.session.slices import Items, Reducer, SliceKind, SliceRules, Table, append, kept
 
 __all__ = [
     "Dispatcher",

@@ -24,9 +24,9 @@ from handrail.session.bus import (
     subscriber_raised,
 )
 from handrail.session.fork import SessionFork, Snapshot
-from handrail.session.items import Log
 from handrail.session.slices import (
     EMPTY,
+    Log,
     Reducer,
     Route,
     SliceRules,
