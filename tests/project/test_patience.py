@@ -52,16 +52,25 @@ def impatient(call: ast.Call, in_test: bool) -> str:
     return ""
 
 
+def is_virtual(marks: list[ast.expr]) -> bool:
+    return any(dotted(mark) == "pytest.mark.virtual_time" for mark in marks)
+
+
 def problems(text: str) -> Iterator[tuple[int, str]]:
     """Yield each line of a file with a time limit that a busy machine may exceed, and what is wrong with it.
 
-    Waits are checked in coroutine tests only, because any other test may run its coroutines in virtual time.
+    Waits are checked in coroutine tests without the mark `virtual_time` only: any other test may run its coroutines in virtual time.
     """
     if not any(f"{name}(" in text for name in (*GIVEN, *WAITS, MARK)):
         return
     tree = ast.parse(text)
     real = [
-        each for each in tree.body if isinstance(each, ast.AsyncFunctionDef) and each.name.startswith("test")
+        each
+        for each in tree.body
+        if isinstance(each, ast.AsyncFunctionDef)
+        and each.name.startswith("test")
+        and not is_virtual(each.decorator_list)
+        and not any(isinstance(other, ast.Assign) and is_virtual([other.value]) for other in tree.body)
     ]
     inside = {id(node) for test in real for node in ast.walk(test)}
     for node in ast.walk(tree):
