@@ -22,7 +22,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -182,7 +182,7 @@ def look_at_downloads(folder: Path, own: str) -> Iterator[str]:
 
 
 @contextmanager
-def pins() -> Iterator[Path]:
+def pins() -> Generator[Path]:
     """Write the pinned versions to a file without their digests, as pip wants them of a constraint, and return its path."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(re.findall(r"^[\w.-]+==\S+", LOCKED.read_text(), re.MULTILINE)))

@@ -241,6 +241,9 @@ class SqliteJournal(SqlJournal[SqliteDatabase]):
     - `moments`: called before and after every transaction, for simulations of crashes.
     """
 
+    broadcasts = None
+    accounts = None
+
     def __init__(
         self,
         path: str | PathLike[str],

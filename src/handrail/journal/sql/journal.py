@@ -7,7 +7,6 @@ from typing import Generic, TypeVar
 
 from handrail.clock import Clock
 from handrail.journal.decisions import SqlDecisions
-from handrail.journal.protocol import Accounts, Broadcasts
 from handrail.journal.sql.calls import SqlCalls, SqlSteps
 from handrail.journal.sql.database import Database
 from handrail.journal.sql.questions import SqlQuestions, SqlVotes
@@ -35,9 +34,6 @@ class SqlJournal(Generic[D]):
 
     `watch` is the number of seconds between checks for answers from other processes; None means never.
     """
-
-    broadcasts: Broadcasts | None = None
-    accounts: Accounts | None = None
 
     def __init__(self, database: D, clock: Clock, watch: float | None) -> None:
         self._database = database
