@@ -59,7 +59,11 @@ class _Unfinished(Exception):
 
 
 class Claim:
-    """One attempt to finish a handoff, with the handoff's id and the key of the call that runs `after`."""
+    """One attempt to finish a handoff, with the handoff's id and the key of the call that runs `after`.
+
+    It is given up if the `finish` does not succeed. It is kept in this process and, if the run of the `finish` has a journal, in the
+    journal, where other processes find it.
+    """
 
     __slots__ = ("_id", "_key", "_name", "_result", "_run")
 

@@ -662,7 +662,10 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Broadcasts(Protocol):
-    """Batches of output, by session. A batch is kept until `sweep` finds it old, or until the session's last watcher leaves."""
+    """Batches of output, by session. A batch is kept until `sweep` finds it old, or until the session's last watcher leaves.
+
+    A broadcast is not a record, and can be lost. A process that misses one reads the journal's records instead.
+    """
 
     async def watch(self, watcher: Watcher, session_id: str, /, *, seconds: float) -> None:
         """Record that a process watches a session for the next `seconds`, and notify every listener."""

@@ -447,6 +447,10 @@ class OpenFile:
     """Marks a file as open in this process until it is closed.
 
     Unless this process already has the file open, `examine` is called first. It may open and close the file.
+
+    SQLite uses POSIX locks. When a process closes any descriptor of a file, the kernel releases all of the process's locks on that file.
+    So a file that this process has open with SQLite must not be opened in any other way, or other processes could delete the log
+    that this process is writing to.
     """
 
     __slots__ = ("_key",)

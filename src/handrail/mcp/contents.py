@@ -51,7 +51,10 @@ def attachments_in(blocks: Sequence[ContentBlock], secrets: Secrets) -> tuple[At
 
 
 def _files(blocks: Sequence[ContentBlock]) -> Iterator[tuple[str, str | None, str]]:
-    """Yield the name, the media type, if known, and the base64 text of each image, sound and binary file."""
+    """Yield the name, the media type, if known, and the base64 text of each image, sound and binary file.
+
+    A link is left out, because addresses that a server names are not fetched.
+    """
     for block in blocks:
         match block:
             case ImageContent() | AudioContent():

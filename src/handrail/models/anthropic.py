@@ -77,7 +77,9 @@ def marked_messages(
 ) -> bytes | bytearray:
     """Return the encoded messages, with a mark at the end of the previous request if that is too far back to be found.
 
-    With the mark, the provider reads everything up to it from the cache.
+    With the mark, the provider reads everything up to it from the cache. Handrail sets at most three of the four marks that are allowed:
+    at the end of the tools and the system text, at the end of the previous request, and at the end of this one. The last is a
+    mark on the request itself, so that no message changes when it moves.
     """
     newest = _since_last_request(messages)
     if sum(map(_count_blocks, newest)) < _LOOKBACK or len(newest) == len(messages):

@@ -67,7 +67,7 @@ class SectionNode(msgspec.Struct, frozen=True):
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """One of a prompt's sections, with its templates parsed."""
+    """One of a prompt's sections, with its templates parsed. It is made when the prompt is defined, so that rendering parses none."""
 
     section: Section[Any]
     path: str

@@ -275,6 +275,9 @@ class Evaluation:
     async def judge_offers(self) -> None:
         """Decide which of the provider's own tools the next request offers. Those that are not allowed are left out.
 
+        Such a tool never passes the gate, because it has run before Handrail sees the answer. So the policies decide on the offer,
+        before each answer is requested, as they would on a call without arguments.
+
         Raises `PromptEvaluationError` if a policy requires approval, because nobody can be asked before the provider
         runs the tool.
         """

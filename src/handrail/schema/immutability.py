@@ -88,7 +88,7 @@ def _refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
 
 
 class ReadOnlyDict(dict[str, Any]):
-    """A dict that can't be changed."""
+    """A dict that can't be changed. It is a `dict`, so that JSON encoders and type checks accept it; a deep copy is plain."""
 
     __slots__ = ()
     __setitem__ = __delitem__ = __ior__ = _refuse

@@ -92,7 +92,12 @@ _LISTS = frozenset(["enum", "required", "examples"])
 
 
 def check_foreign(schema: object, owner: str) -> None:
-    """Raise `DefinitionError` unless the value has the shape of a JSON Schema, within the limits. Messages name its `owner`."""
+    """Raise `DefinitionError` unless the value has the shape of a JSON Schema, within the limits. Messages name its `owner`.
+
+    Code that later walks the schema relies on this: keywords that contain schemas, references or lists have the right shapes, no
+    reference leaves the schema, and it is neither large nor deeply nested. It may still refer to itself, so code that
+    follows references must count its steps.
+    """
     _check_size(schema, owner)
     left: list[tuple[Any, _Place | None]] = [(schema, None)]
     while left:

@@ -622,7 +622,10 @@ async def _disconnected(request: Request) -> None:
 
 
 class ResponsesAnswer(_Answer):
-    """One answer from the model, in the format of the responses API."""
+    """One answer from the model, in the format of the responses API.
+
+    Nothing is stored, so a request must contain its whole conversation. Reasoning items are ignored.
+    """
 
     def __init__(self, name: str, model: Model, request: ModelRequest, body: dict[str, Any]) -> None:
         super().__init__(model, request)

@@ -77,7 +77,11 @@ class Readable(Generic[T]):
 
 
 class Items(Readable[T]):
-    """An immutable sequence. Appending to it returns a new one."""
+    """An immutable sequence. Appending to it returns a new one, at nearly the same small cost for ten items or a million.
+
+    Even if a hundred forks each add to the same base. The sequence is a trie with at most 32 branches at each node, and only the
+    nodes on the path to the new item are copied.
+    """
 
     __slots__ = ("_full", "_tail")
 
@@ -276,7 +280,12 @@ _copied: set[type] = set()
 
 
 class CopiedSlice(Readable[T]):
-    """A slice whose items are copied when they are read."""
+    """A slice whose items are copied when they are read.
+
+    A frozen item may hold a list, and a plain class is not frozen at all. If a handler changed such an item in place, the change
+    would remain even if the call failed. Whether the items of a type are copied is decided once, from the type and its
+    annotations. Facts, and items that can't be copied, are shared.
+    """
 
     __slots__ = ("_slice",)
 

@@ -108,7 +108,11 @@ def unwritten(folder: int, name: str, found: os.stat_result) -> Generator[Callab
 
 
 def _has_no_writer(fd: int) -> bool:
-    """Return False if somebody has a file open for writing, and True if nobody has or the kernel can't tell."""
+    """Return False if somebody has a file open for writing, and True if nobody has or the kernel can't tell.
+
+    If a program kept writing to a file after a commit had displaced it, those writes would be lost. The kernel knows the writers: it
+    grants a lease only for a file that nobody has open for writing.
+    """
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

@@ -346,6 +346,8 @@ def _others(place: Path) -> Iterator[_OpenRoot]:
 
 
 def _refuse_overlap(mine: _OpenRoot, other: _OpenRoot) -> None:
+    # A root's claims cover the paths below it. If one process used a folder and another a folder inside it, neither would see
+    # the other's claims.
     if mine.folders[0] == other.folders[0]:
         return  # the same root: both use its claims
     if other.folders[0] in mine.folders:

@@ -61,7 +61,12 @@ _IN_WORKSPACE = "its files are in a workspace. Use handrail.runs.undo, without a
 
 
 class WorkspaceStore(DirectoryStore):
-    """This host's copy of a workspace. What is looked up in it is compared with what is recorded."""
+    """This host's copy of a workspace.
+
+    The journal records each commit with the digests and bytes of its files, so the record is authoritative, whatever happens to the
+    copy. What is looked up is compared with it: if another program has changed it, the lookup raises `FileError`. Ignored paths
+    are not compared, and of a folder only its kind.
+    """
 
     __slots__ = ("_broken", "cache", "row")
 

@@ -98,6 +98,7 @@ def _is_not_repeated(attempt: Attempt) -> bool:
 async def mark_given(attempt: Attempt) -> None:
     """Mark a handler that is about to receive a secret in an answer, so that a resumed run does not run it again.
 
+    The record has a mask in place of the secret, so the handler could not go the same way.
     An act that only asks is not marked, because its question is asked again.
     """
     attempt.passage.has_secret = True
