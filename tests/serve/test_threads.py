@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from handrail.errors import AnswerRefused, HandrailError, RunBusy, SessionBusy, SessionOutdated, UndoRefused
+from handrail.errors import (
+    AnswerRefused,
+    HandrailError,
+    JournalError,
+    RunBusy,
+    SessionBusy,
+    SessionOutdated,
+    UndoRefused,
+)
 from handrail.serve.refusals import (
     QuestionsOpen,
     ThreadBusy,
@@ -70,6 +78,25 @@ async def test_of_two_concurrent_messages_one_is_accepted(tmp_path: Path) -> Non
         await over(thread)
         assert sorted(type(each).__name__ for each in both) == ["ThreadBusy", "str"]
         assert len(await thread.rows()) == 1
+
+
+async def test_a_run_that_its_journal_fails_does_not_tell_where_the_journal_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*given: Any, **named: Any) -> Any:
+        raise JournalError("postgresql://tests@db.internal/x", "it is gone", "Start it.", is_lost=True)
+
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        with monkeypatch.context() as patch:
+            patch.setattr(app.threads.journal.calls, "note", broken)
+            await thread.say(plan("hello"))
+            await over(thread)
+        [failed] = [each for each in events(thread.feed) if each["type"] == "RUN_ERROR"]
+        assert failed["code"] == "JournalError"
+        assert "journal" in failed["message"]
+        assert "db.internal" not in failed["message"] + thread.problem
+        assert "db.internal" in caplog.text
 
 
 async def test_a_message_is_accepted_as_soon_as_the_end_is_reported(tmp_path: Path) -> None:

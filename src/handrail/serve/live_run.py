@@ -23,6 +23,7 @@ from handrail.run.place import is_in_run
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import plain_json
 from handrail.serve.feed import Event, Feed
+from handrail.serve.refusals import journal_refusal
 from handrail.text.raised_errors import place_of
 
 if TYPE_CHECKING:
@@ -206,6 +207,9 @@ class LiveRun(Host):
                 return translator.cancel
             log.warning("run %s failed: %s", self.run_id, error)
             return self._fail(str(error), error.phase)
+        except JournalError as error:
+            self._failure = None if self.has_started else error
+            return self._fail(str(journal_refusal(error, self.run_id)), type(error).__name__)
         except HandrailError as error:
             self._failure = None if self.has_started else error
             log.warning("run %s failed: %s", self.run_id, error)
