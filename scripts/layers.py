@@ -22,7 +22,7 @@ LAYERS = {
         3: """models sections
             run.entry run.redemption run.adapter run.response run.loop run.request
             run.answer run.conversation run.evaluation
-            run.record.begin run.record.resume run.record.lineage run.record.notices""",
+            run.record.begin run.record.recorded_session run.record.lineage run.record.notices""",
         2: "run guard",
         1: "session prompt resources journal",
         0: """tools content context schema concurrency text errors clock ids protocols redaction events question messages imports

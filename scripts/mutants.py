@@ -614,7 +614,7 @@ MUTANTS = [
     # --- questions -------------------------------------------------------------------------------------
     Mutant(
         "a late answer is taken",
-        "journal/local.py",
+        "journal/answers.py",
         "question.expires_at is not None and now >= question.expires_at",
         "False",
         "tests/journal/test_journal_contract.py tests/run/test_questions.py",
@@ -685,14 +685,14 @@ MUTANTS = [
     ),
     Mutant(
         "a resumed run has a new budget",
-        "run/record/resume.py",
+        "run/record/recorded_session.py",
         "budget=None if limits is None else Budget(**limits)",
         "budget=None",
         "tests/run/test_run_ownership.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
     ),
     Mutant(
         "a resumed run has no deadline",
-        "run/record/resume.py",
+        "run/record/recorded_session.py",
         "deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock)",
         "deadline=None",
         "tests/run/test_run_ownership.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",

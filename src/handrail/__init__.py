@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from handrail.agent import Agent
+    from handrail.concurrency.deadline import Deadline
     from handrail.concurrency.operation import Operation, gather
-    from handrail.concurrency.timers import Deadline
     from handrail.content import Attachment
     from handrail.context import AgentContext, ToolContext, UserContext, WorkerContext
     from handrail.environment import (

@@ -13,8 +13,9 @@ import anyio
 import pytest
 
 from handrail import Tool, ToolContext, ToolResult, open_gate
-from handrail.concurrency import cancellation, isolation
-from handrail.concurrency.isolation import Listener, listen, listeners
+from handrail.concurrency import cancellation
+from handrail.concurrency import user_code as isolation
+from handrail.concurrency.user_code import Listener, listen, listeners
 from handrail.errors import TransientError
 from handrail.run.gate import Gate
 from handrail.testing import VirtualClock, run_virtual

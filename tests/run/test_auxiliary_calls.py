@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from handrail import Budget, MemoryJournal, ToolContext, tool
-from handrail.concurrency.timers import Deadline
+from handrail.concurrency.deadline import Deadline
 from handrail.errors import PromptEvaluationError
 from handrail.events import ToolInvoked, ToolResumed, ToolRolledBack, ToolStarted
 from handrail.journal.records import Entry, RunRecord

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import ToolContext, TransientError, tool
-from handrail.concurrency.isolation import isolated
+from handrail.concurrency.user_code import isolated
 from handrail.events import ToolInvoked, ToolStarted
 from handrail.protocols import PolicyDecision
 from handrail.run.call import ToolCall, run_turn

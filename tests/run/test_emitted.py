@@ -23,7 +23,7 @@ from handrail import (
 )
 from handrail.cli.activity import Activity
 from handrail.clock import SYSTEM_CLOCK
-from handrail.concurrency.isolation import Callback
+from handrail.concurrency.user_code import Callback
 from handrail.events import Emitted, Fact, Progress, ToolStarted
 from handrail.serve.agui.translator import Translator
 from handrail.testing import RecordingSubscriber

@@ -11,7 +11,7 @@ import pytest
 
 from handrail import Deadline, Handoff, Tool, ToolContext, ToolResult, open_gate
 from handrail.clock import Clock
-from handrail.concurrency import isolation
+from handrail.concurrency import user_code as isolation
 from handrail.errors import ContextExpired
 from handrail.run.gate import Gate
 from handrail.testing import VirtualClock, run_virtual

@@ -30,7 +30,7 @@ from handrail.clock import SystemClock
 from handrail.errors import AnswerRefused, DefinitionError
 from handrail.guard import ask
 from handrail.guard.policy import Verdict
-from handrail.journal.local import check_answer
+from handrail.journal.answers import check_answer
 from handrail.journal.records import OVER
 from handrail.protocols import Environment
 from handrail.question import Answer, Question, Quorum, Vote

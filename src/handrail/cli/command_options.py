@@ -20,7 +20,7 @@ from handrail.imports import find_app, search
 from handrail.journal.records import WORKSPACE
 
 if TYPE_CHECKING:
-    from handrail.concurrency.timers import Deadline
+    from handrail.concurrency.deadline import Deadline
     from handrail.journal.any_journal import AnyJournal
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
@@ -201,7 +201,7 @@ class WorkerOptions:
             raise UsageError(
                 f"--deadline {self.deadline!r} is not a duration above zero. Write seconds, or 90s, 5m, 1h."
             )
-        from handrail.concurrency.timers import Deadline
+        from handrail.concurrency.deadline import Deadline
 
         return Deadline.after(float(found[1]) * _UNITS[found[2]], pauses_for_people=True)
 

@@ -46,8 +46,8 @@ from handrail.cli.recorded_run import Program, RecordedRun, continuation
 from handrail.cli.streams import terminal_environment
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunParked
+from handrail.journal.answers import secret_refused
 from handrail.journal.any_journal import AnyJournal, open_by_name
-from handrail.journal.local import secret_refused
 from handrail.journal.location import former_journals
 from handrail.journal.records import OVER, queue_of
 from handrail.question import Answer, Question

@@ -20,11 +20,12 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from handrail.concurrency import isolation
+from handrail.concurrency import user_code
 from handrail.concurrency.claims import GaveUp, Stop
-from handrail.concurrency.isolation import Listener, cancel_without_notice, deliveries, forget, listen, settle
+from handrail.concurrency.deadline import Deadline
 from handrail.concurrency.threads import run_in_thread
-from handrail.concurrency.timers import Deadline, Timer, TimerClock, timers_of
+from handrail.concurrency.timers import Timer, TimerClock, timers_of
+from handrail.concurrency.user_code import Listener, cancel_without_notice, deliveries, forget, listen, settle
 from handrail.errors import DeadlineExceededError
 
 T = TypeVar("T")
@@ -114,7 +115,7 @@ class CancelScope(msgspec.Struct, eq=False):
                 if self.interrupted:
                     self._unnoticed = self.task.cancelling()
                 else:
-                    self._unnoticed = 0 if isolation.CAN_WATCH else self.task.cancelling() + 1
+                    self._unnoticed = 0 if user_code.CAN_WATCH else self.task.cancelling() + 1
                 listen(self.task, listener)
                 self.listener = listener
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from typing_extensions import TypeForm
 
+    from handrail.concurrency.deadline import Deadline
     from handrail.concurrency.operation import Done, Operation
-    from handrail.concurrency.timers import Deadline
     from handrail.content import AttachmentSource
     from handrail.messages import Model
     from handrail.protocols import (

@@ -13,7 +13,7 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.concurrency.cancellation import shielded
-from handrail.concurrency.timers import Deadline
+from handrail.concurrency.deadline import Deadline
 from handrail.errors import (
     JournalError,
     PromptEvaluationError,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.concurrency.timers import is_span
+from handrail.concurrency.deadline import is_span
 from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.errors import DefinitionError
 from handrail.fleet.dispatcher import Dispatcher

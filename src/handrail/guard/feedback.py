@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from handrail.concurrency.cancellation import finish, open_scope
-from handrail.concurrency.isolation import isolated
+from handrail.concurrency.deadline import Deadline, is_span
 from handrail.concurrency.threads import run_in_thread
-from handrail.concurrency.timers import Deadline, is_span
+from handrail.concurrency.user_code import isolated
 from handrail.errors import DefinitionError
 from handrail.protocols import Filesystem, SessionView
 from handrail.resources.staging import fork_behind

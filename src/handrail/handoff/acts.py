@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_or
 import msgspec
 import pydantic_core
 
-from handrail.concurrency.isolation import is_closing
+from handrail.concurrency.user_code import is_closing
 from handrail.context import ToolContext
 from handrail.errors import (
     ActFailed,

@@ -18,9 +18,9 @@ import msgspec
 from typing_extensions import TypeVar
 
 from handrail.clock import Clock
-from handrail.concurrency.isolation import Callback
+from handrail.concurrency.deadline import Deadline
 from handrail.concurrency.operation import Operation
-from handrail.concurrency.timers import Deadline
+from handrail.concurrency.user_code import Callback
 from handrail.context import ToolContext
 from handrail.environment import AgentEnvironment
 from handrail.errors import AnswerRefused, DefinitionError, OutcomeUnknown

@@ -26,7 +26,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handrail.errors import DefinitionError, RunBusy
-from handrail.journal.local import check_answer
+from handrail.journal.answers import check_answer
 from handrail.mcp.calls import CallRefused, Calls, CallUnknown, LiveCall
 from handrail.mcp.issuer import IS_CURRENT, Issuer
 from handrail.mcp.server import ToolServer

@@ -13,7 +13,7 @@ import msgspec
 from pydantic import BaseModel
 from typing_extensions import TypeVar
 
-from handrail.concurrency.timers import Deadline
+from handrail.concurrency.deadline import Deadline
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError
 from handrail.messages import DEFAULT_SETTINGS, ModelSettings
 from handrail.prompt.rendering import (

@@ -12,7 +12,7 @@ from typing import Any, Generic, cast
 import msgspec
 from typing_extensions import TypeVar
 
-from handrail.concurrency.timers import Deadline
+from handrail.concurrency.deadline import Deadline
 from handrail.content import Attachment
 from handrail.errors import PromptDefinitionError, PromptValidationError, ToolValidationError
 from handrail.prompt.section import Condition, LiveSection, Section, Template, condition_of, template_of

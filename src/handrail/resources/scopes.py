@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from handrail.concurrency.cancellation import open_scope
-from handrail.concurrency.isolation import isolated
+from handrail.concurrency.user_code import isolated
 from handrail.errors import ResourceError
 from handrail.protocols import Forkable
 

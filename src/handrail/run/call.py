@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from handrail.concurrency.deadline import Deadline
 from handrail.concurrency.operation import DONE, Done, Home, Operation, cancel_and_await
-from handrail.concurrency.timers import Deadline, WorkClock, taken_from, timers_of
+from handrail.concurrency.timers import WorkClock, taken_from, timers_of
 from handrail.context import (
     Approval,
     Extras,

@@ -15,8 +15,8 @@ import msgspec
 import pydantic_core
 
 from handrail.concurrency.cancellation import finish
-from handrail.concurrency.isolation import Callback
 from handrail.concurrency.operation import Operation
+from handrail.concurrency.user_code import Callback
 from handrail.content import AttachmentSource, attachments_of
 from handrail.context import PromptModel
 from handrail.errors import (
@@ -56,7 +56,7 @@ from handrail.run.record.lease import acquire_in_process, acquire_run, stopped
 from handrail.run.record.lineage import end_stopped
 from handrail.run.record.log import NO_LOG, RunLog, attached_to, load_attachments
 from handrail.run.record.parking import Parking
-from handrail.run.record.resume import continue_session, load_resumed, load_session
+from handrail.run.record.recorded_session import continue_session, load_resumed, load_session
 from handrail.run.response import Output, PromptResponse, made_in, respond
 from handrail.run.run import Run, open_run
 from handrail.schema import Schema
@@ -166,7 +166,7 @@ async def resume(
             continue_turn(resumed.session, journal)
             await keep_decisions(resumed.session, journal, is_restored=True)
             run = _open(adapter, prompt, resumed.options(options), heard is not None, resumed.log)
-            return await _go(run, prompt, resumed.resume, heard)
+            return await _go(run, prompt, resumed.begin_again, heard)
 
 
 async def _check_applied(journal: Journal, run_id: str) -> None:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, cast
 import msgspec
 from pydantic import Field
 
-from handrail.concurrency.isolation import isolated
 from handrail.concurrency.operation import Home
+from handrail.concurrency.user_code import isolated
 from handrail.context import ToolContext
 from handrail.errors import (
     BudgetExceededError,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail.concurrency.cancellation import TimedOut, WentSilent
-from handrail.concurrency.timers import is_span
+from handrail.concurrency.deadline import is_span
 from handrail.context import Approval
 from handrail.errors import (
     ActFailed,

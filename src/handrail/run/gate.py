@@ -24,9 +24,9 @@ from weakref import ref
 from msgspec.structs import replace
 
 from handrail.concurrency.cancellation import CancelScope, open_scope, shielded
-from handrail.concurrency.isolation import begin_isolated, is_closing
 from handrail.concurrency.operation import Operation
 from handrail.concurrency.threads import run_in_thread
+from handrail.concurrency.user_code import begin_isolated, is_closing
 from handrail.context import ToolContext
 from handrail.errors import Conflict, TransientError
 from handrail.events import ToolInvoked, ToolResumed, ToolRolledBack
@@ -70,7 +70,7 @@ from handrail.tools import ToolResult
 log = logging.getLogger("handrail.gate")
 
 
-async def undo(attempt: Attempt, reason: str) -> tuple[str, ...]:
+async def roll_back(attempt: Attempt, reason: str) -> tuple[str, ...]:
     """Drop the attempt's forks and, unless the run continues elsewhere, compensate its effects, last first.
 
     Returns the effects that could not be undone. A compensation that fails does not stop the others.
@@ -379,7 +379,7 @@ class Gate:
             log_error(log, logging.INFO, "%s failed", name, error=error)
         undone: tuple[str, ...] = ()
         try:
-            undone = await undo(attempt, failure.result.message)
+            undone = await roll_back(attempt, failure.result.message)
         except (Exception, GeneratorExit) as problem:  # the call must end properly, whatever happens here
             if isinstance(problem, GeneratorExit) and is_closing():
                 self._abandon(attempt, problem, scope)
@@ -403,7 +403,7 @@ class Gate:
     async def _again(self, attempt: Attempt, scope: CancelScope) -> Attempt:
         """Undo this attempt and start the next one. Raises `CancelledError` if the call is cancelled in the meantime."""
         run, passage, call = self.run, attempt.passage, attempt.call
-        passage.left = (*passage.left, *await undo(attempt, "it is run again"))
+        passage.left = (*passage.left, *await roll_back(attempt, "it is run again"))
         attempt.transaction, attempt.is_undone = None, True
         end_subscriptions(attempt)
         another = Attempt(call, run, passage, attempt.number + 1)

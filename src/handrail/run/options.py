@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.concurrency.timers import Deadline, is_span
+from handrail.concurrency.deadline import Deadline, is_span
 from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.context.extras import NO_EXTRAS, Extras, ExtraValues
 from handrail.errors import DefinitionError

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from handrail.concurrency.cancellation import shielded
-from handrail.concurrency.isolation import is_closing
 from handrail.concurrency.operation import Home
+from handrail.concurrency.user_code import is_closing
 from handrail.context import ToolContext, call_behind
 from handrail.errors import ContextExpired, EventRefused
 from handrail.events import Fact

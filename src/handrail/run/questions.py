@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pydantic_core
 
+from handrail.concurrency.deadline import is_span
 from handrail.concurrency.operation import Operation
-from handrail.concurrency.timers import is_span
 from handrail.context import WaitFor
 from handrail.errors import (
     Declined,
@@ -33,7 +33,7 @@ from handrail.schema.coverage import first_hidden, in_order
 from handrail.text.rendering import exact
 
 if TYPE_CHECKING:
-    from handrail.concurrency.timers import Deadline
+    from handrail.concurrency.deadline import Deadline
     from handrail.journal.protocol import Check, Mask, Questions
     from handrail.journal.records import QuestionRecord
     from handrail.protocols import Asker, Environment

@@ -12,8 +12,8 @@ import msgspec
 
 from handrail.clock import Clock
 from handrail.concurrency.cancellation import finish
+from handrail.concurrency.deadline import Deadline
 from handrail.concurrency.operation import Operation
-from handrail.concurrency.timers import Deadline
 from handrail.context.facts import Ticket
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus
@@ -28,7 +28,7 @@ from handrail.run.limits import Budget
 from handrail.run.options import GuardArguments, RunOptions, check_kinds, check_value
 from handrail.run.place import RUN, Place
 from handrail.run.record.format import Deposit, read_result, record_of
-from handrail.run.record.resume import load_resumed
+from handrail.run.record.recorded_session import load_resumed
 from handrail.run.run import Run, open_run
 from handrail.run.tickets import share_of
 from handrail.run.transaction import Settled, Transaction

@@ -59,7 +59,7 @@ from handrail.text.raised_errors import in_short
 from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
-    from handrail.concurrency.timers import Deadline
+    from handrail.concurrency.deadline import Deadline
     from handrail.run.adapter import Retry
     from handrail.run.evaluation import Evaluation
     from handrail.schema.partial_values import PartialValue

@@ -40,7 +40,7 @@ from handrail.run.place import RUN, Place
 from handrail.run.policies import check_policies, close_policies
 from handrail.run.record.begin import schema_of, tools_of
 from handrail.run.record.format import is_masked, read_result
-from handrail.run.record.resume import ResumedRun, load_resumed
+from handrail.run.record.recorded_session import ResumedRun, load_resumed
 from handrail.run.response import Output
 from handrail.run.run import Run, open_run
 from handrail.run.transaction import new_transaction

@@ -21,7 +21,7 @@ from handrail.run.place import RUN, Place
 from handrail.run.record.begin import RunBegin, RunOutcome, decode_begin, decode_outcome
 from handrail.run.record.format import InnerCall, Tried, text_of
 from handrail.run.record.lineage import retold
-from handrail.run.record.resume import load_session
+from handrail.run.record.recorded_session import load_session
 from handrail.runs.undo import unapplied
 from handrail.session import Session
 from handrail.session.serialization import name_of

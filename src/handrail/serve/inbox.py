@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from handrail.errors import AnswerRefused
-from handrail.journal.local import check_digest
+from handrail.journal.answers import check_digest
 from handrail.journal.protocol import Journal
 from handrail.question import Answer, Question, Vote
 from handrail.serve.agui.wire_events import custom

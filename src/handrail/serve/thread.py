@@ -16,7 +16,7 @@ from handrail.errors import AnswerRefused, RunBusy, SessionUnknown, UndoRefused
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
-from handrail.journal.local import check_answer, refusal
+from handrail.journal.answers import check_answer, refusal
 from handrail.journal.protocol import Broadcasts, Journal
 from handrail.journal.records import OVER, QuestionRecord, RunRow
 from handrail.messages import Message, UserMessage

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar, cast, overload
 
-from handrail.concurrency.isolation import Callback
+from handrail.concurrency.deadline import Deadline
 from handrail.concurrency.operation import DONE, Done, Home, Operation
 from handrail.concurrency.threads import background_loop, run_on
-from handrail.concurrency.timers import Deadline
+from handrail.concurrency.user_code import Callback
 from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.context import (
     AgentContext,

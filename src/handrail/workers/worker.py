@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from handrail.clock import Clock
-from handrail.concurrency.timers import Deadline
+from handrail.concurrency.deadline import Deadline
 from handrail.errors import DefinitionError, WorkerError
 from handrail.guard import (
     CapabilityPolicy,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from handrail.agent import AgentTool, result_of
-from handrail.concurrency.isolation import Callback
+from handrail.concurrency.user_code import Callback
 from handrail.content import Attachment
 from handrail.context import (
     MessageCallback,

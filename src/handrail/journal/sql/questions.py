@@ -20,16 +20,9 @@ import msgspec
 
 from handrail.clock import Clock
 from handrail.errors import AnswerRefused, JournalAltered, JournalError
+from handrail.journal.answers import check_answer, check_repeat, has_expired, refusal, still_fits, unanswered
 from handrail.journal.decisions import decision_in, put_decision
-from handrail.journal.local import (
-    LocalQuestions,
-    check_answer,
-    check_repeat,
-    has_expired,
-    refusal,
-    still_fits,
-    unanswered,
-)
+from handrail.journal.local import LocalQuestions
 from handrail.journal.records import QuestionRecord
 from handrail.journal.sql.chains import Chains, run_chain
 from handrail.journal.sql.connection import Connection, fetch

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from handrail.clock import Clock
-from handrail.concurrency.timers import Deadline
+from handrail.concurrency.deadline import Deadline
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunBusy
 from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunRow, TakenTurn

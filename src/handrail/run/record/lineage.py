@@ -32,7 +32,7 @@ from handrail.run.record.format import Advice, InnerCall, attachments_in, text_o
 from handrail.run.record.lease import acquire_run
 from handrail.run.record.log import Told
 from handrail.run.record.notices import undone_in
-from handrail.run.record.resume import logs_of, run_end
+from handrail.run.record.recorded_session import logs_of, run_end
 from handrail.session import Session
 from handrail.session.serialization import decode_item, encode_item, said_in
 

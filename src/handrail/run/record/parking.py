@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from handrail.clock import Clock
-from handrail.concurrency.timers import Deadline
+from handrail.concurrency.deadline import Deadline
 from handrail.question import Question
 from handrail.run.call_log import told_about
 from handrail.run.record.format import was_given_secret

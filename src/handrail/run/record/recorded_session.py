@@ -186,7 +186,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
         for each in self.others:
             _relog(self.session, each)
 
-    async def resume(
+    async def begin_again(
         self, run: Run, prompt: Prompt[Any], rendered: RenderedPrompt[Any], conversation: Conversation
     ) -> str:
         """Resume the run. Returns its system text, as it was sent before."""

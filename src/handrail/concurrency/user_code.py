@@ -350,7 +350,7 @@ def settle(task: asyncio.Task[Any]) -> None:
         task.uncancel()
 
 
-log = logging.getLogger("handrail.concurrency.isolation")
+log = logging.getLogger("handrail.concurrency.user_code")
 
 
 class Callback(Generic[T]):
