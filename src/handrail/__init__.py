@@ -73,7 +73,7 @@ _HOMES = {
     "handrail.agent": "Agent",
     "handrail.content": "Attachment",
     "handrail.context": "AgentContext ToolContext UserContext WorkerContext",
-    "handrail.concurrency.timers": "Deadline",
+    "handrail.concurrency.deadline": "Deadline",
     "handrail.run": "open_gate",
     "handrail.run.call": "ToolCall",
     "handrail.environment": "AgentEnvironment HeadlessEnvironment LaterEnvironment TerminalEnvironment",
