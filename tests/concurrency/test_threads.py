@@ -220,6 +220,41 @@ def test_a_thread_may_outlive_its_loop():
     run(after)
 
 
+def test_a_job_of_a_closed_loop_is_forgotten():
+    """If a loop is closed before an outcome has reached it, its job is kept only until another loop starts one."""
+    release, began = threading.Event(), threading.Event()
+
+    class Thing:
+        pass
+
+    thing = Thing()
+    gone = weakref.ref(thing)
+
+    def body(thing: Thing) -> None:
+        began.set()
+        release.wait(PATIENCE)
+
+    async def main(thing: Thing) -> None:
+        task = asyncio.create_task(run_in_thread(lambda: body(thing)))
+        await until(began.is_set)
+        task.cancel()
+        await asyncio.wait([task])
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main(thing))
+    release.set()
+    while not threads._idle:
+        time.sleep(0.001)  # the outcome waits for the loop from here on
+    loop.close()
+    assert threads_at_work(loop) == 1
+    del thing
+
+    run(lambda: run_in_thread(lambda: None))
+    assert threads_at_work(loop) == 0
+    gc.collect()
+    assert gone() is None
+
+
 async def test_threads_at_work_are_counted_by_loop():
     """`threads_at_work` counts only the unfinished functions of the given loop."""
     loop = asyncio.get_running_loop()

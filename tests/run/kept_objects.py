@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from handrail import Tool, ToolContext, ToolResult, TransientError, tool
 from handrail.concurrency import threads
+from handrail.concurrency.threads import threads_at_work
 from handrail.events import ToolInvoked, ToolRolledBack
 from handrail.protocols import PolicyDecision
 from handrail.resources.memory import MemoryFilesystem
@@ -214,10 +215,8 @@ def _ours() -> tuple[int, Counter[str]]:
 async def _many(gate: Gate, ending: Ending, count: int) -> None:
     for _ in range(count):
         await ending.invoke(gate)
-    # A job of an earlier test's loop, which was closed before the job's outcome reached it, stays among those that are running.
-    while (
-        any(not job.loop.is_closed() for job in threads._running) or len(threads._idle) < _handler_threads()
-    ):
+    loop = asyncio.get_running_loop()
+    while threads_at_work(loop) or len(threads._idle) < _handler_threads():
         await asyncio.sleep(0.001)  # a thread that has delivered its outcome may still hold its job
     for _ in range(3):
         await asyncio.sleep(0)  # callbacks that threads have scheduled on the loop hold their jobs too

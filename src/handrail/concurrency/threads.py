@@ -38,7 +38,7 @@ async def run_in_thread(function: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     job = _Job(contextvars.copy_context(), function, loop, future)
-    _running.add(job)
+    job.running.add(job)
     _submit(job)
     return await future
 
@@ -69,13 +69,13 @@ def threads_at_work(loop: asyncio.AbstractEventLoop) -> int:
     `run_in_thread` starts a job, which is unfinished until its outcome has reached the loop. Jobs that wait for work on
     the loop, in `run_on`, are left out.
     """
-    return sum(job.loop is loop and not job.waits for job in list(_running))
+    return sum(not job.waits for job in tuple(_running.get(loop, ())))
 
 
 class _Job:
     """A function to run in a thread, and the future for its outcome."""
 
-    __slots__ = ("context", "function", "future", "loop", "waits")
+    __slots__ = ("context", "function", "future", "loop", "running", "waits")
 
     def __init__(
         self,
@@ -88,6 +88,7 @@ class _Job:
         self.function = function
         self.loop = loop
         self.future = future
+        self.running = _jobs_of(loop)
         self.waits = False
         """Whether the function waits for work on `loop`. Only that loop's thread sets it."""
 
@@ -106,14 +107,14 @@ class _Job:
         try:
             self.loop.call_soon_threadsafe(self._settle, value, error)
         except RuntimeError:
-            _running.discard(self)  # the loop is closed, so nobody waits for the outcome
+            self.running.discard(self)  # the loop is closed, so nobody waits for the outcome
         finally:
             _current.job = None
             error = None  # breaks a cycle: the error's traceback refers to this frame
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
         # The job counts as running until here, because virtual time must not advance while an outcome is on its way.
-        _running.discard(self)
+        self.running.discard(self)
         if self.future.done():
             return
         if error is None:
@@ -148,7 +149,17 @@ class _Worker:
 
 
 _idle: deque[_Worker] = deque()
-_running: set[_Job] = set()
+_running: WeakKeyDictionary[asyncio.AbstractEventLoop, set[_Job]] = WeakKeyDictionary()
+"""The unfinished jobs of each event loop. If a loop is closed before the outcome of a job has reached it, the job stays among them."""
+
+
+def _jobs_of(loop: asyncio.AbstractEventLoop) -> set[_Job]:
+    """Return the set of the loop's unfinished jobs."""
+    jobs = _running.get(loop)
+    if jobs is None:
+        forget_closed(_running)
+        jobs = _running[loop] = set()
+    return jobs
 
 
 class _Current(threading.local):
