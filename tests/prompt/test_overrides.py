@@ -16,9 +16,9 @@ from handrail.errors import FileInTheWay, PromptDefinitionError
 from handrail.prompt.overrides import (
     OverrideReport,
     Overrides,
-    digest,
     originals,
     stale_overrides,
+    text_digest,
     toml_key,
     toml_string,
 )
@@ -68,7 +68,7 @@ def write(folder: Path, text: str) -> Path:
     return file
 
 
-def body_override(text: str, replaces: str = digest(BODY)) -> str:
+def body_override(text: str, replaces: str = text_digest(BODY)) -> str:
     return f'[sections."task.plan".body]\nreplaces = "{replaces}"\ntext = {toml_string(text)}\n'
 
 
@@ -94,8 +94,8 @@ def test_each_kind_of_words_is_replaced(tmp_path: Path):
     write(
         tmp_path,
         body_override("In $city: $days days!")
-        + f'[sections."task.plan".summary]\nreplaces = "{digest(SUMMARY)}"\ntext = "Plans for $city."\n'
-        + f'[tools.weather.description]\nreplaces = "{digest("Tell the weather.")}"\ntext = "Say how wet it is."\n'
+        + f'[sections."task.plan".summary]\nreplaces = "{text_digest(SUMMARY)}"\ntext = "Plans for $city."\n'
+        + f'[tools.weather.description]\nreplaces = "{text_digest("Tell the weather.")}"\ntext = "Say how wet it is."\n'
         + examples_override(),
     )
     prompt = trip(tmp_path)
@@ -118,7 +118,8 @@ def test_each_kind_of_words_is_replaced(tmp_path: Path):
 def test_the_tool_with_other_words_is_made_once(tmp_path: Path):
     """Every rendering has the same object for an overridden tool, and it parses arguments as before."""
     write(
-        tmp_path, f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = "Wet?"}}'
+        tmp_path,
+        f'tools.weather.description = {{replaces = "{text_digest("Tell the weather.")}", text = "Wet?"}}',
     )
     prompt = trip(tmp_path)
     first = prompt.render(Trip("Rome"), opened=["task.plan"]).tools[0]
@@ -141,7 +142,7 @@ def test_a_tool_whose_annotations_are_local_can_be_reworded(tmp_path: Path):
         return Tool("local", "Old.", handler)
 
     (tmp_path / "p.toml").write_text(
-        f'tools.local.description = {{replaces = "{digest("Old.")}", text = "New."}}'
+        f'tools.local.description = {{replaces = "{text_digest("Old.")}", text = "New."}}'
     )
     [made] = Prompt("p", "Text.", tools=[local()], overrides=Overrides(tmp_path)).render().tools
     assert made.description == "New."
@@ -150,8 +151,8 @@ def test_a_tool_whose_annotations_are_local_can_be_reworded(tmp_path: Path):
 def test_the_text_of_a_plain_prompt_can_be_tuned(tmp_path: Path):
     """The text of a plain prompt can be overridden as the section `instructions`, and its tools can be too."""
     (tmp_path / "p.toml").write_text(
-        f'sections.instructions.body = {{replaces = "{digest("Text.")}", text = "Better text."}}\n'
-        f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = "Wet?"}}\n'
+        f'sections.instructions.body = {{replaces = "{text_digest("Text.")}", text = "Better text."}}\n'
+        f'tools.weather.description = {{replaces = "{text_digest("Tell the weather.")}", text = "Wet?"}}\n'
     )
     rendered = Prompt("p", "Text.", tools=[weather], overrides=Overrides(tmp_path)).render()
     assert rendered.text.startswith("Better text.\n\n## Examples")
@@ -171,12 +172,12 @@ def test_without_a_file_nothing_changes(tmp_path: Path):
 
 def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """An override of an original that has changed is ignored with one warning, and the hint has the new hash."""
-    write(tmp_path, body_override("Old tuning of $city $days.", digest("Some older text.")))
+    write(tmp_path, body_override("Old tuning of $city $days.", text_digest("Some older text.")))
     with caplog.at_level(logging.WARNING, "handrail.prompt"):
         prompt = trip(tmp_path)
         assert "Plan 2 days in Rome." in opened(prompt)
         opened(prompt)
-    hint = f'The text in the code has changed: compare both, then write replaces = "{digest(BODY)}".'
+    hint = f'The text in the code has changed: compare both, then write replaces = "{text_digest(BODY)}".'
     report = OverrideReport("task.plan", "body", "stale", hint)
     assert stale_overrides(prompt) == Overrides(tmp_path).check(prompt) == (report,)
     assert [record.getMessage() for record in caplog.records] == [
@@ -198,7 +199,7 @@ def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
     ("text", "report"),
     [
         (
-            f'sections.rules.body = {{replaces = "{digest("Never pay twice.")}", text = "Pay."}}',
+            f'sections.rules.body = {{replaces = "{text_digest("Never pay twice.")}", text = "Pay."}}',
             OverrideReport(
                 "rules",
                 "body",
@@ -207,7 +208,7 @@ def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
             ),
         ),
         (
-            f'tools.pay.description = {{replaces = "{digest("Pay.")}", text = "Pay often."}}',
+            f'tools.pay.description = {{replaces = "{text_digest("Pay.")}", text = "Pay often."}}',
             OverrideReport(
                 "pay",
                 "description",
@@ -216,7 +217,7 @@ def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
             ),
         ),
         (
-            f'sections.plan.body = {{replaces = "{digest(BODY)}", text = "x"}}',
+            f'sections.plan.body = {{replaces = "{text_digest(BODY)}", text = "x"}}',
             OverrideReport(
                 "plan", "body", "unknown", "There is no such section. There are 'rules', 'task', 'task.plan'."
             ),
@@ -260,7 +261,7 @@ def test_an_override_for_one_of_two_tools_of_a_name_reaches_that_one(tmp_path: P
 
     one, two = Tool("go", "Go one way.", handler), Tool("go", "Go two ways.", handler)
     (tmp_path / "p.toml").write_text(
-        f'tools.go.description = {{replaces = "{digest("Go two ways.")}", text = "Go both ways."}}'
+        f'tools.go.description = {{replaces = "{text_digest("Go two ways.")}", text = "Go both ways."}}'
     )
     first = [True]
     sections = [
@@ -275,7 +276,7 @@ def test_an_override_for_one_of_two_tools_of_a_name_reaches_that_one(tmp_path: P
 
 # --- wrong files ---------------------------------------------------------------------------------
 
-REPLACES = f'replaces = "{digest(BODY)}"'
+REPLACES = f'replaces = "{text_digest(BODY)}"'
 PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
 
 
@@ -325,7 +326,7 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
             "tool 'weather': the output of examples[0] is invalid: name: must be text",
         ),
         (
-            f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = " "}}',
+            f'tools.weather.description = {{replaces = "{text_digest("Tell the weather.")}", text = " "}}',
             "tool 'weather': it has no description.",
         ),
         (
@@ -337,7 +338,7 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
             "section 'task.plan': '$5' in line 1 is not a placeholder of its template.",
         ),
         (
-            f'[sections."task.plan".summary]\nreplaces = "{digest(SUMMARY)}"\ntext = " "',
+            f'[sections."task.plan".summary]\nreplaces = "{text_digest(SUMMARY)}"\ntext = " "',
             "section 'task.plan': the summary is empty.",
         ),
     ],
@@ -414,7 +415,7 @@ def test_a_starter_is_a_file_for_people(tmp_path: Path):
         "# The texts of the prompt trip, which can be tuned here instead of in the code.\n#\n"
     )
     assert (
-        f'[sections."task.plan".body]\nreplaces = "{digest(body)}"\ntext = """\n'
+        f'[sections."task.plan".body]\nreplaces = "{text_digest(body)}"\ntext = """\n'
         'Plan $days days.\n\n- go to "$city"\n- look at C:\\\\trip"""\n'
     ) in text
     assert (
@@ -454,7 +455,7 @@ def test_a_starter_round_trips(tmp_path_factory: pytest.TempPathFactory, body: s
     section = MarkdownSection("A", "a", body, summary=f"x{summary}", visibility="summary", tools=[weather])
     file = Overrides(folder).write_starter(Prompt("p", [section]))
     data = tomllib.loads(file.read_bytes().decode())
-    assert data["sections"]["a"]["body"] == {"replaces": digest(body), "text": body}
+    assert data["sections"]["a"]["body"] == {"replaces": text_digest(body), "text": body}
     assert data["sections"]["a"]["summary"]["text"] == f"x{summary}"
     prompt = Prompt("p", [section], overrides=Overrides(folder))
     assert prompt.render(opened=["a"]).text == Prompt("p", [section]).render(opened=["a"]).text

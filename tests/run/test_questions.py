@@ -24,7 +24,7 @@ from handrail import (
 from handrail.errors import AnswerRefused, QuestionCancelled, QuestionTimedOut, TransientError
 from handrail.events import QuestionAnswered, QuestionAsked, ToolInvoked
 from handrail.guard import CapabilityPolicy
-from handrail.journal.digest import digest, new_key
+from handrail.journal.digest import keyed_digest, new_key
 from handrail.journal.local import LocalQuestions
 from handrail.journal.sqlite import MemoryJournal
 from handrail.question import Answer, Question
@@ -774,13 +774,13 @@ async def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
 )
 def test_no_two_lists_of_parts_share_a_digest(one: Any, other: Any):
     """Different lists of parts have different digests, even if their texts joined together are equal."""
-    assert digest(b"k", *one) != digest(b"k", *other)
+    assert keyed_digest(b"k", *one) != keyed_digest(b"k", *other)
 
 
 def test_a_digest_is_keyed_and_keys_are_of_chance():
     """A digest depends on its secret key but not on the order of a mapping's entries, and each new secret key is different."""
-    assert digest(b"k", "a") != digest(b"l", "a")
-    assert digest(b"k", {"a": 1, "b": 2}) == digest(b"k", {"b": 2, "a": 1})
+    assert keyed_digest(b"k", "a") != keyed_digest(b"l", "a")
+    assert keyed_digest(b"k", {"a": 1, "b": 2}) == keyed_digest(b"k", {"b": 2, "a": 1})
     assert new_key() != new_key()
     assert len(new_key()) == 32
 

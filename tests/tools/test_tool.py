@@ -24,7 +24,7 @@ from handrail.errors import ToolDefinitionError, ToolValidationError
 from handrail.schema import Schema
 from handrail.testing import agent_context, headless_context, user_context
 from handrail.tools import EFFECTS, Effect, FunctionTool, Renders, legacy_handler, tool_context
-from handrail.tools.effect import refusal
+from handrail.tools.effect import effect_refusal
 
 
 @dataclass
@@ -921,13 +921,13 @@ def test_effects_compose(outer: Effect, inner: Effect):
     """A pure, read or staged call may not use a tool with a stronger effect, and the error names both effects."""
     refused = inner in REFUSED.get(outer, [])
     words = f"a {outer!r} call may not use a tool whose effect is {inner!r}"
-    assert refusal(outer, inner) == (words if refused else None)
+    assert effect_refusal(outer, inner) == (words if refused else None)
 
 
 @pytest.mark.parametrize("effect", ["idempotent", "compensable", "irreversible"])
 def test_what_is_outside_the_transaction_may_use_anything(effect: Effect):
     """A tool whose effect is outside the transaction may call tools with any effect."""
-    assert [refusal(effect, inner) for inner in EFFECTS] == [None] * 6
+    assert [effect_refusal(effect, inner) for inner in EFFECTS] == [None] * 6
 
 
 def test_a_probe_goes_with_what_is_probed():

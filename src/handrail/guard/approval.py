@@ -24,7 +24,7 @@ from handrail.context.facts import Approval, ApprovalOutcome
 from handrail.errors import DefinitionError, SessionError, ToolValidationError
 from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.journal.decisions import remembered_as, written
-from handrail.journal.digest import digest, new_key
+from handrail.journal.digest import keyed_digest, new_key
 from handrail.journal.local import LocalQuestions
 from handrail.journal.protocol import Journal, Questions
 from handrail.protocols import ApprovalRecall, ApprovalRequest, Asker, Environment
@@ -117,8 +117,8 @@ def coverage_of(
         exactly = written
         however = json.dumps(_respelled(shown, spelled), sort_keys=True)
     else:
-        exactly = digest(secret, written)
-        however = digest(secret, json.dumps(_respelled([arguments, shown], spelled), sort_keys=True))
+        exactly = keyed_digest(secret, written)
+        however = keyed_digest(secret, json.dumps(_respelled([arguments, shown], spelled), sort_keys=True))
     # A command runs files that may have changed since, and without a diff nobody sees what it does this time.
     is_lasting = not _leaves_out(diff) and (
         asks != "call" or diff != "" or "proc.exec" not in tool.capabilities

@@ -17,7 +17,7 @@ from handrail.errors import (
     AnswerRefused,
     ToolValidationError,
 )
-from handrail.journal.digest import digest
+from handrail.journal.digest import keyed_digest
 from handrail.journal.protocol import Check, Mask
 from handrail.question import Answer, AnswerOutcome, Question
 from handrail.schema import clear_json
@@ -37,7 +37,11 @@ def has_expired(question: Question, now: datetime) -> bool:
 def unanswered(question: Question, outcome: AnswerOutcome, reason: str = "") -> Answer:
     """Return how a question ends that nobody has answered."""
     return Answer(
-        question_id=question.id, digest=question.digest, by=question.principal, outcome=outcome, reason=reason
+        question_id=question.id,
+        digest=question.digest,
+        by=question.principal,
+        outcome=outcome,
+        reason=reason,
     )
 
 
@@ -153,7 +157,7 @@ def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> A
         return msgspec.structs.replace(answer, seal="") if answer.seal else answer
     given = _plain(question, answer.value)
     shown = MASK if mask is None else mask(answer.value)
-    sealed = digest(key, "answer", question.id, question.digest, given) if is_masked(shown) else ""
+    sealed = keyed_digest(key, "answer", question.id, question.digest, given) if is_masked(shown) else ""
     return msgspec.structs.replace(answer, value=shown if sealed else answer.value, seal=sealed)
 
 
@@ -165,7 +169,7 @@ def check_repeat(question: Question, answer: Answer, before: Answer | None, key:
     if before is None:
         raise secret_refused(question)
     if before.seal:
-        repeated = digest(key, "answer", question.id, question.digest, _plain(question, answer.value))
+        repeated = keyed_digest(key, "answer", question.id, question.digest, _plain(question, answer.value))
         same = hmac.compare_digest(repeated, before.seal) and (answer.by, answer.outcome) == (
             before.by,
             before.outcome,
@@ -173,7 +177,7 @@ def check_repeat(question: Question, answer: Answer, before: Answer | None, key:
     else:
         same = answer == before
     if not same:
-        raise refusal(question, before)
+        raise already_answered(question, before)
 
 
 def secret_refused(question: Question) -> AnswerRefused:
@@ -186,7 +190,7 @@ def secret_refused(question: Question) -> AnswerRefused:
     )
 
 
-def refusal(question: Question, recorded: Answer) -> AnswerRefused:
+def already_answered(question: Question, recorded: Answer) -> AnswerRefused:
     """Create the error for an answer to a question that has already ended differently."""
     if recorded.outcome == "timed out":
         return AnswerRefused(

@@ -166,7 +166,7 @@ def _make(path: Path) -> None:
         made.unlink()  # a process that ends before this may leave a second hard link, which `check_out_of_reach` reports
 
 
-def digest(key: bytes, *parts: Any) -> str:
+def keyed_digest(key: bytes, *parts: Any) -> str:
     """Compute a keyed digest over JSON values, in the given order."""
     body = b"\0".join(msgspec.json.encode(to_plain(part), order="sorted") for part in parts)
     return hmac.digest(key, b"handrail question\0" + body, hashlib.sha256).hex()

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 from handrail.journal.answers import (
+    already_answered,
     check_outcome,
     check_sender,
     check_value,
     has_expired,
-    refusal,
     seal,
     still_fits,
     unanswered,
@@ -263,7 +263,7 @@ class LocalQuestions:
         if not self._settle(pending, answer) and pending.answer != self._shown(pending, answer):
             over = "" if pending.answer is None else pending.answer.outcome
             if pending.answer is not None and over == "timed out":
-                raise refusal(pending.question, pending.answer)
+                raise already_answered(pending.question, pending.answer)
             raise AnswerRefused(
                 pending.question.id, f"the question is over: {over}", "Only an open question can be answered."
             )

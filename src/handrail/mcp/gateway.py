@@ -20,7 +20,7 @@ from handrail.context import ToolContext
 from handrail.errors import Declined, DefinitionError
 from handrail.guard import CapabilityPolicy
 from handrail.guard.policy import CheckOnly
-from handrail.journal.digest import digest
+from handrail.journal.digest import keyed_digest
 from handrail.mcp.calls import Calls, LiveCall
 from handrail.mcp.config import load_servers
 from handrail.mcp.server import ToolServer
@@ -224,7 +224,7 @@ class Gateway(ToolServer):
                 )
         path = str(Path(servers).resolve())
         places = [[section.server.name, *section.server.place] for section in self.sections]
-        identity = digest(b"" if journal is None else journal.key, GATEWAY, path, places)[:12]
+        identity = keyed_digest(b"" if journal is None else journal.key, GATEWAY, path, places)[:12]
         for section in self.sections:
             section.server.offer_through(f"gateway {path} ({identity})")
         prompt = Prompt(

@@ -211,20 +211,22 @@ def originals(prompt: Prompt[Any]) -> Iterator[Original]:
 
 def _of_section(path: str, section: Section[Any]) -> Iterator[Original]:
     accepts = section.accepts_overrides
-    yield Original("body", path, section.template, digest(section.template), accepts)
+    yield Original("body", path, section.template, text_digest(section.template), accepts)
     if section.summary is not None:
-        yield Original("summary", path, section.summary, digest(section.summary), accepts)
+        yield Original("summary", path, section.summary, text_digest(section.summary), accepts)
 
 
 def _of_tools(tools: Sequence[AnyTool]) -> Iterator[Original]:
     for tool in tools:
         words = [example_words(tool, example) for example in tool.examples]
         accepts = tool.accepts_overrides
-        yield Original("description", tool.name, tool.description, digest(tool.description), accepts, tool)
-        yield Original("examples", tool.name, tool.examples, digest(json.dumps(words)), accepts, tool)
+        yield Original(
+            "description", tool.name, tool.description, text_digest(tool.description), accepts, tool
+        )
+        yield Original("examples", tool.name, tool.examples, text_digest(json.dumps(words)), accepts, tool)
 
 
-def digest(text: str) -> str:
+def text_digest(text: str) -> str:
     """Return the hash by which an override identifies the text it replaces."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -36,10 +36,10 @@ from handrail.prompt.section import (
     Section,
     as_sections,
     check_placeholders,
-    check_policies,
     check_sections,
     check_tools,
     fields_of,
+    prompt_policies,
     shown,
     walk,
 )
@@ -343,7 +343,7 @@ class _Check:
         parts = {
             "sections": check_sections(place, "sections", sections),
             "tools": check_tools(place, prompt.tools),
-            "policies": check_policies(place, prompt.policies),
+            "policies": prompt_policies(place, prompt.policies),
             "feedback": self.having(
                 "feedback",
                 ("advise", "name", "cap", "trigger"),

@@ -446,7 +446,7 @@ def _check(section: Section[Any]) -> None:
     parts = {
         "attachments": attachments,
         "tools": check_tools(place, section.tools),
-        "policies": check_policies(place, section.policies),
+        "policies": prompt_policies(place, section.policies),
         "children": check_sections(place, "children", section.children),
     }
     for field, value in parts.items():
@@ -513,7 +513,7 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
     return found
 
 
-def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
+def prompt_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
     """Return the items as a tuple. Raises `PromptDefinitionError` unless `given` is iterable and all are policies."""
     found = _listed(place, "policies", given)
     for index, one in enumerate(found):

@@ -184,7 +184,7 @@ def run_by(path: str, *, is_link: bool = False) -> str:
     return "a program" if len(found) > _MANY else ""
 
 
-def run_in(path: str, has: Callable[[str], bool], *, is_link: bool = False) -> str:
+def run_by_folder(path: str, has: Callable[[str], bool], *, is_link: bool = False) -> str:
     """Return the program that runs a file because of the folder that it is in, whatever the folder is called, or "" if none is known.
 
     `has` returns whether there is something at another path.
@@ -238,7 +238,7 @@ def allowed_in(files: object) -> list[str]:
     return list(getattr(files, "allowed_startup_files", ()))
 
 
-def reason_to_ask(files: Sequence[tuple[str, str]]) -> str:
+def why_ask_about(files: Sequence[tuple[str, str]]) -> str:
     """Return why changes to these startup files need an approval. Each file comes with the program that runs it."""
     listed = "; ".join(f"{path} (run by {program})" for path, program in files[:_LISTED])
     more = f"; and {len(files) - _LISTED} more" if len(files) > _LISTED else ""

@@ -1,4 +1,4 @@
-"""`Answer`: one answer from a model, assembled from its parts, and its record."""
+"""`ModelAnswer`: one answer from a model, assembled from its parts, and its record."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _WHY_CUT = {
 """Messages to the model about a call that was cut off, by the reason why the answer stopped."""
 
 
-class Answer:
+class ModelAnswer:
     """A model's answer, assembled as its parts arrive.
 
     It also provides `request`, `response_accumulator` and `extras` to the calls in the answer. Each is created
@@ -307,7 +307,7 @@ def spent_by(entries: Iterable[Entry]) -> tuple[Usage, Decimal | None]:
 
 
 def write_answer(
-    answer: Answer,
+    answer: ModelAnswer,
     seconds: float,
     cost: Decimal | None,
     masking: SecretMask | None = None,
@@ -355,9 +355,11 @@ def offer_of(tool: Tool[Any, Any]) -> str:
     return msgspec.json.encode(shown, order="sorted", enc_hook=dict).decode()
 
 
-def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: SecretMask | None = None) -> Answer:
+def read_answer(
+    recorded: RecordedAnswer, request: ModelRequest, masking: SecretMask | None = None
+) -> ModelAnswer:
     """Restore a recorded answer, as if it had just arrived."""
-    answer = Answer(recorded.model, request, recorded.attempt, masking)
+    answer = ModelAnswer(recorded.model, request, recorded.attempt, masking)
     answer.charged = recorded.charged
     if recorded.sent is not None:
         answer.take(recorded.sent)

@@ -33,7 +33,7 @@ from handrail.protocols import ApprovalRequest, Filesystem
 from handrail.question import DecisionKeys, Wording
 from handrail.resources.paths import HasLinks, ancestors, parse_path
 from handrail.resources.staging import FileFork
-from handrail.resources.startup_files import reason_to_ask
+from handrail.resources.startup_files import why_ask_about
 from handrail.run.call_log import tell
 from handrail.run.place import Place
 from handrail.run.questions import (
@@ -324,7 +324,7 @@ def why_ask(attempt: Attempt) -> str | None:
     """Return why the changes that a call made in its fork need approval, or None if they do not."""
     files, why = attempt.open_transaction.startup_files(), attempt.preview
     outside = outside_scope(attempt)
-    reasons = [reason_to_ask(files)] if files else []
+    reasons = [why_ask_about(files)] if files else []
     if outside:
         reasons.append(f"{attempt.name} changes paths outside its scope: {', '.join(outside)}")
     if reasons:

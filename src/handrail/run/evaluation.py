@@ -43,7 +43,7 @@ from handrail.run.transaction import new_transaction
 from handrail.run.views import end_subscriptions
 from handrail.tools import ProviderTool, Tool, ToolResult
 from handrail.tools.definition import check_named_tools, without_late
-from handrail.tools.effect import refusal
+from handrail.tools.effect import effect_refusal
 
 
 async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | None:
@@ -54,7 +54,7 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
     number and no record, and it costs nothing. Raises `DefinitionError` if a policy asks.
     """
     run, outer = gate.run, gate.run.outer
-    why_not = None if outer is None else refusal(outer.tool.effect, tool.effect)
+    why_not = None if outer is None else effect_refusal(outer.tool.effect, tool.effect)
     if why_not is not None:
         return why_not
     if not run.policies:

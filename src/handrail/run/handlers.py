@@ -29,7 +29,7 @@ from handrail.schema.problems import describe, describe_kind
 from handrail.text.raised_errors import in_short, words_of
 from handrail.text.spelling import nearest
 from handrail.tools import EFFECTS, Tool, ToolResult
-from handrail.tools.effect import refusal
+from handrail.tools.effect import effect_refusal
 from handrail.tools.result import clean_text, keep_rendering, lacks_value, renders
 
 _RETRIES = 2
@@ -66,7 +66,7 @@ def check_nesting(call: Call, outer: Attempt) -> None:
     limit = call.run.options.depth_limit
     if call.depth > limit:
         raise DepthExceededError(call.path, limit, call.depth)
-    why_not = refusal(outer.tool.effect, call.tool.effect)
+    why_not = effect_refusal(outer.tool.effect, call.tool.effect)
     if why_not is not None:
         advice = f"If it is meant to, define {outer.name} with effect={call.tool.effect!r}."
         raise Refused("denied", f"{outer.name} may not call {call.name}: {why_not}. {advice}")

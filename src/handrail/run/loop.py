@@ -23,7 +23,7 @@ from handrail.guard.feedback import CompletionChecker, FeedbackProvider, Reply, 
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
 from handrail.models import ModelRequestRefused
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
-from handrail.run.answer import Answer
+from handrail.run.answer import ModelAnswer
 from handrail.run.call import OpenTurn
 from handrail.run.conversation import Conversation, first_text
 from handrail.run.evaluation import Evaluation
@@ -410,7 +410,7 @@ def _answer_among(
     return None
 
 
-def _outcome(evaluation: Evaluation, answer: Answer, text: str) -> Outcome:
+def _outcome(evaluation: Evaluation, answer: ModelAnswer, text: str) -> Outcome:
     """Return the outcome of an answer without calls, whose complete text is `text`.
 
     If the run has a schema for its answer, raises `ToolValidationError` if the answer does not match it, was cut off because

@@ -23,7 +23,7 @@ from handrail.errors import (
     ToolValidationError,
 )
 from handrail.events import QuestionAnswered, QuestionAsked
-from handrail.journal.digest import digest
+from handrail.journal.digest import keyed_digest
 from handrail.question import Answer, DecisionKeys, Question, QuestionKind, Quorum, Wording, rows_of_payload
 from handrail.run.call_log import tell
 from handrail.run.record.format import has_secret, mark_given, was_given_secret
@@ -281,7 +281,7 @@ def question_of(
         message=message,
         payload=payload,
         schema=schema,
-        digest=digest(run.people.key, kind, name, message, shown.decode(), rows, schema, *covered),
+        digest=keyed_digest(run.people.key, kind, name, message, shown.decode(), rows, schema, *covered),
         principal=principal,
         asked_by=attempt.path,
         call_id=attempt.id,

@@ -35,7 +35,7 @@ from handrail.run.transaction import Settled, Transaction
 from handrail.session import Session
 from handrail.session.serialization import read_digests
 from handrail.tools import EFFECTS, Tool, ToolResult
-from handrail.tools.effect import Effect, refusal
+from handrail.tools.effect import Effect, effect_refusal
 
 log = logging.getLogger("handrail.run.adapter")
 
@@ -107,7 +107,7 @@ def _check(ticket: Ticket, tool: Tool[Any, Any], clock: Clock) -> None:
             f"{tool.name} has the capabilities {_listed(here)} here, and had {_listed(there)} where the ticket was issued",
             "Run the same version of the tool on both sides.",
         )
-    why_not = refusal(_effect_of(ticket), tool.effect)
+    why_not = effect_refusal(_effect_of(ticket), tool.effect)
     if why_not is not None:
         raise TicketError(
             f"{tool.name} does more here than where the ticket was issued: {why_not}",

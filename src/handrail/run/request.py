@@ -1,4 +1,4 @@
-"""`Attempts`: asks the model until it answers, within the run's deadline, with retries and fallback models, and publishes the answer as it arrives."""
+"""`Requests`: asks the model until it answers, within the run's deadline, with retries and fallback models, and publishes the answer as it arrives."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from handrail.models.names import Candidate, candidates_of, falls_over, is_choic
 from handrail.models.prices import most_of
 from handrail.models.request_settings import check_provider_tools
 from handrail.run.answer import (
-    Answer,
     FailedRequest,
+    ModelAnswer,
     RecordedAnswer,
     Unanswered,
     offer_of,
@@ -167,7 +167,7 @@ _PER_MESSAGE = 16
 
 async def ask_once(
     evaluation: Evaluation, attempt: int, failed: list[FailedRequest]
-) -> tuple[Answer, float, Decimal | None]:
+) -> tuple[ModelAnswer, float, Decimal | None]:
     """Ask the run's model once. Returns its complete answer, the seconds it took, and its cost (None if unknown).
 
     Even if the request fails, it is added to `failed`, the budget is charged for it, and the tokens that the provider had
@@ -179,7 +179,7 @@ async def ask_once(
         (evaluation.request(), None) if run.budget is None else _reserve(evaluation, run.budget)
     )
     masking = evaluation.masking
-    answer = Answer(model.name, request, attempt, masking)
+    answer = ModelAnswer(model.name, request, attempt, masking)
     throttle = evaluation.settings.throttle
     try:
         if throttle is not None:
@@ -239,7 +239,7 @@ async def _keep_bytes(evaluation: Evaluation, part: ModelPart) -> None:
 
 
 def _charge_cut(
-    evaluation: Evaluation, answer: Answer, reserved: Reservation | None
+    evaluation: Evaluation, answer: ModelAnswer, reserved: Reservation | None
 ) -> tuple[Usage, Decimal | None] | tuple[None, None]:
     """Charge a request whose answer was cut off or never came. Returns its usage and cost, both None if it was not answered at all."""
     if not (answer.counted or answer.begun):
@@ -251,7 +251,9 @@ def _charge_cut(
     return answer.usage, cost
 
 
-def _add(evaluation: Evaluation, answer: Answer, reserved: Reservation | None, cost: Decimal | None) -> None:
+def _add(
+    evaluation: Evaluation, answer: ModelAnswer, reserved: Reservation | None, cost: Decimal | None
+) -> None:
     """Add an answer to the run's costs, and settle its reservation. If its usage is unknown, the reserved amount is spent."""
     evaluation.run.costs.models.add(answer.usage, cost)
     if reserved is not None and answer.counted:
@@ -260,7 +262,7 @@ def _add(evaluation: Evaluation, answer: Answer, reserved: Reservation | None, c
         answer.charged = reserved.settle(**(answer.charged or {"requests": 1}))
 
 
-def _tell_outside(evaluation: Evaluation, answer: Answer, streaming: bool) -> None:
+def _tell_outside(evaluation: Evaluation, answer: ModelAnswer, streaming: bool) -> None:
     """Add a line for each call of the provider's own tools to the answer's thinking, which is shown to people."""
     kept = None if answer.stop is None else answer.stop.kept
     lines = outside_lines(kept)
@@ -274,7 +276,7 @@ def _tell_outside(evaluation: Evaluation, answer: Answer, streaming: bool) -> No
 
 def charge(
     evaluation: Evaluation,
-    answer: Answer,
+    answer: ModelAnswer,
     reserved: Reservation | None,
     seconds: float,
     recorded: RecordedAnswer | None = None,
@@ -349,7 +351,7 @@ _LONGEST_QUICK_WAIT = 2.0
 """Maximum for `Retry.first_wait` and `Retry.longest_wait`, in seconds, if there is a next candidate."""
 
 
-async def ask_model(evaluation: Evaluation) -> Answer:
+async def ask_model(evaluation: Evaluation) -> ModelAnswer:
     """Return the recorded answer, or else ask the model and return its complete answer.
 
     Raises `PromptEvaluationError` if no model answers, or none within the deadline and the budget.
@@ -368,21 +370,21 @@ async def ask_model(evaluation: Evaluation) -> Answer:
             return _replay(evaluation, recorded)
         evaluation.leave_record()
     deadline = run.deadline
-    attempts = Attempts(evaluation)
+    requests = Requests(evaluation)
     try:
-        return await (attempts.answer() if deadline is None else _in_time(evaluation, attempts, deadline))
+        return await (requests.answer() if deadline is None else _in_time(evaluation, requests, deadline))
     except BaseException:
-        run.model.unanswered = attempts.unanswered()
+        run.model.unanswered = requests.unanswered()
         raise
 
 
-async def _in_time(evaluation: Evaluation, attempts: Attempts, deadline: Deadline) -> Answer:
+async def _in_time(evaluation: Evaluation, requests: Requests, deadline: Deadline) -> ModelAnswer:
     """Ask the model until the deadline. Raises `PromptEvaluationError` if it passes before the model has answered."""
     scope = open_scope()
     scope.start_deadline(deadline)
     try:
         deadline.check("the model was asked")
-        return await attempts.answer()
+        return await requests.answer()
     except asyncio.CancelledError as error:
         late = scope.explain(error, "the model had answered")
         if isinstance(late, DeadlineExceededError):
@@ -394,7 +396,7 @@ async def _in_time(evaluation: Evaluation, attempts: Attempts, deadline: Deadlin
         scope.close()
 
 
-def _replay(evaluation: Evaluation, recorded: RecordedAnswer) -> Answer:
+def _replay(evaluation: Evaluation, recorded: RecordedAnswer) -> ModelAnswer:
     """Return a recorded answer without sending anything. Its usage and cost are charged again."""
     run, budget = evaluation.run, evaluation.run.budget
     answer = read_answer(recorded, evaluation.request(), evaluation.masking)
@@ -411,7 +413,7 @@ def _replay(evaluation: Evaluation, recorded: RecordedAnswer) -> Answer:
     return answer
 
 
-class Attempts:
+class Requests:
     """The requests that are made for one answer. Each has its own events, cost and budget reservation."""
 
     __slots__ = ("_began", "_evaluation", "_failed", "_number")
@@ -422,7 +424,7 @@ class Attempts:
         self._number = 0
         self._failed: list[FailedRequest] = []
 
-    def answer(self) -> Coroutine[Any, Any, Answer]:
+    def answer(self) -> Coroutine[Any, Any, ModelAnswer]:
         """Ask the run's model, or the candidates of a choice in order, and return the answer.
 
         If a candidate fails or refuses, the next one may be asked.
@@ -436,11 +438,11 @@ class Attempts:
         seconds = self._evaluation.run.monotonic() - self._began
         return Unanswered(self._evaluation.run.log.now() - seconds, seconds, tuple(self._failed))
 
-    async def _judge_first(self) -> Answer:
+    async def _judge_first(self) -> ModelAnswer:
         await self._evaluation.judge_offers()
         return await self._begin()
 
-    def _begin(self) -> Coroutine[Any, Any, Answer]:
+    def _begin(self) -> Coroutine[Any, Any, ModelAnswer]:
         evaluation = self._evaluation
         return (
             self._choose()
@@ -448,7 +450,7 @@ class Attempts:
             else self._ask(evaluation.settings.retry, None, False)
         )
 
-    async def _choose(self) -> Answer:
+    async def _choose(self) -> ModelAnswer:
         evaluation, candidates = self._evaluation, self._candidates()
         retry = evaluation.settings.retry
         quick = replace(
@@ -482,7 +484,7 @@ class Attempts:
         start = names.index(evaluation.answered_by)
         return (*found[start:], *found[:start])
 
-    async def _ask(self, retry: Retry, after: str | None, on_refusal: bool) -> Answer:
+    async def _ask(self, retry: Retry, after: str | None, on_refusal: bool) -> ModelAnswer:
         """Ask the run's model until it answers.
 
         Raises `_FellOver` if `after`, the next model, is to be asked instead, and `PromptEvaluationError` if the run fails.
@@ -555,7 +557,7 @@ class Attempts:
             )
         )
 
-    def _refused(self, answer: Answer, cost: Decimal | None, after: str) -> None:
+    def _refused(self, answer: ModelAnswer, cost: Decimal | None, after: str) -> None:
         self._failed.append(
             FailedRequest(
                 answer.model, "it refused to answer", usage=answer.usage, cost=cost, charged=answer.charged

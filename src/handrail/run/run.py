@@ -46,12 +46,12 @@ from handrail.tools.definition import check_named_tools
 
 if TYPE_CHECKING:
     from handrail.run.adapter import Settings
-    from handrail.run.answer import Answer
+    from handrail.run.answer import ModelAnswer
     from handrail.run.call import Attempt
     from handrail.run.record.parking import Parking
 
 
-class People(msgspec.Struct, frozen=True, eq=False):
+class RunPeople(msgspec.Struct, frozen=True, eq=False):
     """Whom a run can ask, who decides its approvals, and the key that signs its questions and tickets."""
 
     environment: Environment | None
@@ -81,7 +81,7 @@ class ModelSide(msgspec.Struct, eq=False):
 
     prompt: PromptView | None = None
     rendered: RenderedPromptView | None = None
-    answer: Answer | None = None
+    answer: ModelAnswer | None = None
     """The answer that asked for the current calls; None if no model made them."""
     settings: Settings | None = None
     """How the run asks its model; None if no model makes its calls."""
@@ -182,7 +182,7 @@ class Run:
 
     # Options and collaborators.
     options: RunOptions
-    people: People
+    people: RunPeople
     world: World
     model: ModelSide
     workers: Workers | None
@@ -399,7 +399,7 @@ def _nested_world(outer: World, options: RunOptions) -> World:
     return World(outer.resources.nested(options.resources), outer.filesystem, outer.steps)
 
 
-def _people_of(options: RunOptions) -> People:
+def _people_of(options: RunOptions) -> RunPeople:
     environment, approvals, journal = options.environment, options.approvals, options.journal
     key = new_key() if journal is None else journal.key
     questions = HeardQuestions(
@@ -410,7 +410,7 @@ def _people_of(options: RunOptions) -> People:
     mode = approvals.mode if isinstance(approvals, Broker) else None
     # Checking a protocol takes many microseconds, so the usual class is checked first.
     shows_previews = isinstance(approvals, (Broker, PreviewBroker)) and approvals.shows_previews
-    return People(environment, approvals, mode, shows_previews, questions, key)
+    return RunPeople(environment, approvals, mode, shows_previews, questions, key)
 
 
 def open_run(
@@ -430,7 +430,7 @@ def open_run(
 def show_tools(run: Run, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
     """Set a run's tools and policies. Raises `DefinitionError` if one is invalid, or if they do not fit together."""
     check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
-    run.show(tools, check_policies(policies))
+    run.show(tools, distinct_policies(policies))
     check_verdicts(run.policies, run.tools.values())
     check_named_tools(run.policies, run.tools)
 
@@ -453,7 +453,7 @@ def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
     return found
 
 
-def check_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
+def distinct_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
     """Return the policies as a tuple. Raises `DefinitionError` if one is incomplete, or if two have the same name."""
     found = tuple(policies)
     for policy in found:

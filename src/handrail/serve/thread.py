@@ -16,7 +16,7 @@ from handrail.errors import AnswerRefused, RunBusy, SessionUnknown, UndoRefused
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
-from handrail.journal.answers import check_answer, refusal
+from handrail.journal.answers import already_answered, check_answer
 from handrail.journal.protocol import Broadcasts, Journal
 from handrail.journal.records import OVER, QuestionRecord, RunRow
 from handrail.messages import Message, UserMessage
@@ -261,7 +261,7 @@ class Thread:
                     check_answer(question, each)
                     await self._check_can_resume(question)
                 elif before.outcome == "timed out":
-                    raise refusal(question, before)
+                    raise already_answered(question, before)
             if live is None:
                 live = await self._resume_to_ask(answers, asked, leg)
             watch = await self.watched()

@@ -40,7 +40,7 @@ EFFECTS: dict[Effect, EffectRules] = {
 }
 
 
-def refusal(outer: Effect, inner: Effect) -> str | None:
+def effect_refusal(outer: Effect, inner: Effect) -> str | None:
     """Return why a call with the effect `outer` may not use a tool with the effect `inner`, or None if it may."""
     if EFFECTS[outer].transactional and EFFECTS[inner].strength > EFFECTS[outer].strength:
         return f"a {outer!r} call may not use a tool whose effect is {inner!r}"

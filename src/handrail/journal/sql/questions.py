@@ -20,7 +20,14 @@ import msgspec
 
 from handrail.clock import Clock
 from handrail.errors import AnswerRefused, JournalAltered, JournalError
-from handrail.journal.answers import check_answer, check_repeat, has_expired, refusal, still_fits, unanswered
+from handrail.journal.answers import (
+    already_answered,
+    check_answer,
+    check_repeat,
+    has_expired,
+    still_fits,
+    unanswered,
+)
 from handrail.journal.decisions import decision_in, put_decision
 from handrail.journal.local import LocalQuestions
 from handrail.journal.records import QuestionRecord
@@ -221,7 +228,7 @@ class SqlQuestions(Role):
             return
         recorded = self._record(answer)
         if recorded != answer:
-            raise refusal(question, recorded)
+            raise already_answered(question, recorded)
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
         where, values = ["answer IS NULL"], list[str]()
@@ -453,7 +460,7 @@ class SqlVotes(Role):
         def record(connection: Connection) -> Sequence[Vote] | AnswerRefused:
             asked = self._asked(connection, run_id, vote)
             if asked.answer is not None and asked.answer.outcome == "timed out":
-                return refusal(
+                return already_answered(
                     asked.question, asked.answer
                 )  # raising it here would undo the record of the expiry
             before = self._read(connection, run_id, vote.question_id, vote.digest)

@@ -39,7 +39,7 @@ from handrail.journal.records import CallKey
 from handrail.resources.directory.claim_table import ClaimRecord, ClaimTable
 from handrail.resources.directory.commit import Commit, Manifest, Step, opposites, shown_version
 from handrail.resources.directory.content import version_of
-from handrail.resources.directory.disk import Disk, Jail, refusal
+from handrail.resources.directory.disk import Disk, Jail, as_file_error
 from handrail.resources.directory.history import History, call_digest
 from handrail.resources.directory.roots import (
     IDENTITY,
@@ -613,7 +613,7 @@ class Area:
                 raise UndoRefused(call_id, (), "a different process has just undone or removed it") from None
             with contextlib.suppress(OSError):
                 self.disk.forget(commit.folder / name)
-            raise refusal(".", error) from None
+            raise as_file_error(".", error) from None
         pending = self.commit(folder, manifest)
         pending.claim = msgspec.structs.replace(pending.claim, is_call=False)
         try:

@@ -37,7 +37,7 @@ import msgspec
 
 from handrail.concurrency.claims import ADD, WRITE, GaveUp, Places, Stop, clash, never
 from handrail.errors import Conflict, FileError
-from handrail.resources.directory.disk import Disk, Jail, refusal
+from handrail.resources.directory.disk import Disk, Jail, as_file_error
 
 if TYPE_CHECKING:
     from handrail.resources.directory.area import Area
@@ -342,7 +342,7 @@ class ClaimTable:
             finally:
                 os.close(file)
         except OSError as error:
-            raise refusal(".", error) from None
+            raise as_file_error(".", error) from None
         with self._mutex:
             if self._end == end:
                 self._end += len(data)
@@ -363,7 +363,7 @@ class ClaimTable:
                 os.close(fd)
             os.rename(new, self._owner.folder / NAME)
         except OSError as error:
-            raise refusal(".", error) from None
+            raise as_file_error(".", error) from None
         with self._mutex:
             self.close()
             if self._open() and records:
@@ -408,4 +408,4 @@ def _lock(fd: int) -> bool:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
-        raise refusal(".", error) from None
+        raise as_file_error(".", error) from None

@@ -38,7 +38,7 @@ from handrail.errors import Conflict, FileError
 from handrail.journal.records import CallKey
 from handrail.resources.directory.claim_table import ClaimTable, FolderClaim
 from handrail.resources.directory.content import identity, version_of
-from handrail.resources.directory.disk import Disk, Jail, open_beneath, refusal
+from handrail.resources.directory.disk import Disk, Jail, as_file_error, open_beneath
 from handrail.resources.directory.history import Sizes
 from handrail.resources.facts import Facts
 from handrail.resources.paths import ancestors, join, on_disk, reserved_in, spelled, split
@@ -199,7 +199,7 @@ def shown_version(version: int) -> str:
     return f"{identity(version):x}" if version else ""
 
 
-def digest(members: Iterable[tuple[str, str]]) -> str:
+def folder_digest(members: Iterable[tuple[str, str]]) -> str:
     """Compute a digest of a folder's whole content from the relative paths and identities of its members."""
     found = hashlib.blake2b(digest_size=16)
     for path, version in sorted(members):
@@ -207,7 +207,7 @@ def digest(members: Iterable[tuple[str, str]]) -> str:
     return found.hexdigest()
 
 
-EMPTY = digest(())
+EMPTY = folder_digest(())
 
 
 def opposites(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -336,7 +336,7 @@ class Commit:
         if isinstance(error, Unexpected) or (isinstance(error, OSError) and error.errno in _GONE):
             raise Conflict([path]) from None
         if isinstance(error, OSError) and not isinstance(error, FileError):
-            raise refusal(path, error) from None
+            raise as_file_error(path, error) from None
         raise error
 
     def revert(self) -> None:
@@ -557,7 +557,7 @@ def _is_expected(step: Step, folder: int, name: str, found: os.stat_result | Non
     """Return whether a name in a folder holds what a step expects to displace. `found` is the name's status, if any."""
     if _identity_of(found) != step.before:
         return False
-    return not step.tree or digest(members_of(folder, name)) == step.tree
+    return not step.tree or folder_digest(members_of(folder, name)) == step.tree
 
 
 def _reason(error: BaseException) -> str:

@@ -247,7 +247,7 @@ class Jail:
         except OSError as error:
             if error.errno in _NOT_THERE:
                 return None
-            raise refusal(path, error) from None
+            raise as_file_error(path, error) from None
         try:
             found = os.fstat(fd)
             return found, os.readlink("", dir_fd=fd) if stat.S_ISLNK(found.st_mode) else ""
@@ -289,7 +289,7 @@ class Jail:
         except OSError as error:
             if error.errno in _NOT_THERE:
                 return
-            raise refusal(path, error) from None
+            raise as_file_error(path, error) from None
         try:
             with os.scandir(fd) as entries:
                 for entry in entries:
@@ -333,7 +333,7 @@ class Jail:
         except OSError as error:
             if error.errno in _NOT_THERE:
                 raise Conflict([path]) from None
-            raise refusal(path, error) from None
+            raise as_file_error(path, error) from None
         try:
             return read_open(fd, path, version, limit)
         finally:
@@ -371,7 +371,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
     return "file" if entry.is_file(follow_symlinks=False) else "other"
 
 
-def refusal(path: str, error: OSError) -> FileError:
+def as_file_error(path: str, error: OSError) -> FileError:
     """Convert an `OSError` from the disk to a `FileError`. For the common errors, the message says what the caller can do."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return FileError(

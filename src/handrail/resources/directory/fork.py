@@ -38,7 +38,7 @@ from handrail.resources.facts import Attributes, Facts, is_portable, read_attrib
 from handrail.resources.mount import Layers
 from handrail.resources.paths import ParsedPath, ancestors, join, on_disk, reach, split
 from handrail.resources.staging import PREPARED, FileChange, FileFork, LinkedFileView
-from handrail.resources.startup_files import is_allowed, makes_repository, run_by, run_in
+from handrail.resources.startup_files import is_allowed, makes_repository, run_by, run_by_folder
 from handrail.resources.store import Files
 from handrail.resources.tree import (
     ABSENT,
@@ -232,7 +232,7 @@ class DirectoryFork(FileFork):
                 is_linked = is_link(node) or is_link(base)
                 found[path] = (
                     run_by(path, is_link=is_linked)
-                    or run_in(path, self._has_ever, is_link=is_linked)
+                    or run_by_folder(path, self._has_ever, is_link=is_linked)
                     or through.get(path, "")
                 )
             if not found.get(path) and makes_repository(path, self._had, self._has):

@@ -14,7 +14,7 @@ from handrail.concurrency.claims import Pace
 from handrail.errors import Conflict, FileError
 from handrail.journal.records import CallKey
 from handrail.resources.directory.area import Area
-from handrail.resources.directory.commit import Commit, Manifest, Step, digest, shown_version
+from handrail.resources.directory.commit import Commit, Manifest, Step, folder_digest, shown_version
 from handrail.resources.directory.content import (
     Folder,
     Held,
@@ -24,7 +24,7 @@ from handrail.resources.directory.content import (
     identity,
     version_of,
 )
-from handrail.resources.directory.disk import Jail, refusal
+from handrail.resources.directory.disk import Jail, as_file_error
 from handrail.resources.directory.layers import copy_out
 from handrail.resources.directory.roots import status_of
 from handrail.resources.facts import Facts, born_in, write_attributes, write_facts
@@ -69,7 +69,7 @@ def in_order(over: Over) -> Iterator[Change]:
 def tree_digest(over: Over, path: str) -> str:
     """Return a digest of the content that a fork saw in a folder that it removes."""
     prefix = f"{path}/"
-    return digest(
+    return folder_digest(
         (join(folder, name)[len(prefix) :], shown_version(base.version))
         for folder, changes in over.items()
         if folder == path or folder.startswith(prefix)
@@ -99,7 +99,7 @@ def stage_commit(
     try:
         return _stage(jail, area, root, over, changes, key, pace, synced=synced)
     except FileNotFoundError as error:
-        raise refusal(".", error) from None
+        raise as_file_error(".", error) from None
 
 
 def _stage(
@@ -118,7 +118,7 @@ def _stage(
     except (FileError, FileNotFoundError):
         raise
     except OSError as error:
-        raise refusal(".", error) from None
+        raise as_file_error(".", error) from None
     try:
         steps = stager.steps(changes, over)
         manifest = Manifest(
@@ -141,7 +141,7 @@ def _stage(
             raise
         area.forget(stager.folder)
         if isinstance(error, OSError) and not isinstance(error, FileError):
-            raise refusal(stager.at, error) from None
+            raise as_file_error(stager.at, error) from None
         raise
     return area.commit(stager.folder, manifest, size)
 
@@ -291,7 +291,7 @@ class _Stager:
         try:
             fd = self._jail.folder(folder)
         except OSError as error:
-            raise refusal(folder, error) from None
+            raise as_file_error(folder, error) from None
         try:
             status = os.fstat(fd)
             if status_of(fd).mount != status_of(self._jail.fd).mount:
