@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Break the code on purpose, in one place at a time, and check that the tests notice.
 
 Each mutant removes a guarantee. If no test catches one, that guarantee is untested, and this script fails. `make
@@ -105,14 +104,14 @@ MUTANTS = [
     ),
     Mutant(
         "an approval goes before a denial",
-        "guard/approval.py",
+        "guard/remembered.py",
         "            if not each.approved and each.key in self._cover(",
         "            if False and not each.approved and each.key in self._cover(",
         "tests/guard/test_approval_memory.py",
     ),
     Mutant(
         "an approval of one diff covers another diff",
-        "guard/approval.py",
+        "guard/remembered.py",
         "        exact=_key(whose, *about, exactly, diff) if",
         '        exact=_key(whose, *about, exactly, "") if',
         "tests/guard/test_approval_memory.py",
@@ -154,7 +153,7 @@ MUTANTS = [
     ),
     Mutant(
         "a decision of another session applies",
-        "guard/approval.py",
+        "guard/remembered.py",
         "    return hashlib.sha256(json.dumps(parts,",
         "    return hashlib.sha256(json.dumps(parts[1:],",
         "tests/guard/test_approval_memory.py",

@@ -306,7 +306,7 @@ async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: p
     arguments: list[dict[str, Any]] = [{"user": "ada"}, {"user": "ada", "password": "hunter2"}]
     for each in arguments:
         await gate.invoke("login", each)
-    monkeypatch.setattr("handrail.guard.approval._KEY", b"that of another process")
+    monkeypatch.setattr("handrail.guard.remembered._KEY", b"that of another process")
     for each in arguments:
         await gate.invoke("login", each)
     assert [question.payload["arguments"]["password"] for question in desk.person.questions] == [

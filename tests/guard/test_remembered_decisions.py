@@ -238,7 +238,7 @@ async def test_what_nobody_saw_is_kept_under_the_journals_key(
     """A denial of a call with a secret holds in the next process, and the record does not reveal the secret."""
     call = ToolCall("unlock", {"password": "hunter2"})
     await office.run(call, says=NOT_THIS)
-    monkeypatch.setattr("handrail.guard.approval._KEY", b"that of another process")
+    monkeypatch.setattr("handrail.guard.remembered._KEY", b"that of another process")
     office.restart()
     await office.run(call, approvals="approve_all")
     assert ran == []

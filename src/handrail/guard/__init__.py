@@ -1,6 +1,6 @@
 """Policies, approvals, feedback and completion: whether a call may run, and whether a run may end."""
 
-from handrail.guard.approval import ApprovalMemory, Broker, approvals_of
+from handrail.guard.approval import Broker
 from handrail.guard.feedback import (
     BudgetFeedback,
     CommandPassing,
@@ -17,6 +17,7 @@ from handrail.guard.feedback import (
 from handrail.guard.policy import CapabilityPolicy, SequentialDependencyPolicy
 from handrail.guard.rate_limit import RateLimitPolicy
 from handrail.guard.read_before_write import ReadBeforeWritePolicy
+from handrail.guard.remembered import ApprovalMemory, approvals_of
 from handrail.question import ask
 
 __all__ = [

@@ -18,17 +18,16 @@ from handrail.concurrency.operation import Operation
 from handrail.context import Approval
 from handrail.errors import FileError, ToolValidationError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, DecidedBy
-from handrail.guard.approval import (
-    APPROVAL_SCHEMA,
+from handrail.guard.approval import APPROVAL_SCHEMA, decision
+from handrail.guard.policy import ChangePolicy
+from handrail.guard.remembered import (
     DELETES,
     NEVER_REMEMBERED,
     Asks,
     Coverage,
     Recall,
     coverage_of,
-    decision,
 )
-from handrail.guard.policy import ChangePolicy
 from handrail.protocols import ApprovalRequest, Filesystem
 from handrail.question import DecisionKeys, Wording
 from handrail.resources.paths import HasLinks, ancestors, parse_path

@@ -26,8 +26,8 @@ from handrail.errors import (
     RunError,
     ToolValidationError,
 )
-from handrail.guard.approval import keep_decisions
 from handrail.guard.outer_policy import own_policies
+from handrail.guard.remembered import keep_decisions
 from handrail.journal.location import check_out_of_reach
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, RunRow

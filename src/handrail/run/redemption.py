@@ -17,7 +17,7 @@ from handrail.concurrency.operation import Operation
 from handrail.context.facts import Ticket
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
 from handrail.events import CallStatus
-from handrail.guard.approval import keep_decisions
+from handrail.guard.remembered import keep_decisions
 from handrail.journal.protocol import Journal
 from handrail.journal.sql.leases import LEASE_SECONDS, new_owner
 from handrail.protocols import ToolPolicy

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from handrail.concurrency.operation import Operation
 from handrail.errors import EffectRefused, EventRefused
 from handrail.events import ApprovalRemembered, Fact
-from handrail.guard.approval import remembered_in
+from handrail.guard.remembered import remembered_in
 from handrail.protocols import Slice
 from handrail.run.call_log import dispatch_recorded
 from handrail.run.current_call import entered

@@ -13,7 +13,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, RunBusy, SessionUnknown
 from handrail.events import ApprovalRemembered
 from handrail.guard import ApprovalMemory
-from handrail.guard.approval import bring_in, decisions_in, keep_decisions
+from handrail.guard.remembered import bring_in, decisions_in, keep_decisions
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, Mark, RunRow
 from handrail.run.record.begin import base_of, decode_begin, decode_request

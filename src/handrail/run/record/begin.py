@@ -25,7 +25,7 @@ from handrail.errors import (
     WorkspaceTakenError,
 )
 from handrail.events import MessageAdded
-from handrail.guard.approval import keep_decisions
+from handrail.guard.remembered import keep_decisions
 from handrail.imports import find_app, import_app
 from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunRecord, RunRow, RunStatus, SessionTurn, workspace_name

@@ -24,7 +24,7 @@ from handrail.events import (
     SectionOpened,
     ToolInvoked,
 )
-from handrail.guard.approval import bring_in, decisions_in, keep_decisions
+from handrail.guard.remembered import bring_in, decisions_in, keep_decisions
 from handrail.ids import span_of, trace_of
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, CommitUnit, Entry, RunRecord, RunRow, SessionTurn

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Take screenshots of the page in a browser, and save them in docs/img or the given folder.
 
-    .venv/bin/python scripts/screenshots [FOLDER] [NAME ...]
+    .venv/bin/python scripts/screenshots.py [FOLDER] [NAME ...]
 
 Only the screenshots that the documentation uses are in git. The others are for inspection.
 """
@@ -70,7 +69,9 @@ def nested(page: Page, server: Served) -> None:
 
 def failed(page: Page, server: Served) -> None:
     say(page, "break")
-    page.get_by_role("group", name="Approval of break_off").or_(page.get_by_text("It failed.")).first.wait_for()
+    page.get_by_role("group", name="Approval of break_off").or_(
+        page.get_by_text("It failed.")
+    ).first.wait_for()
     say(page, "fail")
     page.get_by_text("The run failed.").wait_for()
 
@@ -135,7 +136,10 @@ def opened(browser: Browser, theme: str, size: tuple[int, int]) -> Generator[tup
                 reduced_motion="reduce",
             )
             page = context.new_page()
-            page.on("pageerror", lambda error: print(f"an error occurred in the page: {error.stack}", file=sys.stderr))
+            page.on(
+                "pageerror",
+                lambda error: print(f"an error occurred in the page: {error.stack}", file=sys.stderr),
+            )
             server.sign_in(context)
             page.goto(server.url)
             yield page, server
