@@ -62,7 +62,7 @@ def serve(folder: Path) -> None:
     model.requests = _Nothing()
     source = PromptSource(Prompt("bench", "Do what is asked.", tools=[look]), Adapter(model))
     limits = Limits(connections=4000, streams=4000, runs=4000, runs_per_principal=4000, idle_per_address=8000, burst=100_000,
-                    write_seconds=600.0)  # fmt: skip
+                    requests=4000, write_seconds=600.0)  # fmt: skip
     app = asgi(source, journal=SqliteJournal(folder / "runs.db"), token=TOKEN, limits=limits)
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.serve.feed import Event, Feed, FellBehind
+from handrail.serve.feed import PING, Alarm, Event, Feed, FellBehind, follow
 
 
 def token(text: str) -> Event:
@@ -156,14 +156,13 @@ async def test_waiting_ends_after_the_given_time_with_nothing() -> None:
 async def test_a_reader_that_leaves_is_forgotten() -> None:
     """A feed keeps nothing about a reader that left while it was waiting."""
     feed = Feed("boot")
-    readers = [asyncio.ensure_future(feed.after(0)) for _ in range(50)]
+    readers = [asyncio.ensure_future(feed.after(0, 5)) for _ in range(50)]
     await asyncio.sleep(0)
     for reader in readers:
         reader.cancel()
     await asyncio.gather(*readers, return_exceptions=True)
-    changed = feed._changed  # pyright: ignore[reportPrivateUsage]  # the future that the readers awaited
-    assert changed is not None
-    assert not changed._callbacks  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    assert not [*feed._waiting, *feed._woken]  # pyright: ignore[reportPrivateUsage]
+    assert not any(feed._alarm._waits.values())  # pyright: ignore[reportPrivateUsage]
     feed.append([token("a")])
     assert numbers(await feed.after(0)) == [1]
 
@@ -201,3 +200,72 @@ async def test_a_reader_that_waits_gets_what_comes_however_large(large: int) -> 
     assert feed.size[1] <= 1000
     with pytest.raises(FellBehind):
         await feed.after(1)
+
+
+async def test_events_are_encoded_once_for_all_readers_who_get_them_together() -> None:
+    """Readers of a feed get the very same bytes, also after more events, and one who reads alone keeps none in the feed."""
+    feed = Feed("boot", pause=0)
+    readers = [follow(feed, 0, until=4) for _ in range(3)]
+    for last in (2, 4):
+        waiting = [asyncio.ensure_future(anext(each)) for each in readers]
+        await asyncio.sleep(0)
+        feed.append([token("a"), token("b")])
+        first, *others = await asyncio.gather(*waiting)
+        assert first.count(b"\n\n") == 2
+        assert f"id: boot-{last}\n".encode() in first
+        assert all(each is first for each in others)
+    for each in readers:
+        await each.aclose()
+    assert feed._portion is None  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_readers_of_one_leg_get_only_its_events_and_the_others_get_the_rest() -> None:
+    feed = Feed("boot")
+    feed.append([token("a"), Event({"type": "RUN_FINISHED", "runId": "leg"}), token("b")])
+    rest, leg = follow(feed, 0), follow(feed, 0, leg="leg")
+    assert (await anext(rest)).count(b"data: ") == 3
+    assert [chunk.count(b"data: ") async for chunk in leg] == [2]
+    await rest.aclose()
+
+
+@pytest.mark.virtual_time
+async def test_quiet_readers_are_pinged_with_few_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand readers who came within a second are each pinged 15 s after they came, or at most half a second later."""
+    loop, alarm = asyncio.get_running_loop(), Alarm()
+    feeds = [Feed(f"boot{number}", alarm=alarm) for number in range(10)]
+    timers: list[float] = []
+    call_at: Any = loop.call_at
+
+    def count(at: float, *others: Any, **options: Any) -> Any:
+        if at > loop.time() + 10:
+            timers.append(at)
+        return call_at(at, *others, **options)
+
+    monkeypatch.setattr(loop, "call_at", count)
+
+    async def ping(number: int) -> float:
+        await asyncio.sleep(number / 1000)
+        came, stream = loop.time(), follow(feeds[number % 10], 0)
+        assert await anext(stream) == PING
+        await stream.aclose()
+        return loop.time() - came
+
+    waited = await asyncio.gather(*(ping(number) for number in range(1000)))
+    assert min(waited) >= 15.0
+    assert max(waited) <= 15.5
+    assert len(timers) <= 3
+
+
+@pytest.mark.virtual_time
+async def test_a_reader_who_got_an_event_is_pinged_only_after_quiet_time() -> None:
+    feed = Feed("boot")
+    loop = asyncio.get_running_loop()
+    stream = follow(feed, 0)
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(10)
+    feed.append([token("a")])
+    assert b"data" in await waiting
+    heard = loop.time()
+    assert await anext(stream) == PING
+    assert 15.0 <= loop.time() - heard <= 15.5
+    await stream.aclose()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -44,8 +46,63 @@ class Item(NamedTuple):
         return len(self.data) + (0 if self.older is self.data else len(self.older or b""))
 
 
+class Portion(list[Item]):
+    """Events that follow one another, as a reader gets them."""
+
+    def __init__(self, items: Iterable[Item], id_of: Callable[[int], str]) -> None:
+        super().__init__(items)
+        self._id_of = id_of
+        self._encoded: dict[bool, bytes] = {}
+
+    def encoded(self, nested: bool) -> bytes:
+        """Return the portion as server-sent events, which are encoded once for all readers who get it."""
+        found = self._encoded.get(nested)
+        if found is None:
+            data = ((each.number, each.data if nested else each.older) for each in self)
+            found = b"".join([encode(each, self._id_of(number)) for number, each in data if each is not None])
+            self._encoded[nested] = found
+        return found
+
+    def until_end(self, leg: str) -> Portion | None:
+        """Return the part of the portion up to the event that ends a leg, or None if no event ends it."""
+        for at, item in enumerate(self, 1):
+            if item.ends in (leg, "*"):
+                return Portion(self[:at], self._id_of) if at < len(self) else self
+        return None
+
+
 class FellBehind(Exception):
     """Raised when a reader asks for events that the feed no longer keeps. The reader needs a snapshot."""
+
+
+class Alarm:
+    """Ends the waits of many readers in which nothing happens, with one timer for all waits that end at about the same time.
+
+    A wait ends after its time, or up to a thirtieth of it later.
+    """
+
+    def __init__(self) -> None:
+        self._waits: dict[float, dict[asyncio.Future[None], None]] = {}
+
+    def set(self, wait: asyncio.Future[None], seconds: float) -> float:
+        """Complete the future after some time, and return the key with which `clear` prevents that."""
+        step = seconds / 30
+        at = math.ceil((wait.get_loop().time() + seconds) / step) * step
+        found = self._waits.get(at)
+        if found is None:
+            found = self._waits[at] = {}
+            wait.get_loop().call_at(at, self._ring, at)
+        found[wait] = None
+        return at
+
+    def clear(self, wait: asyncio.Future[None], at: float) -> None:
+        if at in self._waits:
+            self._waits[at].pop(wait, None)
+
+    def _ring(self, at: float) -> None:
+        for wait in self._waits.pop(at):
+            if not wait.done():
+                wait.set_result(None)
 
 
 class Feed:
@@ -66,6 +123,7 @@ class Feed:
         most_bytes: int = _MOST_BYTES,
         pause: float = _PAUSE,
         ended: Callable[[Mapping[str, Any]], None] | None = None,
+        alarm: Alarm | None = None,
     ) -> None:
         self._boot = boot
         self._items: deque[Item] = deque()
@@ -74,9 +132,13 @@ class Feed:
         self._most_items, self._most_bytes = most_items, most_bytes
         self._pause = pause
         self._ended = ended  # called with every event that ends a leg
-        self._changed: asyncio.Future[None] | None = None
-        self._waiting: dict[object, int] = {}
+        self._alarm = alarm or Alarm()  # an app's feeds share one
+        self._waiting: dict[asyncio.Future[None], int] = {}
         """The positions of the waiting readers. Events after these positions are kept until the readers have been woken."""
+        self._woken: dict[asyncio.Future[None], int] = {}
+        """The positions of the readers that have been woken and have not read yet."""
+        self._portion: tuple[int, Portion] | None = None
+        """A position and the events after it, which several readers at that position get. None after every new event."""
         self._timer: asyncio.TimerHandle | None = None
         self._woken_at = float("-inf")
         self.followers = 0
@@ -123,19 +185,19 @@ class Feed:
             self._last += 1  # counted only now, so that an event that can't be encoded takes no position
             self._items.append(item)
             self._bytes += item.size
-        while self._is_too_much() and self._items[0].number <= min(
-            self._waiting.values(), default=self._last
-        ):
+        self._portion = None
+        while self._is_too_much() and self._items[0].number <= self._first_needed():
             self._bytes -= self._items.popleft().size
-        if self._last > before and self._changed is not None:
+        if self._last > before and self._waiting:
             self._wake_soon()
 
     def forget(self) -> None:
         """Drop all events. Readers get `FellBehind`, and earlier ids become invalid."""
         self._items.clear()
+        self._portion = None
         self._bytes = 0
         self._last += 1
-        if self._changed is not None:
+        if self._waiting:
             self._wake_soon()
 
     def since(self, number: int, most: int | None = None) -> Sequence[Item]:
@@ -160,22 +222,45 @@ class Feed:
                     return oldest + at - 1
         return number
 
-    async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
+    async def after(self, number: int, seconds: float | None = None) -> Portion:
         """Return the next events after a position, at most 256 at a time.
 
-        If there are none yet, waits up to `seconds` for one, or without limit if `seconds` is None. Returns an
-        empty list if none arrives in that time. Raises `FellBehind` if the next event is no longer kept.
+        If there are none yet, waits about `seconds` for one, or without limit if `seconds` is None. Returns an
+        empty portion if none arrives in that time. Raises `FellBehind` if the next event is no longer kept.
         """
         if number >= self._last:
-            if self._changed is None:
-                self._changed = asyncio.get_running_loop().create_future()
-            waits = object()
-            self._waiting[waits] = number
+            wait = asyncio.get_running_loop().create_future()
+            self._waiting[wait] = number
+            rings_at = None if seconds is None else self._alarm.set(wait, seconds)
             try:
-                await asyncio.wait({self._changed}, timeout=seconds)
+                await wait
             finally:
-                del self._waiting[waits]
-        return self.since(number, _AT_ONCE)
+                if rings_at is not None:
+                    self._alarm.clear(wait, rings_at)
+                self._waiting.pop(wait, None)
+                self._woken.pop(wait, None)
+        if self._portion is not None and self._portion[0] == number:
+            return self._portion[1]
+        portion = Portion(self.since(number, _AT_ONCE), self.id_of)
+        if self.followers > 1:
+            self._portion = number, portion
+        return portion
+
+    @contextlib.contextmanager
+    def followed(self) -> Generator[None]:
+        """Count one more reader in `followers` during the block."""
+        self.followers += 1
+        try:
+            yield
+        finally:
+            self.followers -= 1
+            if self.followers < 2:
+                self._portion = None
+
+    def _first_needed(self) -> int:
+        """Return the first position whose next event a waiting reader has not got yet."""
+        positions = itertools.chain(self._waiting.values(), self._woken.values())
+        return min(positions, default=self._last)
 
     def _wake_soon(self) -> None:
         loop = asyncio.get_running_loop()
@@ -190,9 +275,11 @@ class Feed:
             self._timer.cancel()
             self._timer = None
         self._woken_at = asyncio.get_running_loop().time()
-        waited, self._changed = self._changed, None
-        if waited is not None and not waited.done():
-            waited.set_result(None)
+        for wait in self._waiting:
+            if not wait.done():
+                wait.set_result(None)
+        self._woken |= self._waiting
+        self._waiting.clear()
 
     def _is_too_much(self) -> bool:
         many = len(self._items)
@@ -240,46 +327,27 @@ async def follow(
     follows one leg, it is first sent an error event, because an AG-UI client does not reconnect on its own and
     would take the disconnection for the end of the leg.
     """
-    feed.followers += 1
-    try:
-        async for chunk in _follow(feed, number, before, leg, until, nested, ping):
-            yield chunk
-    finally:
-        feed.followers -= 1
-
-
-async def _follow(
-    feed: Feed,
-    number: int,
-    before: Sequence[Event],
-    leg: str,
-    until: int | None,
-    nested: bool,
-    ping: float,
-) -> AsyncGenerator[bytes]:
-    first = _encode_all(before, nested)
-    if first:
-        yield first
-    while until is None or number < until:
-        try:
-            items = await feed.after(number, ping)
-        except FellBehind:
-            if leg:
-                yield _encode_all([Event(_FELL_BEHIND)], nested)
-            return
-        if not items:
-            yield PING
-        out: list[bytes] = []
-        for item in items:
-            number = item.number
-            data = item.data if nested else item.older
-            if data is not None:
-                out.append(encode(data, feed.id_of(number)))
-            if leg and item.ends in (leg, "*"):
-                yield b"".join(out)
+    with feed.followed():
+        first = _encode_all(before, nested)
+        if first:
+            yield first
+        while until is None or number < until:
+            try:
+                portion = await feed.after(number, ping)
+            except FellBehind:
+                if leg:
+                    yield _encode_all([Event(_FELL_BEHIND)], nested)
                 return
-        if out:
-            yield b"".join(out)
+            if not portion:
+                yield PING
+                continue
+            number = portion[-1].number
+            last = portion.until_end(leg) if leg else None
+            chunk = (last or portion).encoded(nested)
+            if chunk or last is not None:
+                yield chunk
+            if last is not None:
+                return
 
 
 async def send_all(events: Sequence[Event], *, nested: bool = True) -> AsyncGenerator[bytes]:

@@ -24,7 +24,7 @@ from handrail.run.record.parking import is_due
 from handrail.runs import list_runs, show
 from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import format_time
-from handrail.serve.feed import Feed
+from handrail.serve.feed import Alarm, Feed
 from handrail.serve.live_run import LiveRun
 from handrail.serve.principals import parse_session_id, session_id_of
 from handrail.serve.refusals import ThreadElsewhere
@@ -93,6 +93,7 @@ class Threads:
         self._poll_seconds = poll_seconds
         self._boot = new_id()[:8]
         self._feeds = itertools.count(1)
+        self._alarm = Alarm()
         self._kept: OrderedDict[tuple[str, str], Thread] = OrderedDict()
         self._known: WeakValueDictionary[tuple[str, str], Thread] = WeakValueDictionary()
         """All threads in memory, including those that stay in memory only because a reader follows their feed."""
@@ -123,7 +124,7 @@ class Threads:
         thread = self._known.get(key)
         if thread is None:
             session_id_of(principal, id)
-            feed = Feed(f"{self._boot}{next(self._feeds)}", ended=self._ended)
+            feed = Feed(f"{self._boot}{next(self._feeds)}", ended=self._ended, alarm=self._alarm)
             thread = self._known[key] = Thread(id, principal, self._setup, feed)
         self._kept[key] = thread
         self._kept.move_to_end(key)
