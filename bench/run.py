@@ -53,6 +53,15 @@ async def writing_handler(params: Forecast, *, context: ToolContext) -> ToolResu
     return ToolResult.ok(params.city, "fine")
 
 
+async def suspending_handler(params: Forecast, *, context: ToolContext) -> ToolResult[str]:
+    await asyncio.sleep(0)
+    return ToolResult.ok(params.city, "fine")
+
+
+def plain_handler(params: Forecast, *, context: ToolContext) -> ToolResult[str]:
+    return ToolResult.ok(params.city, "fine")
+
+
 async def sleeping_handler(params: Forecast, *, context: ToolContext) -> ToolResult[None]:
     await asyncio.sleep(0.01)
     return ToolResult.ok(None)
@@ -169,20 +178,31 @@ async def calls() -> None:
         gate=lambda: through(a_gate())(),
         invoked=lambda: invoked(a_gate())(),
         timeout=lambda: through(a_gate(timeout=30))(),
+        suspending=lambda: through(a_gate(suspending_handler))(),
+        plain=lambda: through(a_gate(plain_handler))(),
         writing_floor=writing_floor,
         writing=lambda: through(a_gate(writing_handler))(),
     )
     row("by hand: parse, await, result, keep", times["floor"], "us", 1, 1)
-    row("gate: policy, subscriber, both events", times["gate"], "us", times["gate"] / times["floor"], 4)
-    row("the same by gate.invoke, an Operation", times["invoked"], "us", times["invoked"] / times["floor"], 4)
-    row("gate with a timeout", times["timeout"], "us", times["timeout"] / times["floor"], 4)
+    row("gate: policy, subscriber, both events", times["gate"], "us", times["gate"] / times["floor"], 4.5)
+    row(
+        "the same by gate.invoke, an Operation",
+        times["invoked"],
+        "us",
+        times["invoked"] / times["floor"],
+        5.5,
+    )
+    row("gate with a timeout", times["timeout"], "us", times["timeout"] / times["floor"], 6)
+    suspending, plain = times["suspending"] / times["gate"], times["plain"] / times["gate"]
+    row("a handler that suspends once, over one that does not", times["suspending"], "us", suspending, 1.5)
+    row("a plain `def` handler, over an async one", times["plain"], "us", plain, 4)
     row("by hand, with a file and an event", times["writing_floor"], "us", 1, 1)
     row(
         "gate, file written and event committed",
         times["writing"],
         "us",
         times["writing"] / times["writing_floor"],
-        6,
+        10,
     )
 
 
