@@ -573,3 +573,25 @@ async def test_idle_threads_are_dropped_and_those_that_are_read_are_found(tmp_pa
 def test_a_session_that_another_process_uses_is_a_conflict(error: HandrailError) -> None:
     """A run that another process begins at the same moment is as much in the way as one that was there before."""
     assert error_response(error).status_code == 409
+
+
+async def test_the_first_message_of_a_thread_reads_the_journal_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread without runs has an empty session, which is not read. Whether it has runs is read while nothing can begin one."""
+    async with served(tmp_path) as app:
+        reads: list[str] = []
+        for name in ("list", "turn", "get"):
+            real = getattr(app.journal.runs, name)
+
+            def counted(*given: Any, name: str = name, real: Any = real, **options: Any) -> Any:
+                reads.append(name)
+                return real(*given, **options)
+
+            monkeypatch.setattr(app.journal.runs, name, counted)
+        thread = app.thread()
+        await thread.say(plan([], "done"))
+        assert reads[:1] == ["list"]
+        assert reads.count("list") == 1
+        await over(thread)
+        assert texts(await thread.messages())[-1:] == ["done"]

@@ -411,26 +411,27 @@ class Routes:
     async def agent(self, request: Request) -> Any:
         """Respond to an AG-UI request with one leg, an error, or, if the input opens no leg, the thread's current state."""
         input = await parse_body(request, lambda data: parse_input(requests.parse_json(data)))
-        thread = await self._app.threads.open(request.scope[PRINCIPAL], input.thread_id)
+        thread = self._app.threads.thread(request.scope[PRINCIPAL], input.thread_id)
+        number = thread.feed.last  # noted before the runs are read, so that no event of a new leg is skipped
+        rows = await thread.rows()
+        self._app.threads.check_served(thread, rows)
         nested = input.sees_nested
 
         async def chunks() -> AsyncGenerator[bytes]:
-            number = thread.feed.last
-            row = await thread.newest()
-            recorded = () if row is None else await self._journal.questions.history(row.record.id)
+            recorded = await self._journal.questions.history(rows[-1].record.id) if rows else ()
             submitted = await submit(
-                thread, input, recorded, partial(self._start_run, thread), self._check_message
+                thread, input, rows, recorded, partial(self._start_run, thread), self._check_message
             )
             if submitted.refused:
                 return send_all(submitted.refused, nested=nested)
             if submitted.leg == input.run_id:
                 # Skip the events of runs that other windows started and that have ended in the meantime.
-                number = thread.feed.before_leg(submitted.leg, number)
-                return follow(thread.feed, number, leg=submitted.leg, nested=nested)
+                before_leg = thread.feed.before_leg(submitted.leg, number)
+                return follow(thread.feed, before_leg, leg=submitted.leg, nested=nested)
             # The input opened no leg of its own, so send the current state, and follow the run if it is active.
-            before, number, leg = await snapshots.joining_events(self._journal, thread)
+            before, last, leg = await snapshots.joining_events(self._journal, thread)
             if leg:
-                return follow(thread.feed, number, before=before, leg=leg, nested=nested)
+                return follow(thread.feed, last, before=before, leg=leg, nested=nested)
             return send_all(before, nested=nested)
 
         return await self._stream(request, chunks)

@@ -107,9 +107,11 @@ class Thread:
 
     # Reading.
 
-    async def session(self) -> Session:
+    async def session(self, rows: Sequence[RunRow] | None = None) -> Session:
         """Return the session with everything that its runs have committed. It is empty if the thread has no runs."""
-        if self._session is None or await is_outdated(self._session, self._journal):
+        if self._session is None and rows is not None and not rows:
+            self._session = Session(id=self.session_id, principal=self.principal)
+        elif self._session is None or await is_outdated(self._session, self._journal):
             try:
                 self._session = await runs.session(self._journal, self.session_id, principal=self.principal)
             except SessionUnknown:
@@ -150,6 +152,8 @@ class Thread:
         if live is not None and live.has_started:
             unread = await unread_remarks(self._journal, live.run_id)
             return _with_unread(messages_in(live.session), live.run_id, unread)
+        if rows is not None and not rows:
+            return ()
         said = messages_in(await self.session())
         row = await self.newest(rows)
         if row is None or row.status in OVER:
@@ -206,7 +210,7 @@ class Thread:
         """
         async with self._lock:
             self._check_accepting()
-            await self._check_free()
+            rows = await self._check_free()
             run_id = self._setup.new_id()
             if self._setup.submit is not None:
                 if tools or history:
@@ -216,7 +220,7 @@ class Thread:
                     watch.expect(leg)
                 await self._setup.submit(text, attachments, run_id, self)
                 return run_id
-            live = await self.begun(run_id)
+            live = await self.begun(run_id, rows)
             stream = self._source.begin(
                 text,
                 run_id=run_id,
@@ -428,17 +432,19 @@ class Thread:
         if self._setup.stopping:
             raise ServerStopping(self.id)
 
-    async def _check_free(self) -> None:
+    async def _check_free(self) -> Sequence[RunRow]:
+        """Return the thread's runs. Raises `ThreadBusy` or `QuestionsOpen` if one of them is not over."""
         live = await self._settled()
         if live is not None:
             if live.leg or not live.questions:
                 raise ThreadBusy(self.id)
             raise QuestionsOpen(self.id, len(live.questions))
-        row = await self.newest()
-        if row is not None and row.status not in OVER:
-            if row.questions:
-                raise QuestionsOpen(self.id, row.questions)
+        rows = await self.rows()
+        if rows and rows[-1].status not in OVER:
+            if rows[-1].questions:
+                raise QuestionsOpen(self.id, rows[-1].questions)
             raise ThreadBusy(self.id)
+        return rows
 
     async def _settled(self) -> LiveRun | None:
         """Return the run that this process executes, or None if it executes none. A run that is being parked is awaited first."""
@@ -481,9 +487,9 @@ class Thread:
     def _is_leased(self, row: RunRow) -> bool:
         return row.held and row.owner != self._journal.owner
 
-    async def begun(self, run_id: str) -> LiveRun:
+    async def begun(self, run_id: str, rows: Sequence[RunRow] | None = None) -> LiveRun:
         """Create a run of this thread. `execute` starts it."""
-        session = await self.session()
+        session = await self.session(rows)
         told = Translator(
             self.id,
             run_id,

@@ -137,10 +137,14 @@ class Threads:
         Raises `ThreadElsewhere` if it belongs to a different app, and `ThreadNameRefused` if a name is invalid.
         """
         thread = self.thread(principal, id)
-        newest = await thread.newest() if thread.live is None else None
-        if newest is not None and not serves(self.source, newest.record):
-            raise ThreadElsewhere(id, app_name(newest.record), newest.record.prompt)
+        if thread.live is None:
+            self.check_served(thread, await thread.rows())
         return thread
+
+    def check_served(self, thread: Thread, rows: Sequence[RunRow]) -> None:
+        """Raise `ThreadElsewhere` if a thread with these runs belongs to a different app."""
+        if rows and thread.live is None and not serves(self.source, rows[-1].record):
+            raise ThreadElsewhere(thread.id, app_name(rows[-1].record), rows[-1].record.prompt)
 
     def find(self, principal: str, id: str) -> Thread | None:
         """Return this principal's thread with this id if it is in memory, or None."""

@@ -34,7 +34,7 @@ from handrail.serve.requests import ID, ID_RULE
 from handrail.serve.thread_messages import RunMessage, next_remark_id, said_by_people
 
 if TYPE_CHECKING:
-    from handrail.journal.records import QuestionRecord
+    from handrail.journal.records import QuestionRecord, RunRow
     from handrail.serve.thread import Thread
 
 Start = Callable[..., Awaitable[Any]]
@@ -289,9 +289,14 @@ class Submitted(NamedTuple):
 
 
 async def submit(
-    thread: Thread, input: RunInput, recorded: Sequence[QuestionRecord], start: Start, check: Check
+    thread: Thread,
+    input: RunInput,
+    rows: Sequence[RunRow],
+    recorded: Sequence[QuestionRecord],
+    start: Start,
+    check: Check,
 ) -> Submitted:
-    """Start a run, or continue one with answers. `recorded` holds the questions of the thread's newest run.
+    """Start a run, or continue one with answers. `rows` are the thread's runs, and `recorded` the questions of the newest one.
 
     A new message that comes with answers goes to the model of the run that they continue, if `check` accepts it.
 
@@ -299,7 +304,7 @@ async def submit(
     `JournalError`, whose text is not for clients. Any other `HandrailError` becomes events that report it.
     """
     try:
-        return Submitted(await _submit(thread, input, recorded, start, check), [])
+        return Submitted(await _submit(thread, input, rows, recorded, start, check), [])
     except (RequestRefused, JournalError):
         raise
     except HandrailError as error:
@@ -309,12 +314,18 @@ async def submit(
 
 
 async def _submit(
-    thread: Thread, input: RunInput, recorded: Sequence[QuestionRecord], start: Start, check: Check
+    thread: Thread,
+    input: RunInput,
+    rows: Sequence[RunRow],
+    recorded: Sequence[QuestionRecord],
+    start: Start,
+    check: Check,
 ) -> str:
     open = [each.question for each in recorded if each.answer is None]
     answers = [_answer(thread.principal, given, recorded) for given in input.answers]
     answers += _tool_answers(thread.principal, input, open)
-    messages = await thread.run_messages()
+    # a run may have ended since, so its messages must not be taken from rows that say that it goes on
+    messages = await thread.run_messages(None if rows else rows)
     named = dict(_match_ids(messages, input.named))
     thread.named.update(named)
     new, attached = input.said[len(_repeated(messages, input.said)) :], input.attached
@@ -338,7 +349,7 @@ async def _submit(
         )
     if open:
         raise QuestionsOpen(thread.id, len(open))
-    history = () if await thread.newest() is not None else input.history
+    history = () if rows else input.history
     run_id: str = await start(
         "\n\n".join(new), leg=input.run_id, tools=input.tools, history=history, attachments=attached
     )
