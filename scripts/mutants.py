@@ -547,6 +547,20 @@ MUTANTS = [
         "tests/run/test_gate.py::test_timeout_and_an_outer_cancellation_at_the_same_moment",
     ),
     Mutant(
+        "the time before a call first waits does not count",
+        "concurrency/timers.py",
+        "            self.wait(self.left())\n\n    def _leave_heap",
+        "            self.restart()\n            self.wait(self.left())\n\n    def _leave_heap",
+        "tests/concurrency/test_timers.py",
+    ),
+    Mutant(
+        "the timers of a call that waits are not armed",
+        "run/gate.py",
+        "            attempt.passage.note_wait()\n",
+        "            pass\n",
+        "tests/run/test_gate.py::test_timeouts_nest",
+    ),
+    Mutant(
         "a deadline that passes while a call ends cancels its caller",
         "concurrency/cancellation.py",
         "            self._stop(self._deadline_timer)\n",

@@ -98,6 +98,68 @@ def test_a_timeout_is_postponed_by_exactly_what_listeners_took(drawn: list[Liste
     assert ended == moment_after(seconds + 0.5, spans)
 
 
+@given(
+    drawn=listeners,
+    seconds=st.integers(1, 20),
+    silence=st.none() | st.integers(1, 20),
+    blocked=st.integers(0, 30),
+    asks=st.none() | st.integers(1, 30),
+    waits=st.integers(0, 40),
+    restarts=st.booleans(),
+)
+@example(drawn=[], seconds=5, silence=None, blocked=3, asks=None, waits=3, restarts=False)
+@example(drawn=[], seconds=5, silence=None, blocked=9, asks=None, waits=3, restarts=False)
+@example(drawn=[], seconds=5, silence=None, blocked=3, asks=9, waits=3, restarts=True)
+def test_timers_that_are_armed_at_the_first_wait_fire_at_the_same_moment(
+    drawn: list[Listener],
+    seconds: int,
+    silence: int | None,
+    blocked: int,
+    asks: int | None,
+    waits: int,
+    restarts: bool,
+) -> None:
+    """Timers that a scope holds until its work first waits end the work as those that are armed at once do.
+
+    Before it waits, the work may block the loop, and the timers may be paused. A later timeout goes on with the time that is left.
+    """
+
+    async def main(*, held: bool) -> list[tuple[str, float, float]]:
+        loop, ends = virtual_loop(), list[tuple[str, float, float]]()
+        clock = WorkClock(timers_of(loop))
+        run_listeners(clock, drawn)
+        scope = open_scope()
+        if held:
+            scope.hold_timers()
+        for _ in range(1 + restarts):
+            scope.start_timeout(seconds + 0.5, clock)
+            if silence is not None:
+                scope.start_watchdog(silence + 0.75, clock)
+            loop.advance(blocked)
+            if asks is not None:
+                loop.call_at(loop.time() + asks, scope.pause())
+            ended = "in time"
+            try:
+                if waits:
+                    scope.arm_timers()
+                    await asyncio.sleep(waits)
+            except asyncio.CancelledError:
+                ended = "cancelled"
+            try:
+                try:
+                    scope.stop_timeout()
+                finally:
+                    scope.stop_watchdog()
+            except TimedOut as error:
+                ended = type(error).__name__
+            ends.append((ended, loop.time(), scope.timeout_left()))
+            scope.continue_timeout()
+        assert not scope.interrupted
+        return ends
+
+    assert run_virtual(lambda: main(held=True)) == run_virtual(lambda: main(held=False))
+
+
 @given(drawn=listeners, beats=st.lists(st.integers(1, 20), max_size=4))
 def test_silence_is_counted_in_the_same_way(drawn: list[Listener], beats: list[int]) -> None:
     """The time that listeners take does not count as silence for the watchdog."""

@@ -24,7 +24,7 @@ from handrail.concurrency import user_code
 from handrail.concurrency.claims import GaveUp, Stop
 from handrail.concurrency.deadline import Deadline
 from handrail.concurrency.threads import run_in_thread
-from handrail.concurrency.timers import Timer, TimerClock, timers_of
+from handrail.concurrency.timers import Timer, WorkClock, timers_of
 from handrail.concurrency.user_code import Listener, cancel_without_notice, deliveries, forget, listen, settle
 from handrail.errors import DeadlineExceededError
 
@@ -72,6 +72,8 @@ class CancelScope(msgspec.Struct, eq=False):
     _landing: int = 0
     """How many cancellations will be delivered in the next pass of the loop."""
     _watchdog: Timer | None = None
+    _is_waiting: bool = True
+    """Whether the work has waited for anything, so that its timers can fire. Until then, they are not armed."""
     _unnoticed: int = 0
     """The task's cancellation count with the first cancellation that no listener could be told of; 0 if they are told of each."""
 
@@ -178,9 +180,24 @@ class CancelScope(msgspec.Struct, eq=False):
     def start_deadline(self, deadline: Deadline) -> None:
         """Cancel the work when the deadline passes. The deadline may be paused in the meantime."""
         self._deadline = deadline
+        left, clock = max(deadline.remaining(), 0), _DeadlineClock(deadline)
         self._deadline_timer = timers_of(self.task.get_loop()).start(
-            max(deadline.remaining(), 0), self._run_out, _DeadlineClock(deadline)
+            left, self._run_out, clock, armed=self._is_waiting
         )
+
+    def hold_timers(self) -> None:
+        """Arm no timer until `arm_timers` is called, because the work may end without ever waiting.
+
+        The time of a timer runs nevertheless, and no timer could fire before the work first waits.
+        """
+        self._is_waiting = False
+
+    def arm_timers(self) -> None:
+        """Arm the timers that have been started, because the work waits for the first time. Later ones are armed as they start."""
+        self._is_waiting = True
+        for timer in (self._deadline_timer, self._timeout, self._watchdog):
+            if timer is not None:
+                timer.arm()
 
     def explain(self, error: BaseException, doing: str) -> BaseException:
         """Return `DeadlineExceededError` if `error` is the deadline's cancellation; otherwise return `error` itself.
@@ -194,13 +211,10 @@ class CancelScope(msgspec.Struct, eq=False):
             return DeadlineExceededError(deadline.at, doing)
         return error
 
-    def start_timeout(self, seconds: float, clock: TimerClock | None = None) -> None:
-        """Cancel the work after this many seconds, or after the time that `continue_timeout` kept from an earlier timeout.
-
-        `clock` measures the seconds. By default, time in which event subscribers block the loop does not count.
-        """
-        timers = timers_of(self.task.get_loop())
-        self._timeout = timers.start(seconds, self._run_out, clock, self._timeout_left)
+    def start_timeout(self, seconds: float, clock: WorkClock) -> None:
+        """Cancel the work after this many seconds on its clock, or after the time that `continue_timeout` kept from an earlier timeout."""
+        left = self._timeout_left
+        self._timeout = clock.timers.start(seconds, self._run_out, clock, left, self._is_waiting)
 
     def stop_timeout(self) -> None:
         """Stop the timeout, because the work is over. Raises `TimedOut` if only the timeout cancelled it."""
@@ -217,9 +231,9 @@ class CancelScope(msgspec.Struct, eq=False):
         if self._timeout is not None:
             self._timeout_left = max(self._timeout.left(), 0.0)
 
-    def start_watchdog(self, seconds: float, clock: TimerClock | None = None) -> None:
-        """Cancel the work once it has not called `hear` for this many seconds. `clock` has the same meaning as in `start_timeout`."""
-        self._watchdog = timers_of(self.task.get_loop()).start(seconds, self._run_out, clock)
+    def start_watchdog(self, seconds: float, clock: WorkClock) -> None:
+        """Cancel the work once it has not called `hear` for this many seconds on its clock."""
+        self._watchdog = clock.timers.start(seconds, self._run_out, clock, armed=self._is_waiting)
 
     def hear(self) -> None:
         """Note that the work is alive. This may be called from any thread."""

@@ -11,7 +11,7 @@ import heapq
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextvars import Context
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
@@ -81,8 +81,8 @@ class Timer(msgspec.Struct, eq=False):
     _clock: TimerClock
     _due: float
     """The clock's reading at which the timer fires."""
-    _when: float = 0.0
-    """When the timer is checked next, on the loop's clock."""
+    _when: float | None = None
+    """When the timer is checked next, on the loop's clock; None if it is not armed yet."""
     _left: float | None = None
     """The seconds that are left while the timer is paused; None if it is not paused."""
     _pauses: int = 0
@@ -92,8 +92,7 @@ class Timer(msgspec.Struct, eq=False):
         """Stop the timer, so that it never fires. Returns whether it has already fired; a second call returns False."""
         if self._call is not None:
             self._call = None
-            if self._left is None:
-                self._timers.count_stopped()
+            self._leave_heap()
         fired, self._has_fired = self._has_fired, False
         return fired
 
@@ -101,8 +100,9 @@ class Timer(msgspec.Struct, eq=False):
         """Pause the timer until there has been a `resume` for every `pause`."""
         self._pauses += 1
         if self._call is not None and self._left is None:
-            self._left = self.left()
-            self._timers.count_stopped()
+            left = self.left()
+            self._leave_heap()
+            self._left = left
 
     def resume(self) -> None:
         """Continue with the remaining time, once `resume` has been called as often as `pause`."""
@@ -123,6 +123,15 @@ class Timer(msgspec.Struct, eq=False):
         """Return the seconds until the timer is due, or would be due if it had not been stopped."""
         return self._due - self._clock.time() if self._left is None else self._left
 
+    def arm(self) -> None:
+        """Let the event loop check the timer, if it was started unarmed. Until then, it never fires, but its time runs."""
+        if self._when is None and self._call is not None and self._left is None:
+            self.wait(self.left())
+
+    def _leave_heap(self) -> None:
+        if self._when is not None and self._left is None:
+            self._timers.count_stopped()
+
     def is_due(self, when: float) -> bool:
         """Return whether the heap's entry for this time is still valid."""
         return self._call is not None and self._left is None and self._when == when
@@ -134,7 +143,7 @@ class Timer(msgspec.Struct, eq=False):
 
     def clock_moves(self) -> None:
         """Reschedule the timer, because its clock advances again earlier than `standstill` said."""
-        if self._call is not None and self._left is None:
+        if self._when is not None and self._call is not None and self._left is None:
             self.wait(self.left())
             self._timers.count_stopped()  # the timer's old entry in the heap is invalid now
 
@@ -171,7 +180,8 @@ class Timers:
         return loop
 
     def time(self) -> float:
-        return self.loop.time() - self.lost.seconds
+        loop: Any = self._loop()
+        return loop.time() - self.lost.seconds
 
     def standstill(self, timer: Timer) -> float:
         return 0.0  # it stands still only while a listener blocks the loop, and then nothing is checked
@@ -182,14 +192,17 @@ class Timers:
         call: Callable[[], object],
         clock: TimerClock | None = None,
         left: float | None = None,
+        armed: bool = True,
     ) -> Timer:
         """Start a timer that calls `call` after this many seconds, or after `left` seconds if that is given.
 
-        `clock` measures the seconds. By default, time in which listeners block the loop does not count.
+        `clock` measures the seconds. By default, time in which listeners block the loop does not count. A timer that is not
+        `armed` fires only after `Timer.arm`, which is cheaper if it is likely to be stopped before the loop could check it.
         """
         clock, left = clock or self, seconds if left is None else left
         timer = Timer(self, call, seconds, clock, clock.time() + left)
-        timer.wait(left)
+        if armed:
+            timer.wait(left)
         return timer
 
     def put(self, timer: Timer, when: float) -> None:
@@ -232,28 +245,29 @@ class WorkClock(msgspec.Struct, eq=False):
     It stands still while a listener runs on a thread, for up to a minute.
     """
 
-    _timers: Timers
-    _lost: LostTime = msgspec.field(default_factory=LostTime)
-    """The time that listeners took on threads."""
+    timers: Timers
+    lost: LostTime | None = None
+    """The time that listeners took on threads; None if none was called there."""
     _entered: tuple[float, ...] = ()
     """When each listener that still runs on a thread was called."""
     _held: tuple[Timer, ...] = ()
     """Timers to reschedule as soon as no listener runs on a thread."""
 
     def time(self) -> float:
-        return self._timers.time() - self.lost_on_threads()
+        time = self.timers.time()
+        return time if self.lost is None else time - self.lost_on_threads()
 
     def lost_on_threads(self) -> float:
         """Return the seconds that listeners have taken on threads so far. Time in which one also blocked the loop does not count."""
         with _threads:
-            if not self._entered and not self._lost.spans:
+            if self.lost is None:
                 return 0.0
-            lost = LostTime(self._lost.seconds, self._lost.spans)
+            lost = LostTime(self.lost.seconds, self.lost.spans)
             entered = self._entered
-        now = self._timers.loop.time()
+        now = self.timers.loop.time()
         for start in entered:
             lost.add(start, min(now, start + _LONGEST_EXCUSE))
-        return lost.seconds - lost.overlap(self._timers.lost)
+        return lost.seconds - lost.overlap(self.timers.lost)
 
     def standstill(self, timer: Timer) -> float:
         with _threads:
@@ -261,32 +275,34 @@ class WorkClock(msgspec.Struct, eq=False):
                 return 0.0
             if timer not in self._held:
                 self._held = (*self._held, timer)
-            return max(0.0, max(self._entered) + _LONGEST_EXCUSE - self._timers.loop.time())
+            return max(0.0, max(self._entered) + _LONGEST_EXCUSE - self.timers.loop.time())
 
     def enter(self) -> float:
         """Note that a listener is called on a thread, and return when."""
-        before = self._timers.loop.time()
+        before = self.timers.loop.time()
         with _threads:
+            self.lost = self.lost or LostTime()
             self._entered = (*self._entered, before)
         return before
 
     def leave(self, before: float) -> None:
         """Note that a listener that was called on a thread at this time has returned."""
-        after = self._timers.loop.time()
+        after = self.timers.loop.time()
         with _threads:
             at = self._entered.index(before)
             self._entered = self._entered[:at] + self._entered[at + 1 :]
-            self._lost.add(before, after)
+            assert self.lost is not None, "`enter` has made it"
+            self.lost.add(before, after)
             held = () if self._entered else self._held
             if held:
                 self._held = ()
         if held:
             with contextlib.suppress(RuntimeError):  # the loop has been closed
-                self._timers.loop.call_soon_threadsafe(_move, held)
+                self.timers.loop.call_soon_threadsafe(_move, held)
 
     def is_on(self, lost: LostTime) -> bool:
         """Return whether `lost` is the lost time of this clock's loop."""
-        return self._timers.lost is lost
+        return self.timers.lost is lost
 
 
 @contextlib.contextmanager

@@ -58,6 +58,7 @@ from handrail.session.bus import check_event
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
+    from handrail.concurrency.cancellation import CancelScope
     from handrail.concurrency.claims import Turns
     from handrail.question import Quorum
     from handrail.run.gate import Gate
@@ -258,6 +259,10 @@ class Passage(msgspec.Struct, eq=False):
     """The seconds that the loop had lost to listeners when the call began."""
     clock: WorkClock | None = None
     """The clock that the call's timeouts run on. None until a timeout, or an event from a thread, needs it."""
+    has_waited: bool = False
+    """Whether the call has waited for anything in the gate."""
+    held: CancelScope | None = None
+    """The call's scope while it holds timers until the call first waits; None if it holds none."""
     charged: bool = False
     """Whether the budget has been charged for the call, by this process or an earlier one."""
     logged: CallLog | None = None
@@ -293,6 +298,19 @@ class Passage(msgspec.Struct, eq=False):
     """What the call had read and others had changed when it was committed nevertheless."""
     recorded: bool = False
     """Whether the end of the call is in the journal."""
+
+    def hold_timers(self, scope: CancelScope) -> None:
+        """Let the scope hold the timers that it is about to start, unless the call has waited already."""
+        if not self.has_waited and self.held is None:
+            scope.hold_timers()
+            self.held = scope
+
+    def note_wait(self) -> None:
+        """Note that the call waits for the first time, and arm the timers that were held until then."""
+        self.has_waited = True
+        if self.held is not None:
+            self.held.arm_timers()
+            self.held = None
 
 
 class Inquiries(msgspec.Struct, eq=False):
@@ -692,7 +710,9 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         """Return the seconds since the call began that are not charged to it, because listeners took them."""
         lost, clock = self.run.lost, self.passage.clock
         seconds = lost.seconds - self.passage.lost
-        return seconds if clock is None or not clock.is_on(lost) else seconds + clock.lost_on_threads()
+        if clock is None or clock.lost is None or not clock.is_on(lost):
+            return seconds
+        return seconds + clock.lost_on_threads()
 
     def request_approval(self, message: str) -> Operation[Approval]:
         return approval_verb(self, "message", f"request_approval({message!r})", message, message)

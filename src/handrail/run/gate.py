@@ -187,6 +187,7 @@ class Gate:
         attempt = attempt or Attempt(call, self.run, Passage(call.has_secret))
         waiting = begin_isolated(self._take_steps(attempt))
         if waiting is not None:
+            attempt.passage.note_wait()
             await waiting
         result: Any = attempt.passage.result
         return result
@@ -204,6 +205,7 @@ class Gate:
             run.publish(passage.start(call.id, call.name, call.path, started, run.run_context))
         run.live[attempt] = scope
         if run.deadline is not None and not undoes:
+            passage.hold_timers(scope)
             scope.start_deadline(run.deadline)
         ending: BaseException | None = None
         try:
@@ -228,8 +230,13 @@ class Gate:
                 attempt.token = _TOKEN  # 7
                 try:
                     timed = tool.is_timed or run.lease is not None
-                    begun = self._timed(attempt, context, scope) if timed else self._start(attempt, context)
-                    result = attempt.finished = await begun  # 8
+                    if timed:
+                        start_timers(attempt, scope)
+                    try:
+                        result = attempt.finished = await self._start(attempt, context)  # 8
+                    finally:
+                        if timed:
+                            stop_timers(attempt, scope)
                     if (waiting := check_finished(attempt, tool, result, scope)) is not None:
                         await waiting
                     made = attempt.transaction
@@ -352,15 +359,6 @@ class Gate:
             refuse_misfit(error)
             raise
 
-    async def _timed(self, attempt: Attempt, context: ToolContext, scope: CancelScope) -> Any:
-        """Run the handler under its timeout, its watchdog and the lease of its job. Raises `TimedOut` if its time is over."""
-        start_timers(attempt, scope)
-        try:
-            attempt.finished = await self._start(attempt, context)  # kept even if its time is over
-        finally:
-            stop_timers(attempt, scope)
-        return attempt.finished
-
     # 9
 
     async def _roll_back(
@@ -455,7 +453,7 @@ class Gate:
             error = without_frames(error)  # it collects frames while it propagates
         if parking is None or not parking.parked or passage.recorded:  # else the resumed run ends the call
             seconds = monotonic() - run.began - passage.started
-            if run.lost.seconds or passage.clock is not None:
+            if run.lost.seconds or (passage.clock is not None and passage.clock.lost is not None):
                 seconds = max(0.0, seconds - attempt.excused())
             end = ToolInvoked(
                 call.id,

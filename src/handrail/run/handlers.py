@@ -130,14 +130,18 @@ def refuse_misfit(error: TypeError) -> None:
 
 def start_timers(attempt: Attempt, scope: CancelScope) -> None:
     """Start the tool's timeout and its watchdog, if it has them, and keep the lease of its job alive, if it runs in one."""
+    tool = attempt.call.tool
     if attempt.run.lease is not None:
         attempt.heartbeat.keep(attempt.call.loop)
-    timeout, heartbeat = attempt.tool.timeout, attempt.tool.heartbeat
+    if not tool.is_timed:
+        return
+    attempt.passage.hold_timers(scope)
+    timeout, heartbeat, clock = tool.timeout, tool.heartbeat, attempt.work_clock
     if timeout is not None:
-        scope.start_timeout(timeout, attempt.work_clock)
+        scope.start_timeout(timeout, clock)
     if heartbeat is not None:
         attempt.heartbeat.heard = scope.hear
-        scope.start_watchdog(heartbeat, attempt.work_clock)
+        scope.start_watchdog(heartbeat, clock)
 
 
 def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
