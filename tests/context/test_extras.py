@@ -33,12 +33,13 @@ def test_snake_case_names_are_taken(name: str):
 )
 def test_other_names_are_refused_with_an_example(name: Any):
     """`ExtraKey` and `Extras` refuse the same names, with an error that gives a valid name as an example."""
-    words = f"extra {name!r}: it is not a snake_case ASCII name. Use a name like 'rate_limit'."
     with pytest.raises(ExtraKeyError) as of_key:
         ExtraKey(name, str)
     with pytest.raises(ExtraKeyError) as of_mapping:
         Extras({name: 1})
-    assert str(of_key.value) == str(of_mapping.value) == words
+    assert str(of_key.value) == str(of_mapping.value)
+    assert "snake_case" in str(of_key.value)
+    assert str(of_key.value).endswith("'rate_limit'.")
     assert of_key.value.key == name
     assert isinstance(of_key.value, DefinitionError)
 

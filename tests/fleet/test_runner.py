@@ -335,6 +335,9 @@ async def test_a_queued_run_can_be_cancelled_but_not_resumed_or_forked(app: Flee
     assert decode_outcome(row).text == "Turn 1: again"
 
 
+NOT_BEGUN = ("cancelled", "it was cancelled before it began")
+
+
 async def test_a_queued_run_is_cancelled_while_a_worker_has_another_run_of_its_session(
     app: FleetApp, log: Callable[[], list[str]], tmp_path: Path
 ):
@@ -344,7 +347,7 @@ async def test_a_queued_run_is_cancelled_while_a_worker_has_another_run_of_its_s
     async with worker(journal, app):
         await until(lambda: log() == ["asleep"])
         row = await runs.cancel(door, "second")
-        assert (row.status, decode_outcome(row).error) == ("cancelled", "it was cancelled before it began")
+        assert (row.status, decode_outcome(row).error) == NOT_BEGUN
         assert decode_outcome(row).cost == 0
         assert is_stopped(await runs.cancel(door, "first"))
         assert decode_outcome(await over(door, "third")).text == "Turn 2: hello"
@@ -363,7 +366,7 @@ async def test_a_run_that_was_cancelled_at_a_lost_worker_does_not_begin(
     lost.close()
     async with worker(journal, app):
         row = await over(journal, run_id)
-    assert (row.status, decode_outcome(row).error) == ("cancelled", "it was cancelled before it began")
+    assert (row.status, decode_outcome(row).error) == NOT_BEGUN
     assert (log(), len(await journal.runs.list())) == ([], 1)  # the series has ended too
     journal.close()
 

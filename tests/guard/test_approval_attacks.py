@@ -86,20 +86,20 @@ def yes(question: Question, **changed: Any) -> Answer:
 
 
 FORGED: dict[str, tuple[dict[str, Any], str]] = {
-    "an invented digest": ({"digest": "0" * 64}, "its digest does not match this question's"),
-    "no digest": ({"digest": ""}, "its digest does not match this question's"),
-    "a digest that is half a character": ({"digest": "\udc80"}, "its digest does not match this question's"),
+    "an invented digest": ({"digest": "0" * 64}, "digest"),
+    "no digest": ({"digest": ""}, "digest"),
+    "a digest that is half a character": ({"digest": "\udc80"}, "digest"),
     "wrong principal": ({"by": "eve"}, "'eve' may not answer it"),
     "nobody": ({"by": ""}, "'' may not answer it"),
     "unknown id": ({"question_id": "run.1~1?9"}, "there is no such question"),
     "an unknown outcome": ({"outcome": "approved"}, "'approved' is not a valid outcome"),
-    "not a truth value": ({"value": {"approved": "true"}}, "it does not match the schema: approved"),
-    "no approval at all": ({"value": {}}, "it does not match the schema: approved"),
-    "a plain yes": ({"value": True}, "it does not match the schema"),
-    "an unknown field": ({"value": {"approved": True, "for": "ever"}}, "it does not match the schema"),
+    "not a truth value": ({"value": {"approved": "true"}}, "schema: approved"),
+    "no approval at all": ({"value": {}}, "schema: approved"),
+    "a plain yes": ({"value": True}, "match the schema"),
+    "an unknown field": ({"value": {"approved": True, "for": "ever"}}, "match the schema"),
     "an unknown way to remember": (
         {"value": {"approved": True, "remember": "always"}},
-        "it does not match the schema: remember",
+        "schema: remember",
     ),
     "a scope that was not offered": (
         {"value": {"approved": True, "remember": "scope", "scope": "fs.write under /"}},
@@ -111,7 +111,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a scope that is not text": (
         {"value": {"approved": True, "remember": "scope", "scope": ["pay (any arguments)"]}},
-        "it does not match the schema: scope",
+        "schema: scope",
     ),
     "a scope for once": (
         {"value": {"approved": True, "scope": "pay (any arguments)"}},
@@ -119,7 +119,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a scope for exactly this": (
         {"value": {"approved": True, "remember": "exact", "scope": "pay (any arguments)"}},
-        "the answer has a scope but also remember='exact'",
+        "also remember='exact'",
     ),
 }
 
@@ -230,12 +230,11 @@ async def changed_diff(desk: Desk) -> str:
     return desk.refused(yes(seen, question_id=now.id))
 
 
-DIGEST = "its digest does not match this question's"
 SCENES: list[tuple[Callable[[Desk], Any], str]] = [
-    (changed_arguments, DIGEST),
-    (changed_diff, DIGEST),
-    (replayed_for_the_same_arguments, DIGEST),
-    (of_another_session, DIGEST),
+    (changed_arguments, "digest"),
+    (changed_diff, "digest"),
+    (replayed_for_the_same_arguments, "digest"),
+    (of_another_session, "digest"),
     (of_another_sessions_principal, "'ada' may not answer it"),
     (late, "expired"),
     (late_by_a_hair, "expired"),
@@ -282,4 +281,4 @@ async def test_the_person_is_told_what_was_wrong_and_asked_again(forged: dict[st
     gate = open_gate([pay], policies=[CapabilityPolicy()], environment=person)
     assert (await gate.invoke("pay", {"amount": 1})).success
     first, second = person.questions
-    assert second.message.startswith(f"{first.message}\nit does not match the schema: ")
+    assert second.message.startswith(f"{first.message}\nit does not match")

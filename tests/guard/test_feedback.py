@@ -182,7 +182,7 @@ def test_budget_feedback() -> None:
     ("wrong", "words"),
     [
         (lambda: Trigger(), "never fires"),
-        (lambda: Trigger(calls=0), "Pass a whole number of at least 1"),
+        (lambda: Trigger(calls=0), "Pass a whole number"),
         (lambda: Trigger(seconds=0), "Pass a positive number"),
         (lambda: FilesThere(), "Pass at least one"),
         (lambda: OutputFilled(), "Pass at least one"),

@@ -149,7 +149,7 @@ def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
     made.after(settle)
     with pytest.raises(ToolDefinitionError, match="private without a `before`"):
         made.check_complete()
-    with pytest.raises(ToolDefinitionError, match="the type of the answer is not declared"):
+    with pytest.raises(ToolDefinitionError, match="answer is not declared"):
         Handoff("book", "Book.", params=Visit).check_complete()
 
 

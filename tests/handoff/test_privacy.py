@@ -216,9 +216,10 @@ def test_what_an_act_raised_is_told_by_its_type_and_place(logged: io.StringIO) -
 def test_a_private_part_that_does_not_fit_is_named_by_place() -> None:
     """The error for an invalid private part names the place of the mistake, but not the value there."""
     gate = open_gate([card_game(before=parking_badly)])
-    assert gate.invoke("pick_card").wait().message == (
-        "pick_card.before failed: the private part it parked does not match its type, Deck, at cards[1]."
-    )
+    message = gate.invoke("pick_card").wait().message
+    assert message.startswith("pick_card.before failed: the private part")
+    assert message.endswith(", Deck, at cards[1].")
+    assert "7" not in message
 
 
 def test_a_digest_gives_nothing_away() -> None:

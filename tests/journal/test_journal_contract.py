@@ -153,7 +153,7 @@ async def test_ids_of_runs_are_unique_and_unknown_ones_are_named(journal: Journa
     await journal.runs.begin(run())
     with pytest.raises(RunError, match="already has a run with this id"):
         await journal.runs.begin(run())
-    with pytest.raises(RunError, match="already has a run with this id"):
+    with pytest.raises(RunError, match="already has a run"):
         await journal.runs.add(RunCopy(row=RunRow(record=run(), status="done")))
     for unknown in (journal.runs.get, journal.runs.take, journal.runs.stop):
         with pytest.raises(RunUnknown):
@@ -416,10 +416,10 @@ async def test_a_run_that_this_process_still_executes_is_not_claimed(journal: Jo
 async def test_only_a_run_that_was_claimed_can_be_begun(processes: tuple[Journal, Journal]):
     first, second = processes
     await first.queue.submit(request())
-    with pytest.raises(RunError, match="already has a run with this id"):
+    with pytest.raises(RunError, match="already has a run"):
         await begin(first, request())
     await second.queue.claim([QUEUE])
-    with pytest.raises(RunError, match="already has a run with this id"):
+    with pytest.raises(RunError, match="already has a run"):
         await begin(first, request())
 
 
@@ -612,7 +612,7 @@ async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal
     assert not (await door.runs.verify()).altered
     clock.seconds = 60
     assert await door.queue.cancel("first", b"outcome")
-    with pytest.raises(RunError, match="already has a run with this id"):
+    with pytest.raises(RunError, match="already has a run"):
         await begin(worker, request("first", "s"))
     with pytest.raises(RunUnknown):
         await door.queue.cancel("third", b"")
@@ -882,11 +882,11 @@ async def test_the_first_answer_wins_and_a_repeat_is_harmless(journal: Journal):
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"digest": "another"}, "its digest does not match this question's"),
+        ({"digest": "another"}, "digest"),
         ({"by": "mallory"}, "'mallory' may not answer it"),
         ({"question_id": "none"}, "there is no such question"),
         ({"outcome": "approved"}, "'approved' is not a valid outcome"),
-        ({"value": "many"}, "it does not match the schema"),
+        ({"value": "many"}, "match the schema"),
     ],
 )
 async def test_an_answer_that_is_not_right_is_refused(journal: Journal, changed: Any, problem: str):
@@ -1119,7 +1119,7 @@ async def test_the_question_of_a_parked_run_waits_for_it_and_ends_with_it(journa
         await asyncio.wait({task})
     await journal.runs.leave("run", "parked")
     assert (await journal.runs.get("run")).questions == 2
-    with pytest.raises(AnswerRefused, match="it does not match the schema"):
+    with pytest.raises(AnswerRefused, match="not match the schema"):
         journal.questions.answer(answer_to(questions[0], "text"))
     journal.questions.answer(answer_to(questions[0], 3))
     await journal.runs.take("run")

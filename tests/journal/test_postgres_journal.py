@@ -498,7 +498,7 @@ def test_a_journal_without_its_key_is_refused(url: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("HANDRAIL_KEY_FILE", str(file))
     PostgresJournal(url).close()
     monkeypatch.setenv("HANDRAIL_KEY", "a different secret")
-    with pytest.raises(JournalError, match="were not written with this key"):
+    with pytest.raises(JournalError, match="not written with this key"):
         PostgresJournal(url)
     file.chmod(0o644)
     with pytest.raises(JournalError, match="other users can access"):
@@ -510,7 +510,7 @@ def test_a_journal_without_its_key_is_refused(url: str, monkeypatch: pytest.Monk
     [
         (
             "UPDATE about SET value = '99' WHERE key = 'schema'",
-            "its schema has version 99, but this version of Handrail uses",
+            "its schema has version 99",
         ),
         ("DROP TABLE about", "is not a journal"),
         ("DROP TABLE votes_of_nobody, questions", "'questions' was removed"),

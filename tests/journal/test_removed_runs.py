@@ -140,7 +140,7 @@ ALTERED: dict[str, tuple[Alter, str]] = {
     ),
     "two runs reordered": (
         lambda c: move_before(c, "two", "one"),
-        r"run '(one|two)', record 1 \(run (one|two)\): it is not what was recorded there",
+        r"run '(one|two)', record 1 \(run (one|two)\): it is not what",
     ),
 }
 each_alteration = pytest.mark.parametrize(("how", "where"), ALTERED.values(), ids=ALTERED)
@@ -227,7 +227,7 @@ def test_a_run_that_was_begun_again_under_its_id_is_found(folder: Path):
     journal.close()
     (found,) = verify(folder).altered
     assert (found.chain, found.what) == ("session", "run two")
-    assert found.problem == "the run began again, but was not forgotten"
+    assert found.problem.startswith("the run began again")
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,7 @@ async def test_an_old_copy_of_a_forgotten_run_is_found(folder: Path):
 def test_a_journal_of_an_earlier_version_is_refused_in_words(folder: Path):
     """A journal with an older schema is refused, and the error names both versions."""
     alter(folder, lambda c: c.execute("UPDATE about SET value = ? WHERE key = 'schema'", (str(VERSION - 1),)))
-    with pytest.raises(
-        JournalError, match=f"version {VERSION - 1}, but this version of Handrail uses {VERSION}"
-    ):
+    with pytest.raises(JournalError, match=f"version {VERSION - 1},.* uses {VERSION}"):
         SqliteJournal(folder / "runs.db")
 
 

@@ -23,7 +23,6 @@ from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
 from handrail.journal.records import CommitUnit
 from handrail.journal.sql.database import Job
-from handrail.journal.sql.schema import VERSION
 from handrail.journal.sqlite import SqliteDatabase
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
@@ -303,7 +302,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
         ("other.db", "this is a database, but not a journal"),
-        ("newer.db", f"its schema has version 99, but this version of Handrail uses {VERSION}"),
+        ("newer.db", "its schema has version 99"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
         ("a\0b", "its path contains a null byte. Pass a path without one"),
@@ -369,7 +368,7 @@ def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytes
     ):
         SqliteJournal(path)
     assert not key.exists()
-    for other, problem in ((first[1:], "has 31 bytes"), (bytes(32), "were not written with this key")):
+    for other, problem in ((first[1:], "has 31 bytes"), (bytes(32), "not written with this key")):
         key.write_bytes(other)
         key.chmod(0o600)
         with pytest.raises(JournalError, match=problem):
@@ -386,7 +385,7 @@ def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "shared").write_text("the key of another journal")
     (tmp_path / "shared").chmod(0o600)
     monkeypatch.setenv("HANDRAIL_KEY_FILE", str(tmp_path / "shared"))
-    with pytest.raises(JournalError, match="were not written with this key"):
+    with pytest.raises(JournalError, match="not written with this key"):
         SqliteJournal(path)
 
 

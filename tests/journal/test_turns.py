@@ -228,14 +228,14 @@ async def test_a_forgotten_session_begins_anew(journal: Journal):
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("change", "done"),
     [
-        ("UPDATE turns SET turn = 'mine'", "its row in the table of turns was changed"),
-        ("UPDATE turns SET run_id = 'b'", "its row in the table of turns was changed"),
-        ("DELETE FROM turns", "its row in the table of turns was removed"),
+        ("UPDATE turns SET turn = 'mine'", "changed"),
+        ("UPDATE turns SET run_id = 'b'", "changed"),
+        ("DELETE FROM turns", "removed"),
     ],
 )
-async def test_an_altered_turn_is_found(tmp_path: Path, change: str, problem: str):
+async def test_an_altered_turn_is_found(tmp_path: Path, change: str, done: str):
     """A changed row is refused when a run would begin, and a removed one is found by `verify`."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     await begin(journal, "a")
@@ -245,7 +245,8 @@ async def test_an_altered_turn_is_found(tmp_path: Path, change: str, problem: st
     connection.execute(change)
     connection.close()
     (found,) = (await journal.runs.verify()).altered
-    assert (found.chain, found.id, found.problem) == ("session", "s", problem)
+    assert (found.chain, found.id) == ("session", "s")
+    assert found.problem == f"its row in the table of turns was {done}"
     if "UPDATE" in change:
         with pytest.raises(JournalAltered):
             await journal.runs.begin(run("b"), followed=loaded)

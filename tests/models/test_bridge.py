@@ -352,7 +352,7 @@ async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.Monke
     ("name", "message"),
     [
         ("nowhere:model", "'nowhere:model' is not a model of a known provider"),
-        ("nothing", "'nothing' is not a model of a known provider"),
+        ("nothing", "'nothing' is not a model"),
         ("mistral:small", "needs its provider's package: .*mistral"),
         (7, "7 can't be bridged"),
     ],

@@ -150,6 +150,7 @@ def test_the_deadline_and_the_values_stay_those_of_the_rendering():
     assert (opening.text, opening.rendered.deadline) == ("## A\n\ncats", deadline)
 
 
+ALL_SHOWN = "Every section is shown in full."
 OPEN = CLOSED.open(["guidance.search.rank"]).rendered
 
 
@@ -171,9 +172,9 @@ OPEN = CLOSED.open(["guidance.search.rank"]).rendered
         (
             OPEN,
             ["guidance.search"],
-            "section 'guidance.search' is already open. Every section is shown in full.",
+            f"section 'guidance.search' is already open. {ALL_SHOWN}",
         ),
-        (OPEN, [""], "there is no section ''. Every section is shown in full."),
+        (OPEN, [""], f"there is no section ''. {ALL_SHOWN}"),
     ],
     ids=["unknown", "open", "several", "none", "opened-before", "empty"],
 )

@@ -195,38 +195,28 @@ def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
     assert "Tuned: Rome 2." in opened(trip(tmp_path))
 
 
+LOCKED = "It has accepts_overrides=False: remove the override, or allow it there."
+NO_SECTION = "There is no such section. There are 'rules', 'task', 'task.plan'."
+
+
 @pytest.mark.parametrize(
     ("text", "report"),
     [
         (
             f'sections.rules.body = {{replaces = "{text_digest("Never pay twice.")}", text = "Pay."}}',
-            OverrideReport(
-                "rules",
-                "body",
-                "refused",
-                "It has accepts_overrides=False: remove the override, or allow it there.",
-            ),
+            OverrideReport("rules", "body", "refused", LOCKED),
         ),
         (
             f'tools.pay.description = {{replaces = "{text_digest("Pay.")}", text = "Pay often."}}',
-            OverrideReport(
-                "pay",
-                "description",
-                "refused",
-                "It has accepts_overrides=False: remove the override, or allow it there.",
-            ),
+            OverrideReport("pay", "description", "refused", LOCKED),
         ),
         (
             f'sections.plan.body = {{replaces = "{text_digest(BODY)}", text = "x"}}',
-            OverrideReport(
-                "plan", "body", "unknown", "There is no such section. There are 'rules', 'task', 'task.plan'."
-            ),
+            OverrideReport("plan", "body", "unknown", NO_SECTION),
         ),
         (
             'sections.x.body = {replaces = "0", text = "x"}',
-            OverrideReport(
-                "x", "body", "unknown", "There is no such section. There are 'rules', 'task', 'task.plan'."
-            ),
+            OverrideReport("x", "body", "unknown", NO_SECTION),
         ),
         (
             'sections.task.summary = {replaces = "0", text = "x"}',

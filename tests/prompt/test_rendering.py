@@ -202,20 +202,15 @@ def test_params_can_be_a_pydantic_model():
     assert "2 nights at Ritz" in prompt.render({"hotel": "Ritz", "nights": 2}).text
 
 
+PASS_A_TRIP = "Pass `Trip(...)`, or a mapping with its fields."
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        (TRIP, None, "prompt 'trip': no params were passed. Pass `Trip(...)`, or a mapping with its fields."),
-        (
-            TRIP,
-            "Rome",
-            "prompt 'trip': its params are a str. Pass `Trip(...)`, or a mapping with its fields.",
-        ),
-        (
-            TRIP,
-            Stay(hotel="a", nights=1),
-            "prompt 'trip': its params are a Stay. Pass `Trip(...)`, or a mapping with its fields.",
-        ),
+        (TRIP, None, f"prompt 'trip': no params were passed. {PASS_A_TRIP}"),
+        (TRIP, "Rome", f"prompt 'trip': its params are a str. {PASS_A_TRIP}"),
+        (TRIP, Stay(hotel="a", nights=1), f"prompt 'trip': its params are a Stay. {PASS_A_TRIP}"),
         (
             TRIP,
             {"days": "3", "town": 1},
@@ -413,10 +408,6 @@ def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
     assert [tool.name for tool in prompt.render(Trip("Rome")).tools] == ["weather"]
     with pytest.raises(PromptValidationError) as caught:
         prompt.render(Trip("Rome", 2, True))
-    assert str(caught.value) == (
-        "prompt 'p': two tools are named 'weather', in section 'a' and in section 'c.b'. "
-        "Rename one, drop one, or enable only one of the two at a time."
-    )
     assert (caught.value.tool, caught.value.places) == ("weather", ("section 'a'", "section 'c.b'"))
 
 

@@ -71,7 +71,7 @@ def test_a_resource_that_does_not_close_does_not_hide_the_error_of_a_run(caplog:
     log: list[str] = []
     bindings = [Binding(Stubborn, lambda _: Stubborn(log))]
     adapter = Adapter(ScriptedModel([ToolCall("use")]), resources=bindings)
-    with pytest.raises(PromptEvaluationError, match="its script has no answer to request 2") as failed:
+    with pytest.raises(PromptEvaluationError, match="no answer to request 2") as failed:
         adapter.evaluate(Prompt("p", "Go.", tools=[using(Stubborn)]), "go").wait()
     assert "while closing the resource Stubborn: RuntimeError: it does not close" in failed.value.__notes__[0]
     assert "it does not close" in caplog.text

@@ -17,6 +17,7 @@ from handrail.run.record.format import Begun
 from handrail.run.record.log import RunLog
 from handrail.testing import VirtualClock
 from support.rig import Rig, leave_traces
+from support.texts import OUTCOME_UNKNOWN
 
 pytestmark = pytest.mark.virtual_time
 
@@ -229,7 +230,7 @@ async def interrupted(tools: list[Any], **options: Any) -> Rig:
     [
         (True, [], "fly was done before the process ended"),
         (False, ["Rome"], ""),
-        (None, [], "it is not known whether it happened"),
+        (None, [], OUTCOME_UNKNOWN),
     ],
 )
 async def test_a_probe_has_its_events_inside_the_call_that_it_asks_about(
@@ -260,7 +261,7 @@ async def test_a_probe_that_fails_is_rolled_back() -> None:
     tools, flown = flying(fail)
     rig = await interrupted(tools)
     result = await rig.call("fly", to="Rome")
-    assert "it is not known whether it happened" in result.message
+    assert OUTCOME_UNKNOWN in result.message
     assert flown == []
     rig.assert_untouched()
     assert rig.status("fly.probe") == "error"

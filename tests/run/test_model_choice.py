@@ -315,7 +315,7 @@ async def test_the_model_is_chosen_for_each_request() -> None:
     [
         (lambda request: None, "returned a NoneType. Use a name like"),
         (lambda request: 1 / 0, "raised ZeroDivisionError"),
-        (lambda request: "nonsense", "is not the name of a model"),
+        (lambda request: "nonsense", "is not the name"),
     ],
 )
 async def test_a_function_that_chooses_no_model_ends_the_run(choose: Any, words: str) -> None:
@@ -432,7 +432,7 @@ def test_a_choice_has_a_name_by_which_it_is_found() -> None:
     check_name("demo:notes, openai:gpt-5")
     with pytest.raises(DefinitionError, match="no module or provider"):
         check_name("demo:notes, opnai:gpt-5")
-    with pytest.raises(DefinitionError, match="is not the name of a model"):
+    with pytest.raises(DefinitionError, match="is not the name"):
         model_named("demo:notes,")
     assert by(str).name == "by str"
 
@@ -445,7 +445,7 @@ named: Any = "openai:gpt-5"
     ("make", "words"),
     [
         (lambda: first_that_works(), "has no models"),
-        (lambda: first_that_works("openai"), "is not the name of a model"),
+        (lambda: first_that_works("openai"), "is not the name"),
         (lambda: first_that_works(not_yet), "first_that_works was given"),
         (lambda: by(named), "takes a function"),
     ],

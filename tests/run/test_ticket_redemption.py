@@ -53,6 +53,7 @@ from support import importing_support, warm_python
 from support.examples import at_most
 from support.parked_runs import answer_to
 from support.rig import Note
+from support.texts import OUTCOME_UNKNOWN
 from support.warm_python import Program
 
 pytestmark = pytest.mark.once  # starting processes is slow, and the Python version makes no difference
@@ -142,7 +143,7 @@ def test_a_deposit_outlives_the_process_that_gave_the_ticket_out(tmp_path: Path,
         assert os.listdir(tmp_path / "files") == ["done.txt"]
     else:
         assert ended["notes"] == ["before"]
-        assert "it is not known whether it happened" in ended["told"]
+        assert OUTCOME_UNKNOWN in ended["told"]
         assert "It had done: work." in ended["told"]
         assert os.listdir(tmp_path / "files") == []
 

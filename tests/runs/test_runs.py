@@ -343,7 +343,7 @@ async def test_a_step_that_is_not_there_is_refused(recorder: Recorder, step: int
     await recorder.run("r", call("note", text="one"), "end")
     with pytest.raises(RunError, match="a step from 0, its beginning, to 2"):
         await fork(recorder.journal, "r", step, "f")
-    with pytest.raises(RunError, match="already has a run with this id"):
+    with pytest.raises(RunError, match="already has a run"):
         await fork(recorder.journal, "r", 1, "r")
     assert [line.id for line in await list_runs(recorder.journal)] == ["r"]
 
@@ -412,7 +412,7 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
     assert response.text == "end"
     assert [each.text for each in response.session[Noted].all()] == ["before"]
     assert not (elsewhere.folder / "a").exists()
-    with pytest.raises(RunError, match="already has a run with this id"):
+    with pytest.raises(RunError, match="already has a run"):
         await import_(elsewhere.journal, tmp_path / "r.jsonl")
     again = await import_(elsewhere.journal, tmp_path / "r.jsonl", run_id="r2")
     assert (again.record.id, again.record.session_id, again.status) == ("r2", "r2", "parked")
@@ -450,7 +450,7 @@ async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
         (b'{"handrail": "session", "version": 1}', "not an exported run"),
         (
             b'{"handrail": "run", "version": 2, "run_id": "r"}',
-            "exported in format 2, and this version of Handrail reads format 1",
+            "exported in format 2",
         ),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}', "truncated"),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}\n{"entry": 3}', "line 2 of r.jsonl is damaged"),

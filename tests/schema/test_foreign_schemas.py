@@ -270,15 +270,15 @@ def deep(levels: int) -> dict[str, Any]:
         ({"properties": {"x": 3}}, "/properties/x is not a JSON Schema"),
         ({"properties": {"x": {"anyOf": {}}}}, "/properties/x/anyOf is not a list of schemas"),
         ({"properties": {"x": {"anyOf": ["y"]}}}, "/properties/x/anyOf/0 is not a JSON Schema"),
-        ({"$defs": 1}, "/$defs is not an object of schemas"),
+        ({"$defs": 1}, "/$defs is not an object"),
         ({"required": "x"}, "/required is not a list"),
         ({"required": [[]]}, "/required is not a list of names"),
         ({"properties": {"x": {"enum": 1}}}, "/properties/x/enum is not a list"),
         (
             {"properties": {"x": {"$ref": "http://a/b#/c"}}},
-            "/properties/x/$ref is 'http://a/b#/c', which is not in the schema",
+            "/properties/x/$ref is 'http://a/b#/c'",
         ),
-        ({"properties": {"x": {"$ref": ["#"]}}}, "/properties/x/$ref is ['#'], which is not in the schema"),
+        ({"properties": {"x": {"$ref": ["#"]}}}, "/properties/x/$ref is ['#']"),
     ],
 )
 def test_a_client_s_schema_is_refused_when_it_is_brought(schema: dict[str, Any], reason: str) -> None:

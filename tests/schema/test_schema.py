@@ -981,18 +981,21 @@ def test_the_same_problem_is_said_once():
     assert "item.odd (as Box): unknown; remove it. Known here: item" in said
 
 
+NOT_JSON = "the arguments are not valid JSON: "
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ("", "the arguments are not valid JSON: EOF while parsing a value at line 1 column 0"),
-        ("{", "the arguments are not valid JSON: EOF while parsing an object at line 1 column 1"),
-        ('{"x":1}}', "the arguments are not valid JSON: trailing characters at line 1 column 8"),
-        ("{'x':1}", "the arguments are not valid JSON: key must be a string at line 1 column 2"),
-        ('{"x":1,}', "the arguments are not valid JSON: trailing comma at line 1 column 8"),
-        ("NaN!", "the arguments are not valid JSON: trailing characters at line 1 column 4"),
-        (b"\xff", "the arguments are not valid JSON: expected value at line 1 column 1"),
-        ('{"x":"\ud800"}', "the arguments are not valid JSON: it contains a lone surrogate"),
-        ("[" * 100_000, "the arguments are not valid JSON: recursion limit exceeded at line 1 column 202"),
+        ("", f"{NOT_JSON}EOF while parsing a value at line 1 column 0"),
+        ("{", f"{NOT_JSON}EOF while parsing an object at line 1 column 1"),
+        ('{"x":1}}', f"{NOT_JSON}trailing characters at line 1 column 8"),
+        ("{'x':1}", f"{NOT_JSON}key must be a string at line 1 column 2"),
+        ('{"x":1,}', f"{NOT_JSON}trailing comma at line 1 column 8"),
+        ("NaN!", f"{NOT_JSON}trailing characters at line 1 column 4"),
+        (b"\xff", f"{NOT_JSON}expected value at line 1 column 1"),
+        ('{"x":"\ud800"}', f"{NOT_JSON}it contains a lone surrogate"),
+        ("[" * 100_000, f"{NOT_JSON}recursion limit exceeded at line 1 column 202"),
         ("[1]", "must be an object, got a list"),
         ("null", "must be an object, got null"),
         ('"{}"', 'must be an object, got the text "{}"'),
@@ -1066,7 +1069,7 @@ class Login(BaseModel):
         ),
         (
             '{"password":"hunterhunter\ud800"}',
-            "the arguments are not valid JSON: it contains a lone surrogate",
+            f"{NOT_JSON}it contains a lone surrogate",
         ),
     ],
 )
@@ -1110,15 +1113,18 @@ class Corner(enum.Enum):
     OTHER = object()
 
 
+INDESCRIBABLE = "can't be described to a model"
+
+
 @pytest.mark.parametrize(
     ("annotation", "words"),
     [
-        (range, "range can't be described to a model: "),
-        (list[range], "list[range] can't be described to a model: "),
-        (Iterator[int], "Iterator[int] can't be described to a model: "),
-        (type[int], "type[int] can't be described to a model: a class can't be sent as JSON. Use "),
-        (Corner, "Corner can't be described to a model: a value of the enum is neither text nor a number. "),
-        (dict[tuple[int, int], str], "dict[tuple[int, int], str] can't be described to a model: a key "),
+        (range, f"range {INDESCRIBABLE}: "),
+        (list[range], f"list[range] {INDESCRIBABLE}: "),
+        (Iterator[int], f"Iterator[int] {INDESCRIBABLE}: "),
+        (type[int], f"type[int] {INDESCRIBABLE}: a class can't be sent as JSON. Use "),
+        (Corner, f"Corner {INDESCRIBABLE}: a value of the enum is neither text nor a number. "),
+        (dict[tuple[int, int], str], f"dict[tuple[int, int], str] {INDESCRIBABLE}: a key "),
     ],
     ids=str,
 )
@@ -1127,9 +1133,7 @@ def test_a_type_that_cannot_be_described_is_refused(annotation: Any, words: str)
     with pytest.raises(DefinitionError) as caught:
         Schema(annotation)
     assert str(caught.value).startswith(words)
-    assert str(caught.value).endswith(
-        "Use dataclasses, pydantic models, enums, lists, dicts and plain JSON values."
-    )
+    assert str(caught.value).endswith("plain JSON values.")
 
 
 def test_schema_of_makes_one_schema_for_a_type():

@@ -26,17 +26,18 @@ from handrail.runs import fork, replay, show
 from handrail.schema.secrets import MASK
 from support.parked_runs import answer_to
 from support.planted_secrets import MARK, Cut, Key, login_with
+from support.texts import NO_EFFECTS, OUTCOME_UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("effect", "told"),
     [
-        ("pure", "none of its own effects remain"),
-        ("read", "none of its own effects remain"),
-        ("staged", "none of its own effects remain"),
-        ("idempotent", "it is not known whether it happened"),
-        ("compensable", "it is not known whether it happened"),
-        ("irreversible", "it is not known whether it happened"),
+        ("pure", NO_EFFECTS),
+        ("read", NO_EFFECTS),
+        ("staged", NO_EFFECTS),
+        ("idempotent", OUTCOME_UNKNOWN),
+        ("compensable", OUTCOME_UNKNOWN),
+        ("irreversible", OUTCOME_UNKNOWN),
     ],
 )
 async def test_a_call_with_a_secret_is_not_run_again(effect: Any, told: str) -> None:

@@ -64,6 +64,7 @@ from support.planted_secrets import (
     written,
 )
 from support.served_threads import give, over, plan, served, settle
+from support.texts import NO_EFFECTS, OUTCOME_UNKNOWN
 
 
 @st.composite
@@ -381,10 +382,10 @@ async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: 
 @pytest.mark.parametrize(
     ("effect", "told"),
     [
-        ("read", "none of its own effects remain"),
-        ("staged", "none of its own effects remain"),
-        ("idempotent", "it is not known whether it happened"),
-        ("irreversible", "it is not known whether it happened"),
+        ("read", NO_EFFECTS),
+        ("staged", NO_EFFECTS),
+        ("idempotent", OUTCOME_UNKNOWN),
+        ("irreversible", OUTCOME_UNKNOWN),
     ],
 )
 async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: Any, told: str) -> None:
@@ -564,7 +565,7 @@ async def test_a_handoff_whose_after_had_begun_with_a_secret(effect: Any, own_cl
             f"after {MARK}2",
         ]
     else:
-        assert "it is not known whether it happened" in said
+        assert OUTCOME_UNKNOWN in said
         assert "given a secret" in said
         assert [each for each in signing.acts if each != "client"] == ["before", f"after {MARK}"]
 

@@ -147,12 +147,12 @@ def run_sql(path: Path, *statements: str) -> None:
 
 
 OTHER_FILES: dict[str, tuple[Sequence[str], str]] = {
-    "newer": (["PRAGMA user_version = 99"], "its format has version 99, but this version of Handrail uses 1"),
+    "newer": (["PRAGMA user_version = 99"], "its format has version 99"),
     "without a version": (["PRAGMA user_version = 0"], "it is a database, but not a users file"),
-    "a different use": (["PRAGMA application_id = 7"], "it is a database, but not a users file"),
+    "a different use": (["PRAGMA application_id = 7"], "not a users file"),
     "a planted trigger": (
         ["CREATE TRIGGER promote AFTER INSERT ON users BEGIN UPDATE users SET roles = '[\"admin\"]'; END"],
-        "something other than Handrail has altered its schema: the trigger 'promote' was added",
+        "altered its schema: the trigger 'promote' was added",
     ),
     "a planted view": (["CREATE VIEW more AS SELECT 1"], "the view 'more' was added"),
     "a changed table": (["ALTER TABLE users ADD COLUMN more"], "the table 'users' was changed"),
@@ -178,7 +178,7 @@ def test_another_program_s_database_is_refused_and_left_alone(tmp_path: Path, mo
     path = tmp_path / "people.db"
     path.touch(0o600)
     run_sql(path, f"PRAGMA journal_mode = {mode}", "CREATE TABLE users (name)", "PRAGMA user_version = 1")
-    assert_refused(path, "it is a database, but not a users file")
+    assert_refused(path, "not a users file")
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path):
@@ -190,7 +190,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path):
 
 def test_a_journal_is_no_file_of_users(tmp_path: Path):
     SqliteJournal(tmp_path / "runs.db").close()
-    assert_refused(tmp_path / "runs.db", "it is a database, but not a users file")
+    assert_refused(tmp_path / "runs.db", "not a users file")
 
 
 def assert_refused(path: Path, problem: str) -> None:

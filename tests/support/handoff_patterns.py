@@ -60,6 +60,7 @@ class Pattern:
     expected: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+ENTRY = "name of an entry (Enter to finish):"
 SEND = ("s send (Enter), e edit, d decline:", "\n")
 
 
@@ -71,9 +72,9 @@ PATTERNS = {
         {"fields": ["city"]},
         answers={"input-form": {"values": {"city": "Oslo"}}},
         typed=(
-            ("name of an entry (Enter to finish):", "city\n"),
+            (ENTRY, "city\n"),
             ("city (text):", "Bergen\n"),
-            ("name of an entry (Enter to finish):", "\n"),
+            (ENTRY, "\n"),
             SEND,
         ),
         expected={

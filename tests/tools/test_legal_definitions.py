@@ -363,7 +363,7 @@ def test_a_condition_may_be_a_function_of_c():
 
 def test_a_condition_that_takes_something_else_is_refused():
     """A condition with parameters other than `params` and `session` is refused, at the latest when it is called."""
-    with pytest.raises(PromptDefinitionError, match=r"takes 'trip'. Write it as a function of `params`"):
+    with pytest.raises(PromptDefinitionError, match=r"takes 'trip'.* `params`"):
         any_section("A", "a", "A", enabled=lambda trip: True)
     # Since Python 3.13, the signature shows the parameters. Before that, the condition is refused when it is called.
     with pytest.raises((PromptDefinitionError, PromptRenderError), match="enabled"):

@@ -64,7 +64,7 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("shell", "---\ntools: [shell: [[sh, -c, '...']]]\n---\nGo.", [(2, "rule")]),
     ("policy", "---\npolicies: [capabilty]\n---\nGo.", [(2, "policies[0]")]),
     ("capability word", "---\npolicies: [capability: {allow: [FS.Write]}]\n---\nGo.", [(2, "fs.write")]),
-    ("an effect as a capability", "---\npolicies:\n  - capability:\n      ask: [net]\n      allow: [irreversible]\n---\nGo.", [(5, "'irreversible' is an effect, not a capability")]),
+    ("an effect as a capability", "---\npolicies:\n  - capability:\n      ask: [net]\n      allow: [irreversible]\n---\nGo.", [(5, "'irreversible' is an effect")]),
     ("two verdicts", "---\npolicies: [capability: {allow: [net], ask: [net]}]\n---\nGo.", [(2, "'net' is listed twice")]),
     ("two in one", "---\npolicies: [{capability: {}, sequential: {}}]\n---\nGo.", [(2, "exactly one")]),
     ("output word", "---\noutput:\n  type: object\n  properties:\n    a: {$ref: '#/b'}\n---\nGo.", [(5, "`$ref` is not supported")]),

@@ -85,7 +85,7 @@ def test_a_handoff_that_is_not_complete_is_reported_at_its_line(tmp_path: Path) 
     registry = folder(tmp_path, tools, main="---\ntools: [ask]\n---\nGo.", ask="---\n---\nGo.")
     by_file = {Path(each.file).name: each for each in registry.check()}
     assert by_file["tools.py"].line == 3
-    assert "type of the answer is not declared" in by_file["tools.py"].problem
+    assert "answer is not declared" in by_file["tools.py"].problem
     assert "tools.py:3 also defines a function 'ask'" in by_file["ask.md"].problem
 
 

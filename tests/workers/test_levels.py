@@ -129,7 +129,7 @@ async def test_the_depth_limit_is_reported_with_its_path(tmp_path: Path) -> None
 
     response = await registry.run("ping", "ping here", model=ScriptedModel(answer), session=watched.session)
     way = "pong > ping > pong > ping > pong > ping"
-    assert f"would be nested 6 levels deep, and the limit is 5: {way}" in response.text
+    assert f"6 levels deep, and the limit is 5: {way}" in response.text
     (failed,) = [
         event for event in watched.events if isinstance(event, ToolInvoked) and event.status == "error"
     ]

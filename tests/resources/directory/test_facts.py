@@ -376,9 +376,9 @@ def test_a_pipe_is_neither_written_nor_lost(folders: Folders):
         listening.bind(f"{short}/s")
         os.rename(f"{short}/s", files.root / "d/socket")
     for path in ("d/pipe", "d/socket"):
-        with pytest.raises(FileError, match="a pipe, a socket or a device"):
+        with pytest.raises(FileError, match="a pipe, a socket"):
             files.write(path, "text")
-        with pytest.raises(FileError, match="a pipe, a socket or a device"):
+        with pytest.raises(FileError, match="a pipe, a socket"):
             files.append(path, "text")
     files.move("d", "e")
     assert stat.S_ISFIFO((files.root / "e/pipe").lstat().st_mode)

@@ -234,7 +234,7 @@ def test_a_folder_in_the_place_of_another_gets_a_staging_folder_of_its_own(tmp_p
         fill(root, {"a": "2"})
     with (
         DirectoryFilesystem(root) as files,
-        pytest.raises(UndoRefused, match="no commit of this call is kept"),
+        pytest.raises(UndoRefused, match="no commit of this call"),
     ):
         files.undo("direct (0)")
     for text in ("3", "4"):

@@ -187,7 +187,7 @@ def test_one_large_call_does_not_displace_all_others(folders: Folders):
     made(files, "larger", "delete", "larger")
     made(files, "small 6", "write", "a", "6")
     for call in ("large", "larger"):
-        with pytest.raises(UndoRefused, match="was too large to keep, because at most 20000 bytes are kept"):
+        with pytest.raises(UndoRefused, match=r"too large to keep, .* 20000 bytes"):
             files.undo(call)
     for number in reversed(range(7)):
         assert files.undo(f"small {number}") == ("a",)

@@ -22,6 +22,7 @@ from handrail.events import ToolInvoked
 from handrail.session import Session
 from support.operations import close_when
 from support.parked_runs import answer_to
+from support.texts import WAS_UNDONE
 
 
 async def test_a_call_that_was_closed_is_compensated_when_its_run_is_resumed() -> None:
@@ -90,7 +91,7 @@ async def test_what_a_closed_call_had_done_inside_is_compensated_with_it() -> No
     response = await adapter.resume("run", prompt)
     assert undone == [None, "c", "both", "b", "a"]
     (ended,) = [each for each in response.session[ToolInvoked].all() if each.tool == "trip"]
-    assert "anything it may have done was undone" in ended.result.message
+    assert WAS_UNDONE in ended.result.message
     assert ended.result.message.endswith(
         "It had done: book (compensating it failed: ValueError: the hotel is closed)."
     )
