@@ -21,7 +21,7 @@ from handrail.journal.records import OVER
 from handrail.messages import UserMessage
 from handrail.runs import said
 from handrail.serve import snapshots, watch
-from handrail.serve.agui.wire_events import Event, delta
+from handrail.serve.agui.wire_events import Event, plain_event
 from handrail.serve.app import asgi
 from handrail.serve.feed import Feed, follow
 from handrail.serve.refusals import NotForWorkers
@@ -358,9 +358,9 @@ async def test_readers_join_again_after_a_lost_batch_and_a_lost_worker_is_not_he
 
     begun = Event({"type": "RUN_STARTED", "runId": "leg", "threadId": "t"})
     await write(1, 1, Said([begun]))
-    await write(1, 2, Said([delta("TEXT_MESSAGE_CONTENT", "messageId", "m", "one", None)]))
+    await write(1, 2, Said([plain_event("TEXT_MESSAGE_CONTENT", None, messageId="m", delta="one")]))
     assert await seen(lambda found: len(found) == 2) == ["begun", "one"]
-    await write(1, 4, Said([delta("TEXT_MESSAGE_CONTENT", "messageId", "m", "three", None)]))
+    await write(1, 4, Said([plain_event("TEXT_MESSAGE_CONTENT", None, messageId="m", delta="three")]))
     await seen(lambda found: found == [])  # the readers join again
     joining = asyncio.ensure_future(watched.join())
     async with asyncio.timeout(PATIENCE):
@@ -371,12 +371,12 @@ async def test_readers_join_again_after_a_lost_batch_and_a_lost_worker_is_not_he
     joined = await joining
     assert joined is not None
     assert (joined.opening.messages, joined.last) == (opening.messages, feed.last)
-    await write(1, 6, Said([delta("TEXT_MESSAGE_CONTENT", "messageId", "m", "four", None)]))
+    await write(1, 6, Said([plain_event("TEXT_MESSAGE_CONTENT", None, messageId="m", delta="four")]))
     assert await seen(lambda found: len(found) == 1) == ["four"]
     await write(2, 1, Said([begun]))  # another worker has taken over
     await seen(lambda found: found == ["begun"])
-    await write(1, 7, Said([delta("TEXT_MESSAGE_CONTENT", "messageId", "m", "late", None)]))
-    await write(2, 2, Said([delta("TEXT_MESSAGE_CONTENT", "messageId", "m", "five", None)]))
+    await write(1, 7, Said([plain_event("TEXT_MESSAGE_CONTENT", None, messageId="m", delta="late")]))
+    await write(2, 2, Said([plain_event("TEXT_MESSAGE_CONTENT", None, messageId="m", delta="five")]))
     assert await seen(lambda found: len(found) == 2) == ["begun", "five"]
     await watched.stop()
     assert fleet.rows("watchers") == fleet.rows("broadcasts") == []

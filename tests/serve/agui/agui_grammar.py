@@ -1,7 +1,7 @@
 """A checker of AG-UI streams that is stricter than the protocol's own clients.
 
 Those clients accept results of unknown calls, and changes to activities that were never shown. `Checker` refuses both.
-It also validates every event with the protocol's models, and refuses unknown fields.
+It also validates every event with the protocol's models, and refuses unknown fields and events that the models write differently.
 """
 
 from __future__ import annotations
@@ -263,6 +263,9 @@ def _check_shape(event: dict[str, Any]) -> None:
     unknown = list(_unknown(parsed))
     if unknown:
         raise Wrong(f"{event['type']} has unknown fields: {unknown}")
+    dumped = parsed.model_dump(mode="json", by_alias=True)
+    if dumped != event:
+        raise Wrong(f"the protocol's models write {dumped}, and not {event}")
 
 
 def _unknown(model: BaseModel) -> Iterator[str]:

@@ -40,7 +40,7 @@ def question_json(question: Question) -> dict[str, Any]:
     `rows` holds the payload as people see it.
     """
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
-    shown["rows"] = msgspec.to_builtins(question.rows)
+    shown["rows"] = list(msgspec.to_builtins(question.rows))
     del shown["principal"], shown["decision_keys"]
     return shown
 

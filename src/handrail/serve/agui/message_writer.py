@@ -12,7 +12,7 @@ from handrail.content import Attachment
 from handrail.events import CallDelta
 from handrail.messages import AssistantMessage, CallAsked
 from handrail.run.place import split_run_id
-from handrail.serve.agui.wire_events import Event, delta, wire_event
+from handrail.serve.agui.wire_events import Event, plain_event, wire_event
 from handrail.serve.attachments import facts_of
 from handrail.tools.result import clean_text
 
@@ -127,7 +127,7 @@ class MessageWriter:
         """Return the events for the next piece of an answer's text. An empty piece has none."""
         if not piece:
             return []
-        content = delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, piece, run.tag)
+        content = plain_event("TEXT_MESSAGE_CONTENT", run.tag, messageId=run.message_id, delta=piece)
         if run.text is not None:
             run.text += piece
             return [content]
@@ -145,7 +145,10 @@ class MessageWriter:
             run.thoughts += 1
             events = self._start_thought(run)
         run.thought += piece
-        return [*events, delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, piece, run.tag)]
+        return [
+            *events,
+            plain_event("REASONING_MESSAGE_CONTENT", run.tag, messageId=run.thought_id, delta=piece),
+        ]
 
     def attachment(self, run: OpenRun, attachment: Attachment) -> list[Event]:
         """Return the events for a picture or another file that a model made. It is an activity, since a message has only text.
@@ -252,7 +255,7 @@ class MessageWriter:
         if run.thought is not None:
             events += self._start_thought(run)
             events.append(
-                delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, run.thought, run.tag)
+                plain_event("REASONING_MESSAGE_CONTENT", run.tag, messageId=run.thought_id, delta=run.thought)
             )
         number = 0
         for part in run.parts:
@@ -261,14 +264,15 @@ class MessageWriter:
                 events.append(self._attachment(run, number, part))
                 continue
             id = part_id(run.answer_id, number)
-            started = wire.TextMessageStartEvent(message_id=id, role="assistant")
-            events.append(wire_event(started, run.tag))
+            events.append(plain_event("TEXT_MESSAGE_START", run.tag, messageId=id, role="assistant"))
             if part:
-                events.append(delta("TEXT_MESSAGE_CONTENT", "messageId", id, part, run.tag))
-            events.append(wire_event(wire.TextMessageEndEvent(message_id=id), run.tag))
+                events.append(plain_event("TEXT_MESSAGE_CONTENT", run.tag, messageId=id, delta=part))
+            events.append(plain_event("TEXT_MESSAGE_END", run.tag, messageId=id))
         if run.text is not None:
             events.append(self._start_text(run))
-            events.append(delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, run.text, run.tag))
+            events.append(
+                plain_event("TEXT_MESSAGE_CONTENT", run.tag, messageId=run.message_id, delta=run.text)
+            )
         for writing in run.writing.values():
             if writing.shown:
                 events.append(self._start_call(run, writing.id, writing.name))
@@ -289,40 +293,40 @@ class MessageWriter:
 
     def result(self, call_id: str, text: str, tag: str | None) -> Event:
         """Return the event with the text of a call's result."""
-        result = wire.ToolCallResultEvent(
-            message_id=result_id(call_id), tool_call_id=call_id, content=clean_text(text)
+        message_id = result_id(call_id)
+        return plain_event(
+            "TOOL_CALL_RESULT", tag, messageId=message_id, toolCallId=call_id, content=clean_text(text)
         )
-        return wire_event(result, tag)
 
     # Single events.
 
     def _start_text(self, run: OpenRun) -> Event:
-        return wire_event(wire.TextMessageStartEvent(message_id=run.message_id, role="assistant"), run.tag)
+        return plain_event("TEXT_MESSAGE_START", run.tag, messageId=run.message_id, role="assistant")
 
     def _end_text(self, run: OpenRun) -> Event:
         run.text = None
-        return wire_event(wire.TextMessageEndEvent(message_id=run.message_id), run.tag)
+        return plain_event("TEXT_MESSAGE_END", run.tag, messageId=run.message_id)
 
     def _start_thought(self, run: OpenRun) -> list[Event]:
         id = run.thought_id
-        message = wire.ReasoningMessageStartEvent(message_id=id, role="reasoning")
-        return [wire_event(wire.ReasoningStartEvent(message_id=id), run.tag), wire_event(message, run.tag)]
+        message = plain_event("REASONING_MESSAGE_START", run.tag, messageId=id, role="reasoning")
+        return [plain_event("REASONING_START", run.tag, messageId=id), message]
 
     def _end_thought(self, run: OpenRun) -> list[Event]:
         if run.thought is None:
             return []
         run.thought = None
-        message = wire_event(wire.ReasoningMessageEndEvent(message_id=run.thought_id), run.tag)
-        return [message, wire_event(wire.ReasoningEndEvent(message_id=run.thought_id), run.tag)]
+        message = plain_event("REASONING_MESSAGE_END", run.tag, messageId=run.thought_id)
+        return [message, plain_event("REASONING_END", run.tag, messageId=run.thought_id)]
 
     def _start_call(self, run: OpenRun, id: str, name: str) -> Event:
-        start = wire.ToolCallStartEvent(
-            tool_call_id=id, tool_call_name=name, parent_message_id=run.message_id
+        message_id = run.message_id
+        return plain_event(
+            "TOOL_CALL_START", run.tag, toolCallId=id, toolCallName=name, parentMessageId=message_id
         )
-        return wire_event(start, run.tag)
 
     def _arguments(self, run: OpenRun, id: str, piece: str) -> list[Event]:
-        return [delta("TOOL_CALL_ARGS", "toolCallId", id, piece, run.tag)] if piece else []
+        return [plain_event("TOOL_CALL_ARGS", run.tag, toolCallId=id, delta=piece)] if piece else []
 
     def _attachment(self, run: OpenRun, number: int, attachment: Attachment) -> Event:
         made = wire.ActivitySnapshotEvent(
@@ -331,7 +335,7 @@ class MessageWriter:
         return wire_event(made, run.tag)
 
     def _end_call(self, run: OpenRun, id: str) -> Event:
-        return wire_event(wire.ToolCallEndEvent(tool_call_id=id), run.tag)
+        return plain_event("TOOL_CALL_END", run.tag, toolCallId=id)
 
 
 def _after(parts: Sequence[str | Attachment], made: int) -> Sequence[str | Attachment]:
