@@ -98,8 +98,8 @@ MUTANTS = [
     Mutant(
         "policy error allows",
         "run/policies.py",
-        "        except (Exception, GeneratorExit) as error:\n            raise _undecided(attempt, policy) from error\n        if not isinstance",
-        "        except Exception:\n            continue\n        if not isinstance",
+        "        except (Exception, GeneratorExit) as error:\n            raise _undecided(attempt, policy) from error\n        if decision is ALLOWED",
+        "        except Exception:\n            continue\n        if decision is ALLOWED",
         "tests/run/test_failure_table.py",
     ),
     Mutant(
@@ -399,8 +399,8 @@ MUTANTS = [
     Mutant(
         "acts approved and counted again",
         "run/gate.py",
-        "policies = () if call.kind.is_part else run.policies",
-        "policies = run.policies",
+        "        if call.kind.is_part or not run.policies:",
+        "        if not run.policies:",
         "tests/handoff/test_handoff.py",
     ),
     Mutant(

@@ -284,7 +284,7 @@ class PolicyDecision(msgspec.Struct, frozen=True):
 
     @staticmethod
     def allow() -> PolicyDecision:
-        return _ALLOW
+        return ALLOWED
 
     @staticmethod
     def deny(reason: str) -> PolicyDecision:
@@ -297,7 +297,8 @@ class PolicyDecision(msgspec.Struct, frozen=True):
         return PolicyDecision("ask", reason, others)
 
 
-_ALLOW = PolicyDecision("allow")
+ALLOWED = PolicyDecision("allow")
+"""The decision to allow a call, which all policies share."""
 
 
 class ToolPolicy(Protocol):

@@ -188,7 +188,9 @@ def new_call(
         loop = get_running_loop()
         tool = run.open_tools.get(name, NO_TOOL)
         id = id or run.call_prefix + str(number)  # cheaper than an f-string
-        place = run.place.child(number) if run.log.is_kept else None
+        if not run.log.is_kept:
+            return Call(gate, name, arguments, id, (name,), loop, number, tool, message_id)
+        place = run.place.child(number)
         return Call(gate, name, arguments, id, (name,), loop, number, tool, message_id, at=place)
     if parent is None or parent is outer:
         assert outer is not None

@@ -283,11 +283,12 @@ class Gate:
         if call.parent is not None:
             check_nesting(attempt.call, call.parent)
             attempt.transaction = new_transaction(attempt, tool)  # at the root, created on first use
-        policies = () if call.kind.is_part else run.policies
-        if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
+        if call.kind.is_part or not run.policies:
+            return ()
+        if type(call.arguments) is not str and type(call.arguments) is not bytes:
             copied = clear_json(call.arguments)  # what is checked is what runs
             attempt.call = replace(attempt.call, arguments=copied)
-        return policies
+        return run.policies
 
     async def _replay(self, attempt: Attempt) -> bool:
         """Replay the call if its end is recorded and still applies, and return whether it was replayed.
@@ -442,10 +443,13 @@ class Gate:
 
     def _end(self, attempt: Attempt, ending: BaseException | None) -> None:
         run, call, passage = self.run, attempt.call, attempt.passage
-        end_turn(passage)
+        if passage.turns is not None:
+            end_turn(passage)
         if passage.policy_home is not None:
             close_policies(attempt)
-        attempt.policy_context = attempt.made_resources = None  # breaks reference cycles with the attempt
+        attempt.policy_context = None  # it and the resources are in reference cycles with the attempt
+        if attempt.made_resources is not None:
+            attempt.made_resources = None
         result: Any = passage.result
         shown, parking, error = call.tool.shown, run.parking, passage.error
         monotonic, record = run.monotonic, run.record

@@ -14,7 +14,7 @@ from handrail.concurrency.user_code import is_closing
 from handrail.context import ToolContext, call_behind
 from handrail.errors import ContextExpired, EventRefused
 from handrail.events import Fact
-from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
+from handrail.protocols import ALLOWED, Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
 from handrail.resources.bindings import CallResources
 from handrail.resources.staging import FileFork
 from handrail.run.call import Attempt
@@ -190,6 +190,8 @@ def check_policies(
             decision = policy.check(tool, seen, context=context)
         except (Exception, GeneratorExit) as error:
             raise _undecided(attempt, policy) from error
+        if decision is ALLOWED:
+            continue
         if not isinstance(decision, PolicyDecision):
             return _check_waiting(attempt, policy, decision, asked)
         if decision.kind != "allow":
@@ -264,12 +266,13 @@ def tell_policies(
     Raises `Refused` if a policy raises, so that the call fails.
     """
     context: Any = attempt.policy_context
+    tool, result = attempt.call.tool, attempt.finished
     if checked is None:
         policing: Any = call_behind(context)
         checked = iter(policing.checked)
     for policy, seen in checked:
         try:
-            told = policy.on_result(attempt.call.tool, seen, attempt.finished, context=context)
+            told = policy.on_result(tool, seen, result, context=context)
         except (Exception, GeneratorExit) as error:
             raise _refusing(attempt, policy, error) from error
         if told is not None:

@@ -639,7 +639,7 @@ def deep_copy(params: Any, arguments: Arguments) -> Any:
 
 def _shallow_copy(params: Any, arguments: Arguments) -> Any:
     copied = _new(type(params))
-    copied.__dict__ = {**params.__dict__}
+    copied.__dict__ = params.__dict__.copy()
     return copied
 
 
