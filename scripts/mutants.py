@@ -427,8 +427,8 @@ MUTANTS = [
     Mutant(
         "tool offered where nobody can play it",
         "run/evaluation.py",
-        "shown = [tool for tool in own if run.offers(tool)]",
-        "shown = list(own)",
+        "            shown = [tool for tool in own if self.run.offers(tool)]",
+        "            shown = list(own)",
         "tests/environment/test_environments.py",
     ),
     # --- calls and their places ------------------------------------------------------------------------

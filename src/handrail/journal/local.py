@@ -191,10 +191,10 @@ class LocalQuestions:
         self._clock = clock
         self._key = new_key() if key is None else key
         """The key that seals answers with secrets."""
-        self._record = self._decide if record is None else record
+        self._record = record
         """A function that decides how a question ends before the asker is notified, given an answer, and returns its end.
 
-        With a journal, it records the end. It may refuse the answer.
+        With a journal, it records the end. It may refuse the answer. If it is None, `_decide` does it.
         """
         self._questions: dict[str, _Pending] = {}
         self._over: dict[str, None] = {}
@@ -348,7 +348,7 @@ class LocalQuestions:
             if pending.answer is not None:
                 return False
             given, settled = self._shown(pending, answer), pending.settled
-            shown = given if recorded else self._record(given)
+            shown = given if recorded else (self._record or self._decide)(given)
             if shown != given and not still_fits(shown, pending.check):
                 shown = given  # a process that could not check it recorded it, so it will be asked again
             if shown != given:

@@ -28,7 +28,7 @@ from handrail.run.adapter import Adapter
 from handrail.run.record.begin import decode_begin
 from handrail.schema import to_json
 from handrail.tools import Tool
-from handrail.tools.definition import without_late
+from handrail.tools.toolbox import without_late
 
 NAME = "mcp:call"
 

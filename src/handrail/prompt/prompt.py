@@ -48,8 +48,8 @@ from handrail.schema import Schema
 from handrail.schema.problems import describe
 from handrail.text.spelling import checked_arguments
 from handrail.tools import Tool
-from handrail.tools.definition import out_of_scope
 from handrail.tools.signature import caller_namespace
+from handrail.tools.toolbox import out_of_scope
 
 if TYPE_CHECKING:
     from handrail.prompt.overrides import Overrides
@@ -80,6 +80,8 @@ class Checked(msgspec.Struct, frozen=True):
     """Whether every rendering of the prompt is the same, except for the opened sections and the deadline."""
     is_live: bool
     """Whether the tools of a section can change during a run."""
+    needs_files: str
+    """The class of the first section that needs files, by name; "" if none does."""
 
 
 @checked_arguments
@@ -213,9 +215,16 @@ class Prompt(Generic[OutputT]):
 
         Raises a `HandrailError` if a section's tools are not available and the run can't begin without them.
         """
+        if not self._checked.is_live:
+            return
         for _, section in walk(self.sections):
             if isinstance(section, LiveSection):
                 await section.connect(principal)
+
+    @property
+    def needs_files(self) -> str:
+        """The class of the first section that needs files, by name; "" if none does."""
+        return self._checked.needs_files
 
     def render(
         self,
@@ -306,6 +315,7 @@ def _check(prompt: Prompt[Any]) -> Checked:
         and all(one.enabled.is_fixed and one.visibility.is_fixed for one in every)
         and not is_live,
         is_live=is_live,
+        needs_files=next((type(one.section).__name__ for one in every if one.section.needs_files), ""),
     )
 
 

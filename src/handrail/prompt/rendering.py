@@ -6,7 +6,7 @@ import dataclasses
 import json
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, cast
 
 import msgspec
@@ -15,12 +15,13 @@ from typing_extensions import TypeVar
 from handrail.concurrency.deadline import Deadline
 from handrail.content import Attachment
 from handrail.errors import PromptDefinitionError, PromptValidationError, ToolValidationError
+from handrail.messages import Offered, Sent
 from handrail.prompt.section import Condition, LiveSection, Section, Template, condition_of, template_of
 from handrail.protocols import ToolPolicy
 from handrail.schema import Schema, to_json
 from handrail.schema.problems import Problem
 from handrail.tools import ProviderTool, Tool, ToolExample
-from handrail.tools.definition import without_late
+from handrail.tools.toolbox import NO_TOOLS, Toolbox, without_late
 
 OPENER = "open_sections"
 """The name of the built-in tool that opens sections shown as summaries."""
@@ -327,9 +328,10 @@ class Tree:
         if self.examples:
             blocks.append(f"## Examples\n\n{self.examples}")
         tools = [*self.tools, *(tool for node in shown if _is_open(node, opened) for tool in node.tools)]
+        handled = tuple(tool for tool in tools if tool.handler is not None)
         return RenderedPrompt(
             text="\n\n".join(block for block in blocks if block),
-            tools=tuple(tool for tool in tools if tool.handler is not None),
+            tools=handled,
             output_schema=self.output_schema,
             deadline=deadline,
             policies=self.policies,
@@ -339,8 +341,30 @@ class Tree:
             opened=opened,
             provider_tools=tuple(tool for tool in tools if isinstance(tool, ProviderTool)),
             attachments=tuple(each for node in shown if _is_open(node, opened) for each in node.attachments),
+            offer=Offer(handled),
             _tree=self,
         )
+
+
+class Offer:
+    """The tools of a rendering as its runs need them. Each form is made when a run first needs it, and shared by all further runs."""
+
+    def __init__(self, tools: Sequence[AnyTool]) -> None:
+        self._tools = tools
+
+    @cached_property
+    def toolbox(self) -> Toolbox:
+        """The tools by name. Raises `DefinitionError` if two of them have the same name, or one is incomplete."""
+        return NO_TOOLS.plus(self._tools)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple([tool.name for tool in self._tools])
+
+    @cached_property
+    def sent(self) -> Sent[Offered]:
+        """The tools as models are sent them, with their encoding for each wire. It is shared, so copy it before you add to it."""
+        return Sent([Offered(tool) for tool in self._tools])
 
 
 @dataclasses.dataclass(frozen=True)  # no slots, because calling a subscripted generic class sets an attribute
@@ -365,6 +389,8 @@ class RenderedPrompt(Generic[OutputT]):
     """The tools that the model's provider runs itself, from the prompt and from the sections shown in full."""
     attachments: tuple[Attachment, ...]
     """The attachments of the sections that are shown in full, in declaration order."""
+    offer: Offer = dataclasses.field(repr=False, compare=False)
+    """`tools`, as runs need them."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
 
     @property

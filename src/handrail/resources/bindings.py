@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -209,7 +209,8 @@ class CallResources:
 
     __slots__ = ("_around", "_call", "_given", "_owner", "_run")
 
-    def __init__(self, run: RunResources, owner: Owner, given: Mapping[type, Callable[[], Any]]) -> None:
+    def __init__(self, run: RunResources, owner: Owner, given: Callable[[object], Any]) -> None:
+        """`given` returns the resource for a protocol that needs no binding, and None for any other."""
         self._run = run
         self._around = None if run.outer is None else CallResources(run.outer, owner, given)
         """The call's view of the resources that its run does not bind itself; None if its run is at the root."""
@@ -315,9 +316,9 @@ class CallResources:
         Raises `ResourceError` if nothing is bound to the protocol, if the run has ended, or if this requester or this thread
         may not use the resource.
         """
-        ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
+        ready = self._given(protocol)
         if ready is not None:
-            return ready()
+            return ready
         binding = self._run.binding(protocol)
         if binding.scope == "fresh":
             return _NOTHING

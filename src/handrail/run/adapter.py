@@ -38,6 +38,7 @@ from handrail.run.response import ANSWER_TOOL, PromptResponse, RunStream
 from handrail.schema.problems import describe_kind
 from handrail.session import Dispatcher, Session
 from handrail.tools import Tool
+from handrail.tools.toolbox import check_tool
 
 if TYPE_CHECKING:
     from handrail.context import PromptModel
@@ -170,6 +171,8 @@ class Settings:
         Model settings belong to a model: if `model` is passed, only the `model_settings` passed with it apply.
         """
         check_sampling(temperature, max_tokens)
+        if all(each is None for each in (model, temperature, max_tokens, streaming, model_settings)):
+            return self
         around = self.model_settings if model is None else DEFAULT_SETTINGS
         return replace(
             self,
@@ -235,8 +238,6 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
     """Raise `DefinitionError` unless the tools added to a run are valid and have unique names."""
     if not tools:
         return
-    from handrail.run.run import check_tool
-
     taken = {tool.name for tool in prompt.tools}
     taken.update(tool.name for _, section in walk(prompt.sections) for tool in section.tools)
     taken.update((OPENER, ANSWER_TOOL))
@@ -252,10 +253,10 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
 
 def check_files(prompt: Prompt[Any], run: Run) -> None:
     """Raise `DefinitionError` if a section needs files and the run has none."""
-    wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
+    wanting = prompt.needs_files
     if wanting and run.world.filesystem is None and not run.world.resources.binds(Filesystem):
         raise DefinitionError(
-            f"prompt {prompt.name!r} has {wanting[0]}, but the run has no files. Pass a filesystem: "
+            f"prompt {prompt.name!r} has {wanting}, but the run has no files. Pass a filesystem: "
             "evaluate(..., filesystem=DirectoryFilesystem('folder'))."
         )
 
@@ -462,12 +463,15 @@ class Adapter:
         self, verb: str, prompt: object, params: object, message: str | None, arguments: RunArguments
     ) -> RunOptions:
         check_prompt(prompt)
-        options = self._options.updated(verb, RunArguments, arguments)
-        check_value("message", message)
+        is_text = isinstance(params, str)
+        values, text = (None, params) if is_text else (params, message)
+        options = self._options.updated(verb, RunArguments, arguments, params=values, message=text)
+        if message is not None:
+            check_value("message", message)
         check_sampling(options.temperature, options.max_tokens)
-        if isinstance(params, str):
-            params, message = None, one_message(params, message)
-        return options.replace(params=params, message=message)
+        if is_text:
+            one_message(params, message)
+        return options
 
     async def _evaluate(
         self, prompt: Prompt[OutputT], options: RunOptions, streaming: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import msgspec
 import pydantic_core
@@ -74,7 +74,7 @@ class Conversation:
         self.messages: Sent[Message] = Sent()
         self._shown: dict[int, Message] = {}
         """Messages with secrets, by index, in the masked form that others may see."""
-        self._ids = _ids.setdefault(session, {})
+        self._ids = session.call_ids
         self.opened: list[str] = []
         """The sections that a model has opened in this conversation, in order."""
 
@@ -265,21 +265,15 @@ def check_well_formed(messages: Iterable[Message]) -> None:
         raise DefinitionError(f"the calls {', '.join(open_calls)} have no results. End with a ToolMessage.")
 
 
-_ids: WeakKeyDictionary[Session, dict[str, int]] = WeakKeyDictionary()
-"""The call ids and prefixes taken in each session, each with the number last used to make a unique id from it."""
-
-
-_roots: WeakKeyDictionary[Session, Conversation] = WeakKeyDictionary()
-
-
 def root_conversation(session: Session) -> Conversation:
     """Return a session's root conversation, fully loaded. All callers share one object."""
     with session.lock:
-        conversation = _roots.get(session)
+        conversation: Conversation | None = session.root
         if conversation is None:
             conversation = Conversation(session, ROOT)
-            conversation.load()
-            _roots[session] = conversation
+            if not session.is_new:
+                conversation.load()
+            session.root = conversation
     return conversation
 
 

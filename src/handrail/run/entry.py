@@ -247,10 +247,11 @@ def _open(
     settings = adapter.settings().override(
         temperature=options.temperature,
         max_tokens=options.max_tokens,
-        streaming=streaming,
+        streaming=streaming or None,
         model_settings=settings_of(prompt, options),
     )
-    options = options.replace(resources=(*options.resources, *prompt.resources))
+    if prompt.resources:
+        options = options.replace(resources=(*options.resources, *prompt.resources))
     run, environment = open_run(options, prompt=prompt, log=log), options.environment
     bind_model(run, adapter, settings)
     if environment is not None and environment.parks:

@@ -42,8 +42,8 @@ from handrail.run.run import Run
 from handrail.run.transaction import new_transaction
 from handrail.run.views import end_subscriptions
 from handrail.tools import ProviderTool, Tool, ToolResult
-from handrail.tools.definition import check_named_tools, without_late
 from handrail.tools.effect import effect_refusal
+from handrail.tools.toolbox import NO_TOOLS, check_named_tools, without_late
 
 
 async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | None:
@@ -165,18 +165,34 @@ class Evaluation:
         self._began_with = rendered
         self._request: ModelRequest | None = None
         own = self._own_tools(rendered)
-        shown = [tool for tool in own if run.offers(tool)]
-        self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
+        self.tools = self._first_offer(own)
         self.new_tools: list[Tool[Any, Any]] = []
         """The tools that were first offered after the last answer, because a section was opened or has changed its tools."""
+        if rendered.policies:
+            self._check_policies(rendered)
+        self._allow(rendered, own)
+
+    def _first_offer(self, own: Sequence[Tool[Any, Any]]) -> Sent[Offered]:
+        """Return the tools that the first request offers."""
+        offer, extra = self.rendered.offer, self._extra_tools
+        if own is not self.rendered.tools or len(offer.toolbox.open) < len(own):
+            shown = [tool for tool in own if self.run.offers(tool)]
+            return Sent([Offered(tool) for tool in (*shown, *extra)])
+        if not extra:
+            return offer.sent
+        sent = offer.sent.copy()
+        for tool in extra:
+            sent.append(Offered(tool))
+        return sent
+
+    def _check_policies(self, rendered: RenderedPrompt[Any]) -> None:
         every_tool = (*rendered.every_tool, *self._extra_tools, *self._added_provider_tools)
-        if run.workers is None:  # with workers, a policy may also name a worker
+        if self.run.workers is None:  # with workers, a policy may also name a worker
             check_named_tools(
                 [scoped.policy for scoped in rendered.policies], [tool.name for tool in every_tool]
             )
         for scoped in rendered.policies:
             check_verdicts([scoped.policy], [tool for tool in every_tool if scoped.decides_on(tool.name)])
-        self._allow(rendered, own)
 
     # Events.
 
@@ -196,8 +212,9 @@ class Evaluation:
     def _tell(self) -> None:
         run, rendered = self.run, self._began_with
         if run.told.get(PromptRendered, True):
-            names = tuple(tool.name for tool in rendered.tools)
-            run.publish(PromptRendered(self.prompt.name, rendered.text, names, run.run_context))
+            run.publish(
+                PromptRendered(self.prompt.name, rendered.text, rendered.offer.names, run.run_context)
+            )
 
     def end(self, ended: str) -> None:
         """Announce the end of the run. A nested run that ends during replay, and not by cancellation, only stores the event."""
@@ -302,6 +319,7 @@ class Evaluation:
         self.rendered = opening.rendered
         own = self._own_tools(opening.rendered)
         shown = [tool for tool in opening.tools if tool in own and self.run.offers(tool)]
+        self._request, self.tools = None, self.tools.copy()  # other runs may share the tools
         for tool in shown:
             self.tools.append(Offered(tool, deferred=True))
         self.new_tools += [*shown, *(tool for tool in opening.rendered.provider_tools if tool not in before)]
@@ -334,6 +352,8 @@ class Evaluation:
 
     def _own_tools(self, rendered: RenderedPrompt[Any]) -> Sequence[Tool[Any, Any]]:
         """Return the prompt's tools, without those that give way to a tool that was added to the run."""
+        if not rendered.offer.toolbox.has_late:
+            return rendered.tools
         return without_late(rendered.tools, self._extra_tools)
 
     def _allow(self, rendered: RenderedPrompt[Any], own: Sequence[Tool[Any, Any]]) -> None:
@@ -342,7 +362,8 @@ class Evaluation:
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
         self.run.model.rendered = rendered
         self.run.secretive = self.run.secretive or rendered.secretive
-        self.run.show([*own, *self._extra_tools], policies)
+        toolbox = rendered.offer.toolbox if own is rendered.tools else NO_TOOLS.plus(own)
+        self.run.show(toolbox.plus(self._extra_tools) if self._extra_tools else toolbox, policies)
 
     # Failures.
 

@@ -22,7 +22,6 @@ from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem
 from handrail.run.limits import Budget, BudgetTracker, Lease
 from handrail.schema.problems import describe_kind
 from handrail.session import Session
-from handrail.text.spelling import check_arguments
 
 if TYPE_CHECKING:
     from handrail.guard.approval import ApprovalMode
@@ -201,17 +200,17 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     max_tokens: int | None = None
     model_settings: ModelSettings | None = None
 
-    def updated(self, verb: str, kind: type, arguments: Mapping[str, Any]) -> RunOptions:
+    def updated(self, verb: str, kind: type, arguments: Mapping[str, Any], **own: Any) -> RunOptions:
         """Return these options updated with the arguments of a call. An argument that is None is ignored.
 
         `kind` is the `TypedDict` of the arguments that `verb` takes. Any other argument raises a `TypeError`
         that names it, and an invalid value raises a `DefinitionError`. Resources and extras are added to the
-        existing ones.
+        existing ones. `own` are options that were checked before.
         """
-        if not arguments:
+        if not arguments and not own:
             return self
         check_names(verb, kind, arguments, _POSITIONAL.get(verb, ()))
-        given: dict[str, Any] = {}
+        given = own
         for name, value in arguments.items():
             if value is not None:
                 if name == "session" and kind is RunArguments and isinstance(value, str):
@@ -304,7 +303,11 @@ def check_names(verb: str, kind: type, arguments: Iterable[str], positional: Seq
 
     `positional` are the arguments that it takes by position only.
     """
-    check_arguments(verb, kind.__annotations__, arguments, positional)
+    known = kind.__annotations__
+    if not all(name in known for name in arguments):
+        from handrail.text.spelling import check_arguments  # only errors need it
+
+        check_arguments(verb, known, arguments, positional)
 
 
 _WANTED: Mapping[str, tuple[Any, str]] = {
@@ -345,9 +348,10 @@ def check_value(name: str, value: Any) -> None:
         kind, wanted = _WANTED[name]
         if isinstance(value, type) and kind is not Callable:
             raise DefinitionError(f"{name} is the class {value.__name__}, not an instance. Pass {wanted}.")
-        if name == "journal" and isinstance(value, str | Path):
-            wanted = f"a journal in that file: SqliteJournal({str(value)!r})"
-        check_kinds(**{name: (value, kind, wanted)})
+        if not _is_of_kind(value, kind):
+            if name == "journal" and isinstance(value, str | Path):
+                wanted = f"a journal in that file: SqliteJournal({str(value)!r})"
+            raise _wrong_kind(name, value, wanted)
         if name == "run_id":
             check_id("run id", value)
     elif name == "trace_id" and not (isinstance(value, str) and _TRACE.fullmatch(value) and int(value, 16)):
@@ -366,9 +370,17 @@ def check_value(name: str, value: Any) -> None:
 def check_kinds(**given: tuple[object, Any, str]) -> None:
     """Raise `DefinitionError` for the first value of the wrong type. None is always allowed."""
     for name, (value, kind, wanted) in given.items():
-        is_letters = kind is Iterable and isinstance(value, str | bytes)
-        if value is not None and (is_letters or not isinstance(value, kind)):
-            raise DefinitionError(f"{name} is {describe_kind(value)}. Pass {wanted}.")
+        if not _is_of_kind(value, kind):
+            raise _wrong_kind(name, value, wanted)
+
+
+def _is_of_kind(value: object, kind: Any) -> bool:
+    is_letters = kind is Iterable and isinstance(value, str | bytes)
+    return value is None or (not is_letters and isinstance(value, kind))
+
+
+def _wrong_kind(name: str, value: object, wanted: str) -> DefinitionError:
+    return DefinitionError(f"{name} is {describe_kind(value)}. Pass {wanted}.")
 
 
 def _frozen(name: str, value: Any) -> Any:

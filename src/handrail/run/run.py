@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import msgspec
 
@@ -42,7 +43,7 @@ from handrail.run.questions import HeardQuestions
 from handrail.run.record.log import NO_LOG, RunLog
 from handrail.session import Dispatcher, Session, check_serialisable
 from handrail.tools import RunMode, Tool
-from handrail.tools.definition import check_named_tools
+from handrail.tools.toolbox import NO_TOOLS, Toolbox, check_named_tools
 
 if TYPE_CHECKING:
     from handrail.run.adapter import Settings
@@ -94,7 +95,7 @@ class ModelSide(msgspec.Struct, eq=False):
 class Costs:
     """The costs of a run so far, and the budget tracker that its calls see."""
 
-    __slots__ = ("_charged", "_given", "_tracker", "models")
+    __slots__ = ("_charged", "_tracker", "models")
 
     def __init__(self, budget: BudgetTracker | None, outer: Costs | None, charged: int) -> None:
         """Start counting. `charged` is the number of calls that were charged before the run was resumed.
@@ -107,7 +108,6 @@ class Costs:
         self._charged = charged
         if budget is not None and charged:
             budget.recall(tool_calls=charged)
-        self._given: Mapping[type, Callable[[], Any]] | None = None
 
     @property
     def tracker(self) -> BudgetTracker:
@@ -118,12 +118,9 @@ class Costs:
                 self._tracker.recall(tool_calls=self._charged)
         return self._tracker
 
-    @property
-    def given(self) -> Mapping[type, Callable[[], Any]]:
-        """The tracker as a resource that calls can look up without a binding."""
-        if self._given is None:
-            self._given = {kind: lambda: self.tracker for kind in (BudgetTracker, BudgetTrackerProtocol)}
-        return self._given
+    def given(self, protocol: object) -> BudgetTracker | None:
+        """Return the tracker if calls look it up, which they can do without a binding; None for any other resource."""
+        return self.tracker if protocol is BudgetTracker or protocol is BudgetTrackerProtocol else None
 
 
 _UNKNOWN_LOST = LostTime(-1.0)
@@ -221,7 +218,7 @@ class Run:
         self.people = _people_of(options)
         self.log = log
         self.workers = self.worker = self.parking = None
-        self.cancellation = Cancellation(self._at_work, None)
+        self.cancellation = Cancellation(_work_of(self))
         run_id = options.run_id or new_id()
         worker_id = "local" if journal is None else journal.owner
         trace_id = options.trace_id or trace_of(run_id)
@@ -263,7 +260,7 @@ class Run:
         if options.resources:
             run.world = _nested_world(outer.world, options)
         run.workers, run.worker, run.parking = outer.workers, outer.worker, outer.parking
-        run.cancellation = Cancellation(run._at_work, outer.cancellation)
+        run.cancellation = Cancellation(_work_of(run), outer.cancellation)
         run_id = place.id(ids.request_id)
         run.run_context = RunContext(
             run_id, ids.request_id, ids.session_id, ids.attempt, ids.worker_id, ids.trace_id, span_of(run_id)
@@ -278,7 +275,7 @@ class Run:
     def _begin(self, options: RunOptions, session: Session, outer: Costs | None) -> None:
         self.options = options
         self.secretive = False
-        self.show((), ())
+        self.show(NO_TOOLS, ())
         self.session = session
         self.record = session.record
         self.publish = session.dispatcher.publish
@@ -320,17 +317,15 @@ class Run:
     def clock(self) -> Clock:
         return self.options.clock
 
-    def show(self, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
+    def show(self, toolbox: Toolbox, policies: Iterable[ToolPolicy]) -> None:
         """Set the tools that can be called from now on, and their policies.
 
         The policies of outer runs apply as well.
         """
-        self.tools = _by_name(tools)
-        self.open_tools = {
-            name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
-        }
-        self.policies = with_outer(tuple(policies), self.options.outer_policies)
-        self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
+        self.tools, self.open_tools = toolbox.tools, toolbox.open
+        outer = self.options.outer_policies
+        self.policies = with_outer(tuple(policies), outer) if outer else tuple(policies)
+        self.secretive = self.secretive or toolbox.secretive
 
     # Who takes part.
 
@@ -356,7 +351,9 @@ class Run:
             return False
         return ("user" not in needs or self.can_ask(tool)) and ("model" not in needs or self.can_prompt(tool))
 
-    def _at_work(self) -> Collection[CancelScope | asyncio.Task[Any]]:
+    @property
+    def at_work(self) -> Collection[CancelScope | asyncio.Task[Any]]:
+        """What has to be stopped if the run is cancelled."""
         if self.live or self.task is None:
             return [scope for attempt, scope in self.live.items() if not attempt.kind.undoes]
         return (self.task,)
@@ -370,6 +367,17 @@ class Run:
     def parked(self) -> bool:
         """Whether the run has been parked. If so, nothing new begins, and a call's end is published only if it is recorded."""
         return self.parking is not None and self.parking.parked
+
+
+def _work_of(run: Run) -> Callable[[], Collection[CancelScope | asyncio.Task[Any]]]:
+    """Return a function that returns what is at work in a run. It does not keep the run alive, so a run that ended is freed at once."""
+    weak = ref(run)
+
+    def at_work() -> Collection[CancelScope | asyncio.Task[Any]]:
+        run = weak()
+        return () if run is None else run.at_work
+
+    return at_work
 
 
 def _world_of(options: RunOptions) -> World:
@@ -423,34 +431,17 @@ def open_run(
 ) -> Run:
     """Open a run at the root. Its options have already been checked."""
     run = Run(options, prompt=prompt, log=log)
-    show_tools(run, tools, policies)
+    if tools != () or policies != ():
+        show_tools(run, tools, policies)
     return run
 
 
 def show_tools(run: Run, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
     """Set a run's tools and policies. Raises `DefinitionError` if one is invalid, or if they do not fit together."""
     check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
-    run.show(tools, distinct_policies(policies))
+    run.show(NO_TOOLS.plus(tools), distinct_policies(policies))
     check_verdicts(run.policies, run.tools.values())
     check_named_tools(run.policies, run.tools)
-
-
-def check_tool(given: object) -> None:
-    """Raise `DefinitionError` if the argument is not a tool, for example a plain function."""
-    if not isinstance(given, Tool):
-        name = getattr(given, "__name__", repr(given))
-        raise DefinitionError(f"{name} is not a tool. Pass a function decorated with `@tool`, or a `Tool`.")
-
-
-def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
-    found: dict[str, Tool[Any, Any]] = {}
-    for tool in tools:
-        check_tool(tool)
-        tool.check_complete()
-        if tool.name in found and found[tool.name] is not tool:
-            raise DefinitionError(f"two tools are named {tool.name!r}. Rename one of them.")
-        found[tool.name] = tool
-    return found
 
 
 def distinct_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:

@@ -50,6 +50,7 @@ from handrail.session import Session
 from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.result import clean_text, shown_text
+from handrail.tools.toolbox import NO_TOOLS
 
 What = Literal[
     "prompt", "attachments", "tools", "schema", "section", "arguments", "policy", "result", "output"
@@ -271,7 +272,7 @@ class _Walk:
             raise _Dropped
 
         driver: Tool[Any, Any] = Tool("replay", "Go through a recorded run.", walk, effect="staged")
-        self._run.show([driver], ())
+        self._run.show(NO_TOOLS.plus([driver]), ())
         result = await self._gate.invoke("replay")
         if self._found is None and _Dropped.__name__ not in result.message:
             raise HandrailError(f"the replay stopped before the end of the recorded run: {result.message}")
@@ -281,7 +282,7 @@ class _Walk:
         rendered = self._rendered
         extra = [] if self._output is None else [self._output.tool()]
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
-        self._run.show([*rendered.tools, *extra], policies)
+        self._run.show(rendered.offer.toolbox.plus(extra), policies)
 
     async def _walk(self, outer: Attempt, answers: Sequence[RecordedAnswer]) -> Divergence | None:
         made = 0

@@ -35,6 +35,7 @@ from handrail.session.slices import (
     append,
     check_reducer,
     declare,
+    is_only_logged,
     reduce_into,
     rules_of,
     slices_marked_for,
@@ -44,6 +45,8 @@ from handrail.text.spelling import checked_arguments
 T = TypeVar("T")
 
 log = logging.getLogger("handrail.session")
+
+_NO_CONFIG: Mapping[str, Any] = read_only({})
 
 
 @checked_arguments
@@ -77,7 +80,7 @@ class Session:
         check_id("session id", self._id)
         check_id("principal", principal)
         self._principal = principal
-        self._config: Mapping[str, Any] = read_only(config or {})
+        self._config: Mapping[str, Any] = read_only(config) if config else _NO_CONFIG
         self._run_mode: RunMode | None = _checked_mode(run_mode)
         self._dispatcher = Dispatcher() if dispatcher is None else dispatcher
         self.lock = threading.RLock()
@@ -97,6 +100,10 @@ class Session:
         """The forks that are about to be applied to this very state."""
         self.decisions: DecisionBook | None = None
         """The recorded decisions of this session, which outlive the process; None if decisions are not recorded."""
+        self.call_ids: dict[str, int] = {}
+        """The call ids and prefixes taken in this session, each with the number last used to make a unique id from it."""
+        self.root: Any = None
+        """The root conversation, which runs on this session share; None until the first run."""
         for kind, rules in self._rules.items():
             _check_rules(self._id, kind, rules)
             for each in (kind, *rules.reducers):
@@ -123,6 +130,11 @@ class Session:
     def dispatcher(self) -> Dispatcher:
         """The event bus on which the session publishes."""
         return self._dispatcher
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the session has neither state nor logs yet."""
+        return not (self.state or self._logs or self._reduced_logs)
 
     # Reads and dispatches.
 
@@ -377,8 +389,8 @@ class Session:
         kind = type(fact)
         with self.lock:
             keep: Callable[[Any], None]
-            route = Route(self._targets_for(kind))
-            if route.plain_logs == (kind,) and len(route.targets) == 1:
+            route = None if not self._rules and is_only_logged(kind) else Route(self._targets_for(kind))
+            if route is None or (route.plain_logs == (kind,) and len(route.targets) == 1):
                 keep = self._logs.setdefault(kind, []).append
             else:
                 keep = partial(self._record_reduced, route)

@@ -524,6 +524,14 @@ _marked: dict[type, list[type]] = {}
 """Maps each event type to the slices whose own declaration has a reducer for it."""
 
 
+def is_only_logged(fact: type) -> bool:
+    """Return whether facts of this type go into their own log only, unless a session has rules of its own.
+
+    That is so if neither the type nor a slice declares otherwise.
+    """
+    return _RULES not in fact.__dict__ and fact not in _marked and issubclass(fact, Fact)
+
+
 def slices_marked_for(event: type) -> list[type]:
     """Return the slices whose own declaration has a reducer for this event type."""
     return [slice_ for slice_ in _marked.get(event, ()) if event in rules_of(slice_).reducers]

@@ -274,7 +274,7 @@ def add_history(run: Run, rendered: RenderedPrompt[Any], conversation: Conversat
     options = run.options
     if options.history:
         run.show(
-            [*rendered.tools, *options.tools], ()
+            rendered.offer.toolbox.plus(options.tools), ()
         )  # they declare which arguments in the history are secret
         masked = SecretMask(run, conversation).message if run.secretive or rendered.secretive else None
         conversation.begin_with(options.history, run.run_context.run_id, masked)
