@@ -40,6 +40,7 @@ from handrail.serve.sources import PromptSource, load
 from handrail.testing import Person
 from support import warm_python
 from support.serving import serving
+from support.texts import NOT_A_MODEL_NAME
 from support.worker_folders import PLAIN, sound
 
 
@@ -154,7 +155,7 @@ def wrong(*given: Any, **more: Any) -> str:
 
 
 def test_what_can_not_work_is_an_error_at_definition() -> None:
-    assert "'gpt-5' is not the name" in wrong("gpt-5", "Answer.")
+    assert f"'gpt-5' {NOT_A_MODEL_NAME}" in wrong("gpt-5", "Answer.")
     assert "Did you mean openai:gpt-5?" in wrong("opnai:gpt-5", "Answer.")
     assert "is not a model" in wrong(42, "Answer.")
     assert "is not a model" in wrong(ScriptedModel, "Answer.")

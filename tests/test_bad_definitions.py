@@ -408,7 +408,7 @@ TYPES: dict[str, Row] = {
     "params-unserialisable-field": (
         lambda: make_from(HoldsUnserialisable),
         ToolDefinitionError,
-        "HoldsUnserialisable can't be described to a model",
+        "HoldsUnserialisable can't be described",
         USE,
     ),
     "params-unresolved-field": (
@@ -427,7 +427,7 @@ TYPES: dict[str, Row] = {
     "result-unserialisable": (
         lambda: make(handler=None, result=Unserialisable),
         ToolDefinitionError,
-        "Unserialisable can't be described to a model",
+        "Unserialisable can't be described",
         USE,
     ),
     "result-list-of-unserialisable": (
@@ -562,7 +562,7 @@ COMPANIONS: dict[str, Row] = {
         lambda: make(examples=[ToolExample("ok", 3, 1)]),
         ToolDefinitionError,
         "the input of examples[0] is 3",
-        "Pass an instance of Params, or a mapping with its fields",
+        "Pass an instance of Params",
     ),
     "example-input": (
         lambda: make(examples=[ToolExample("ok", {"city": 5, "town": 1}, 1)]),

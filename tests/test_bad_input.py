@@ -235,7 +235,7 @@ FILES: dict[str, Row] = {
         "'/etc/passwd'",
         "as in 'docs/notes.txt'",
     ),
-    "path empty": (lambda: files().read(""), PathRefused, "the path is empty", "Name a file or a folder"),
+    "path empty": (lambda: files().read(""), PathRefused, "the path is empty", "Name a file"),
     "path with a zero byte": (
         lambda: files().read("a\0b"),
         PathRefused,
@@ -326,7 +326,7 @@ ANSWERS: dict[str, Row] = {
         lambda: answered(question_id="q9"),
         AnswerRefused,
         "answer to 'q9' refused: there is no such question",
-        "Answer one of the open questions",
+        "open questions",
     ),
     "answer to something else": (
         lambda: answered(digest="e"),
@@ -838,7 +838,7 @@ TOLD: dict[str, Told] = {
         ("do", {}),
         "error",
         "event ToolInvoked",
-        "an event class of your own",
+        "of your own",
     ),
     "too deep": (
         [doing(lambda context: context.call("do"))],

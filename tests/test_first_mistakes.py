@@ -66,7 +66,7 @@ def adapter(*answers: Any) -> Adapter:
         (lambda: CapabilityPolicy({"fs write": "deny"}), "Write 'fs.write'"),
         (
             lambda: CapabilityPolicy({"irreversible": "ask"}),
-            r"'irreversible' is an effect, not a capability. .*CapabilityPolicy\(effects={'irreversible': ",
+            r"'irreversible' is an effect, .*CapabilityPolicy\(effects={'irreversible': ",
         ),
         (lambda: OpenAIModel("gpt-5", api_key=wrongly("k")), "Set OPENAI_API_KEY"),
         (lambda: AnthropicModel("claude", api_key=wrongly("k")), "Set ANTHROPIC_API_KEY"),

@@ -24,6 +24,7 @@ from handrail.resources.directory import DirectoryFilesystem
 from mcp import Client
 from support.parked_runs import answer_to
 from support.recorded import Recorder, call
+from support.texts import RUN_ID_TAKEN
 
 APP = '''
 from support.recorded import TOOLS
@@ -268,7 +269,7 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     assert "Exported tea to" in line("export", "tea", "tea.jsonl")
     monkeypatch.setenv("HANDRAIL_JOURNAL", str(line.base / "new" / "runs.db"))
     assert "Imported tea, which is cancelled" in line("import", "tea.jsonl")
-    assert "already has a run" in line("import", "tea.jsonl", code=1)
+    assert RUN_ID_TAKEN in line("import", "tea.jsonl", code=1)
     assert line.json("import", "tea.jsonl", "--as", "two")["run_id"] == "two"
     assert set(line.json("forget", "--keep", 0, "--dry-run")["runs"]) == {"tea", "two"}
     assert "0 runs forgotten" in line("forget", "--before", "1d")

@@ -45,6 +45,7 @@ from handrail.testing import Agent, Nobody, Person, VirtualClock, agent_context,
 from handrail.tools import RunMode
 from support.cards import Deal, Deck, Offer, Pick, card_game
 from support.rig import Rig
+from support.texts import NO_PARAMS
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,7 @@ def test_run_as_agent_gives_params_to_a_client_that_takes_them() -> None:
 
     game = card_game(client=choose)
     assert run_as_agent(game, Offer(1), Deal(5), model=ScriptedModel([])).wait() == Pick(5)
-    with pytest.raises(DefinitionError, match="takes params, and none were given"):
+    with pytest.raises(DefinitionError, match=NO_PARAMS):
         run_as_agent(game, Offer(1), model=ScriptedModel([]))
 
 

@@ -43,6 +43,7 @@ from handrail.testing import Nobody, Person, RecordingSubscriber, VirtualClock, 
 from support.cards import Deal, Deck, Offer, Pick, card_game
 from support.parked_runs import answer_to
 from support.rig import Note, Rig, leave_traces
+from support.texts import ANSWER_NOT_DECLARED
 
 PICKS = Person(answers={"pick_card": {"index": 1}})
 
@@ -686,7 +687,7 @@ async def more_arguments(offer: Offer, more: int, *, context: ToolContext) -> Pi
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"before": None}, "what is private without a `before` is None"),
-    ({"after": None}, "the type of the answer is not declared"),
+    ({"after": None}, ANSWER_NOT_DECLARED),
     ({"before": no_context}, "its `before` takes no `context`"),
     ({"before": other_params}, "`params` is Deal and what its `before` takes is annotated Offer"),
     ({"params": None}, "its `before` takes Deal, but the handoff has no params"),
@@ -716,7 +717,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"after": forgets_the_answer}, "its `after` takes 1 arguments besides `context`"),
     ({"after": gives_text}, "its `after` returns str"),
-    ({"after": takes_whatever}, "answer is not declared"),
+    ({"after": takes_whatever}, ANSWER_NOT_DECLARED),
     ({"answer": Offer}, "its `answer` is Offer and the answer its `after` takes is annotated Pick"),
     ({"effect": "compensable"}, "a `compensate` handler"),
     ({"effect": "harmless"}, "effect is 'harmless'"),
@@ -761,7 +762,7 @@ def test_an_act_is_defined_once_and_before_it_is_used() -> None:
     with pytest.raises(ToolDefinitionError, match="`before` is defined twice"):
         game.before(deal)
     for use in (open_gate, lambda tools: Prompt("p", "Go.", tools=tools)):  # pyright: ignore
-        with pytest.raises(ToolDefinitionError, match="answer is not declared"):
+        with pytest.raises(ToolDefinitionError, match=ANSWER_NOT_DECLARED):
             use([game])  # pyright: ignore
     game.after(settle)
     open_gate([game])

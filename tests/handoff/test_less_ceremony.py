@@ -31,6 +31,7 @@ from support.cards import Deal as CardDeal
 from support.cards import Deck, Offer, card_game
 from support.cards import Pick as CardPick
 from support.rig import Rig
+from support.texts import ANSWER_NOT_DECLARED, NO_PARAMS
 
 
 class Slot(TypedDict):
@@ -149,7 +150,7 @@ def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
     made.after(settle)
     with pytest.raises(ToolDefinitionError, match="private without a `before`"):
         made.check_complete()
-    with pytest.raises(ToolDefinitionError, match="answer is not declared"):
+    with pytest.raises(ToolDefinitionError, match=ANSWER_NOT_DECLARED):
         Handoff("book", "Book.", params=Visit).check_complete()
 
 
@@ -303,7 +304,7 @@ async def test_a_half_that_needs_params_says_so() -> None:
 
     parked = await guess.start(CardDeal(3))
     assert isinstance(parked, Parked)
-    with pytest.raises(DefinitionError, match="takes params, and none were given"):
+    with pytest.raises(DefinitionError, match=NO_PARAMS):
         await guess.finish(parked, 3)
     assert (await guess.finish(parked, 3, CardDeal(3))).value == "right"
 

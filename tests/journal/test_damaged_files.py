@@ -18,6 +18,7 @@ from handrail.errors import JournalAltered, JournalError
 from handrail.journal.records import RunRecord
 from handrail.journal.sql import run_rows
 from support.damage import RUNS, Reading, quiet, read_journal, write_journal
+from support.texts import WRONG_KEY
 
 pytestmark = pytest.mark.once  # a journal refuses the same bytes under every Python version
 
@@ -116,7 +117,7 @@ def test_a_damaged_key_is_reported(clean: Path, tmp_path_factory: pytest.TempPat
     path = copied(clean, tmp_path_factory.mktemp("damaged"))
     key = Path(f"{path}.key")
     key.write_bytes(damage("flip", at, key.read_bytes()))
-    with pytest.raises(JournalError, match="not written with this key"):
+    with pytest.raises(JournalError, match=WRONG_KEY):
         SqliteJournal(path)
 
 

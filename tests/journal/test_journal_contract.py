@@ -38,6 +38,7 @@ from handrail.question import Answer, Question, Vote
 from support import PATIENCE, postgres
 from support.journals import kept
 from support.parked_runs import answer_to
+from support.texts import RUN_ID_TAKEN
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -151,9 +152,9 @@ async def test_a_run_is_owned_from_its_beginning_until_it_is_left(journal: Journ
 
 async def test_ids_of_runs_are_unique_and_unknown_ones_are_named(journal: Journal):
     await journal.runs.begin(run())
-    with pytest.raises(RunError, match="already has a run with this id"):
+    with pytest.raises(RunError, match=RUN_ID_TAKEN):
         await journal.runs.begin(run())
-    with pytest.raises(RunError, match="already has a run"):
+    with pytest.raises(RunError, match=RUN_ID_TAKEN):
         await journal.runs.add(RunCopy(row=RunRow(record=run(), status="done")))
     for unknown in (journal.runs.get, journal.runs.take, journal.runs.stop):
         with pytest.raises(RunUnknown):
@@ -416,10 +417,10 @@ async def test_a_run_that_this_process_still_executes_is_not_claimed(journal: Jo
 async def test_only_a_run_that_was_claimed_can_be_begun(processes: tuple[Journal, Journal]):
     first, second = processes
     await first.queue.submit(request())
-    with pytest.raises(RunError, match="already has a run"):
+    with pytest.raises(RunError, match=RUN_ID_TAKEN):
         await begin(first, request())
     await second.queue.claim([QUEUE])
-    with pytest.raises(RunError, match="already has a run"):
+    with pytest.raises(RunError, match=RUN_ID_TAKEN):
         await begin(first, request())
 
 
@@ -612,7 +613,7 @@ async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal
     assert not (await door.runs.verify()).altered
     clock.seconds = 60
     assert await door.queue.cancel("first", b"outcome")
-    with pytest.raises(RunError, match="already has a run"):
+    with pytest.raises(RunError, match=RUN_ID_TAKEN):
         await begin(worker, request("first", "s"))
     with pytest.raises(RunUnknown):
         await door.queue.cancel("third", b"")

@@ -29,6 +29,7 @@ from support import PATIENCE, postgres
 from support.damage import end_leases
 from support.journals import kept
 from support.parked_runs import answer_to
+from support.texts import WRONG_KEY
 
 pytestmark = pytest.mark.once  # PostgreSQL starts slowly
 
@@ -498,7 +499,7 @@ def test_a_journal_without_its_key_is_refused(url: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("HANDRAIL_KEY_FILE", str(file))
     PostgresJournal(url).close()
     monkeypatch.setenv("HANDRAIL_KEY", "a different secret")
-    with pytest.raises(JournalError, match="not written with this key"):
+    with pytest.raises(JournalError, match=WRONG_KEY):
         PostgresJournal(url)
     file.chmod(0o644)
     with pytest.raises(JournalError, match="other users can access"):

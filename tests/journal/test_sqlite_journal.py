@@ -26,6 +26,7 @@ from handrail.journal.sql.database import Job
 from handrail.journal.sqlite import SqliteDatabase
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
+from support.texts import WRONG_KEY
 
 Main = Callable[[SqliteJournal], Coroutine[Any, Any, Any]]
 
@@ -301,7 +302,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     newer.close()
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
-        ("other.db", "this is a database, but not a journal"),
+        ("other.db", "but not a journal"),
         ("newer.db", "its schema has version 99"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
@@ -368,7 +369,7 @@ def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytes
     ):
         SqliteJournal(path)
     assert not key.exists()
-    for other, problem in ((first[1:], "has 31 bytes"), (bytes(32), "not written with this key")):
+    for other, problem in ((first[1:], "has 31 bytes"), (bytes(32), WRONG_KEY)):
         key.write_bytes(other)
         key.chmod(0o600)
         with pytest.raises(JournalError, match=problem):
@@ -376,7 +377,7 @@ def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytes
     key.write_bytes(first)
     SqliteJournal(path).close()
     monkeypatch.setenv("HANDRAIL_KEY", "the key of another journal")
-    with pytest.raises(JournalError, match="were not written with this key"):
+    with pytest.raises(JournalError, match=WRONG_KEY):
         SqliteJournal(path)
     monkeypatch.delenv("HANDRAIL_KEY")
     monkeypatch.setenv("HANDRAIL_KEY_FILE", str(tmp_path / "missing"))
@@ -385,7 +386,7 @@ def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "shared").write_text("the key of another journal")
     (tmp_path / "shared").chmod(0o600)
     monkeypatch.setenv("HANDRAIL_KEY_FILE", str(tmp_path / "shared"))
-    with pytest.raises(JournalError, match="not written with this key"):
+    with pytest.raises(JournalError, match=WRONG_KEY):
         SqliteJournal(path)
 
 

@@ -16,6 +16,7 @@ from handrail.session import Session
 from handrail.testing import Person
 from support import PATIENCE
 from support.npm_servers import Program, command, event_of_listing
+from support.texts import MCP_OUTCOME_UNKNOWN
 
 
 async def test_servers_with_different_fates_in_one_run(
@@ -91,7 +92,7 @@ async def test_servers_with_different_fates_in_one_run(
     told = [one.text for each in messages if isinstance(each, ToolMessage) for one in each.results]
     assert told[:2] == ["noted: a", "the file"]
     assert "it was killed by signal 9" in told[2]
-    assert "not known whether the call happened" in told[2]
+    assert MCP_OUTCOME_UNKNOWN in told[2]
     assert '"name": "Ann"' in told[3]
     assert told[4] == "upgraded"
     assert told[5].startswith("the file")

@@ -205,9 +205,7 @@ async def test_a_server_that_takes_no_pictures_back_reads_about_them() -> None:
         await adapter.evaluate(PROMPT, "draw", session=session)
         await adapter.evaluate(PROMPT, "again", session=session)
         answer = back_in("chat", sent(server))
-    assert answer["content"].startswith(
-        "Here.\n\n[image image.png: image/png, 31 bytes] (It is not shown to you"
-    )
+    assert answer["content"].startswith("Here.\n\n[image image.png: image/png, 31 bytes] (It is not")
     assert "images" not in answer
 
 

@@ -39,6 +39,7 @@ from handrail.models.providers import BRIDGED, PROVIDERS, Key
 from handrail.serve.sources import load_module
 from handrail.workers import WorkerRegistry
 from support.raw_server import raw_server, whole
+from support.texts import NO_SUCH_PROVIDER, NOT_A_MODEL_NAME
 
 SAID = {"role": "assistant", "content": "Fine."}
 ANSWER = {"choices": [{"message": SAID, "finish_reason": "stop"}], "usage": {"prompt_tokens": 1}}
@@ -324,11 +325,11 @@ async def test_prompt_model_takes_a_model_and_its_name(module: str):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere:model", "there is no module or provider of that name. `handrail models` lists"),
+        ("nowhere:model", f"there is {NO_SUCH_PROVIDER}. `handrail models` lists"),
         ("opnai:gpt-5", "Did you mean openai:gpt-5"),
         ("scripted:x", "Create a ScriptedModel"),
-        ("a-b:c", "no module or provider"),
-        ("gpt-5", "is not the name of a model. Write provider:name"),
+        ("a-b:c", NO_SUCH_PROVIDER),
+        ("gpt-5", f"{NOT_A_MODEL_NAME}. Write provider:name"),
     ],
 )
 def test_an_unknown_name(name: str, message: str):
@@ -354,7 +355,7 @@ def test_a_module_that_ends_the_program_is_an_error(tmp_path: Path):
     (tmp_path / "exits.py").write_text("raise SystemExit(2)\n")
     with pytest.raises(DefinitionError, match="can't import 'exits': SystemExit"):
         model_named("exits:model", folder=tmp_path)
-    with pytest.raises(DefinitionError, match="no module or provider"):
+    with pytest.raises(DefinitionError, match=NO_SUCH_PROVIDER):
         model_named("unittest.__main__:model", folder=tmp_path)
 
 
@@ -406,7 +407,7 @@ async def test_a_name_from_a_model_or_a_file_imports_nothing_from_the_current_fo
         return await context.prompt_model("Which?", str, model=name)
 
     gate = open_gate([ask], environment=AgentEnvironment(ScriptedModel([])))
-    assert "no module or provider" in (await gate.invoke("ask", {"name": name})).render()
+    assert NO_SUCH_PROVIDER in (await gate.invoke("ask", {"name": name})).render()
     workers = tmp_path / "team"
     workers.mkdir()
     (workers / "main.md").write_text(f"---\nmodel: {name}\n---\nDo.\n")
@@ -422,7 +423,7 @@ async def test_a_name_from_a_model_or_a_file_imports_nothing_from_the_current_fo
         lambda: chosen.candidates(None),
         lambda: first_that_works("openai:x", name),
     ):
-        with pytest.raises(Exception, match="no module or provider"):
+        with pytest.raises(Exception, match=NO_SUCH_PROVIDER):
             refused()
     assert not (tmp_path / "ran").exists()
 
@@ -450,7 +451,7 @@ def test_checking_a_name_imports_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         (package / file).write_text(_PLANTED)
     monkeypatch.syspath_prepend(str(tmp_path))
     check_name("a_package_of_models.models:m")
-    with pytest.raises(DefinitionError, match="no module or provider"):
+    with pytest.raises(DefinitionError, match=NO_SUCH_PROVIDER):
         check_name("a_package_of_models.nothing:m")
     assert not (package / "ran").exists()
     assert "a_package_of_models" not in sys.modules

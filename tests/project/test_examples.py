@@ -15,6 +15,7 @@ import pytest
 from support import ROOT, warm_python
 from support.raw_server import raw_server, whole
 from support.terminals import window
+from support.texts import NOT_A_MODEL_NAME
 
 pytestmark = pytest.mark.timeout(900)  # starts processes, one of them with a real model
 
@@ -166,7 +167,7 @@ def test_an_example_uses_the_model_it_is_given(example: str, tmp_path: Path) -> 
     """If an example is given an unknown model, it reports that, and does not use its scripted model instead."""
     ended = run(example, *WITH_A_MODEL[example], "--model", "nosuch", cwd=tmp_path)
     assert ended.returncode == 1
-    assert "'nosuch' is not the name" in ended.stderr
+    assert f"'nosuch' {NOT_A_MODEL_NAME}" in ended.stderr
 
 
 @pytest.mark.once

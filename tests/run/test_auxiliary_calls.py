@@ -17,7 +17,7 @@ from handrail.run.record.format import Begun
 from handrail.run.record.log import RunLog
 from handrail.testing import VirtualClock
 from support.rig import Rig, leave_traces
-from support.texts import OUTCOME_UNKNOWN
+from support.texts import OUTCOME_UNKNOWN, WAS_DONE
 
 pytestmark = pytest.mark.virtual_time
 
@@ -228,7 +228,7 @@ async def interrupted(tools: list[Any], **options: Any) -> Rig:
 @pytest.mark.parametrize(
     ("happened", "flights", "said"),
     [
-        (True, [], "fly was done before the process ended"),
+        (True, [], f"fly {WAS_DONE}"),
         (False, ["Rome"], ""),
         (None, [], OUTCOME_UNKNOWN),
     ],
@@ -334,7 +334,7 @@ async def test_a_probe_runs_after_the_deadline_and_in_a_cancelled_run() -> None:
     clock = VirtualClock()
     rig = await interrupted(flying(look)[0], clock=clock, deadline=Deadline.after(1, clock=clock))
     result = await rig.call("fly", to="Rome")
-    assert "was done before the process ended" in result.message
+    assert WAS_DONE in result.message
     assert rig.status("fly.probe") == "ok"
 
     rig = await interrupted(flying(look)[0])

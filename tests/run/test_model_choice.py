@@ -48,6 +48,7 @@ from handrail.models.scripted import Reply, Scripted
 from handrail.run.adapter import Retry
 from handrail.testing import RecordingSubscriber, VirtualClock
 from support.parked_runs import answer_to
+from support.texts import NO_SUCH_PROVIDER, NOT_A_MODEL_NAME
 
 QUICK = Retry(attempts=5, first_wait=0.0, longest_wait=60.0)
 PLAIN = Prompt("plain", "Be brief.")
@@ -315,7 +316,7 @@ async def test_the_model_is_chosen_for_each_request() -> None:
     [
         (lambda request: None, "returned a NoneType. Use a name like"),
         (lambda request: 1 / 0, "raised ZeroDivisionError"),
-        (lambda request: "nonsense", "is not the name"),
+        (lambda request: "nonsense", NOT_A_MODEL_NAME),
     ],
 )
 async def test_a_function_that_chooses_no_model_ends_the_run(choose: Any, words: str) -> None:
@@ -430,9 +431,9 @@ def test_a_choice_has_a_name_by_which_it_is_found() -> None:
     assert model.name == reference_to(model) == "demo:notes, openai:gpt-5"
     assert repr(model) == "first_that_works('demo:notes', 'openai:gpt-5')"
     check_name("demo:notes, openai:gpt-5")
-    with pytest.raises(DefinitionError, match="no module or provider"):
+    with pytest.raises(DefinitionError, match=NO_SUCH_PROVIDER):
         check_name("demo:notes, opnai:gpt-5")
-    with pytest.raises(DefinitionError, match="is not the name"):
+    with pytest.raises(DefinitionError, match=NOT_A_MODEL_NAME):
         model_named("demo:notes,")
     assert by(str).name == "by str"
 
@@ -445,7 +446,7 @@ named: Any = "openai:gpt-5"
     ("make", "words"),
     [
         (lambda: first_that_works(), "has no models"),
-        (lambda: first_that_works("openai"), "is not the name"),
+        (lambda: first_that_works("openai"), NOT_A_MODEL_NAME),
         (lambda: first_that_works(not_yet), "first_that_works was given"),
         (lambda: by(named), "takes a function"),
     ],

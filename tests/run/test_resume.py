@@ -46,7 +46,7 @@ from support import journals, warm_python
 from support.damage import set_lease
 from support.parked_runs import answer_to
 from support.rig import Note
-from support.texts import OUTCOME_UNKNOWN
+from support.texts import OUTCOME_UNKNOWN, RUN_ID_TAKEN
 
 APP = Path(__file__).with_name("parked_app.py")
 
@@ -340,7 +340,7 @@ async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
     with pytest.raises(RunUnknown, match="'nobody'"):
         await adapter.resume("nobody", prompt)
     await adapter.evaluate(prompt, "go", run_id="run")
-    with pytest.raises(RunError, match="already has a run"):
+    with pytest.raises(RunError, match=RUN_ID_TAKEN):
         await adapter.evaluate(prompt, "go", run_id="run")
     with pytest.raises(RunError, match="without a reference to its prompt"):
         await adapter.resume("run")

@@ -31,6 +31,7 @@ from handrail.run.record.begin import decode_outcome
 from handrail.runs import cancel, export, forget, fork, import_, list_runs, show
 from support.damage import set_lease
 from support.recorded import PROMPT, TOOLS, Counted, Noted, Recorder, call
+from support.texts import RUN_ID_TAKEN
 
 
 @pytest.fixture
@@ -343,7 +344,7 @@ async def test_a_step_that_is_not_there_is_refused(recorder: Recorder, step: int
     await recorder.run("r", call("note", text="one"), "end")
     with pytest.raises(RunError, match="a step from 0, its beginning, to 2"):
         await fork(recorder.journal, "r", step, "f")
-    with pytest.raises(RunError, match="already has a run"):
+    with pytest.raises(RunError, match=RUN_ID_TAKEN):
         await fork(recorder.journal, "r", 1, "r")
     assert [line.id for line in await list_runs(recorder.journal)] == ["r"]
 
@@ -412,7 +413,7 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
     assert response.text == "end"
     assert [each.text for each in response.session[Noted].all()] == ["before"]
     assert not (elsewhere.folder / "a").exists()
-    with pytest.raises(RunError, match="already has a run"):
+    with pytest.raises(RunError, match=RUN_ID_TAKEN):
         await import_(elsewhere.journal, tmp_path / "r.jsonl")
     again = await import_(elsewhere.journal, tmp_path / "r.jsonl", run_id="r2")
     assert (again.record.id, again.record.session_id, again.status) == ("r2", "r2", "parked")

@@ -24,6 +24,7 @@ from handrail.runs import fork, show, undo, undo_problems
 from support.damage import set_lease
 from support.examples import at_most
 from support.recorded import PROMPT, TOOLS, Counted, Noted, Recorder, call
+from support.texts import NO_COMMIT_KEPT
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ async def test_what_can_not_be_undone_is_known_before(recorder: Recorder):
     assert await problem_of(recorder, a, recorder.files) is None
     assert "Pass the filesystem" in str(await problem_of(recorder, a))
     with tempfile.TemporaryDirectory() as elsewhere, DirectoryFilesystem(elsewhere) as files:
-        assert "no commit of this call" in str(await problem_of(recorder, a, files))
+        assert NO_COMMIT_KEPT in str(await problem_of(recorder, a, files))
     (recorder.folder / "a").write_text("mine")
     assert "changed since" in str(await problem_of(recorder, a, recorder.files))
     await undo(recorder.journal, "r", b.call_id, recorder.files)
@@ -428,7 +429,7 @@ async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder
     await adapter.evaluate(PROMPT, "go", run_id="r")
     await undo(recorder.journal, "r", "call_1", recorder.files)
     assert [path.name for path in recorder.folder.iterdir()] == ["theirs"]
-    with pytest.raises(UndoRefused, match="no commit of this call"):
+    with pytest.raises(UndoRefused, match=NO_COMMIT_KEPT):
         recorder.files.undo("call_1")
     other.close()
 
@@ -447,7 +448,7 @@ def test_the_same_call_id_at_another_place_of_a_run_is_another_call(tmp_path: Pa
     assert files.undo("call_1", run_id="r", place=".1", journal="j") == ("at.1",)
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["at.2"]
     for wrong in ({"run_id": "s"}, {"journal": "k"}, {"place": ".3"}):
-        with pytest.raises(UndoRefused, match="no commit of this call"):
+        with pytest.raises(UndoRefused, match=NO_COMMIT_KEPT):
             files.undo("call_1", **{"run_id": "r", "place": ".2", "journal": "j", **wrong})
     files.close()
 

@@ -767,7 +767,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
         (["desk.py", "--token-file", "token", "--files", "."], "which tools may read and change"),
         (
             ["desk.py", "--tls-key", "work/x/key", "--files", "work/{principal}"],
-            "which tools may read and change",
+            "tools may read and change",
         ),
         (["desk.py", "--files", "work/{principal}"], "'work' is not a folder"),
         (["desk.py", "--tls-cert", "desk.py"], "Give both"),

@@ -214,7 +214,7 @@ def test_plain_values_are_refused(event: object):
         (list[int], print, "Pass the event's class"),
         (HasNumber, print, "isinstance.. does not work with HasNumber"),
         (One, None, "Pass a function defined with `def`"),
-        (One, Member().hear_later, "Pass a function defined with `def`"),
+        (One, Member().hear_later, "Pass a function"),
     ],
 )
 def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words: str):

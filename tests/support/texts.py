@@ -1,12 +1,21 @@
 """Sentences that tests in several files compare with, each in one place.
 
-A test holds an error by its class, its data or one telling word. It takes a sentence from here only if the words are all there is,
-as in what a model is told about a call. `tests/project/test_texts.py` finds a sentence that stands in two files instead.
+A test holds an error by its class, its data or one telling word. It takes a sentence from here if neighbouring errors differ
+only in their words. `tests/project/test_texts.py` finds sentences that stand in two files instead.
 """
 
+# What the model is told about a call that was interrupted.
 OUTCOME_UNKNOWN = "it is not known whether it happened"
-"""What the model is told about a call that was interrupted and is not rerun."""
+MCP_OUTCOME_UNKNOWN = "not known whether the call happened"
 WAS_UNDONE = "anything it may have done was undone"
-"""What the model is told about an interrupted call that was compensated or rolled back."""
+WAS_DONE = "was done before the process ended"
 NO_EFFECTS = "none of its own effects remain"
-"""What the model is told about an interrupted call that is not rerun, and has changed nothing outside its transaction."""
+
+# What a person is told about a mistake.
+ANSWER_NOT_DECLARED = "type of the answer is not declared"
+NO_COMMIT_KEPT = "no commit of this call is kept"
+NO_PARAMS = "takes params, and none were given"
+NO_SUCH_PROVIDER = "no module or provider of that name"
+NOT_A_MODEL_NAME = "is not the name of a model"
+RUN_ID_TAKEN = "already has a run with this id"
+WRONG_KEY = "were not written with this key"

@@ -126,7 +126,7 @@ async def test_it_is_asked_about_with_all_that_it_is(registry: WorkerRegistry) -
         ({"tools": ["files"]}, "files: not among your own tools"),
         ({"tools": ["create_worker"]}, "not among your own tools"),
         ({"workers": ["other"]}, "which you may not call yourself"),
-        ({"workers": ["*"]}, "which you may not call yourself"),
+        ({"workers": ["*"]}, "may not call"),
         ({"model": "openai:gpt-5"}, "the model 'openai:gpt-5' is not allowed for it"),
         ({"name": "fixed"}, "fixed is locked"),
         ({"name": "main"}, "is your own name, or the name of"),

@@ -11,6 +11,7 @@ from handrail import Adapter, Prompt, ScriptedModel, ToolCall
 from handrail.errors import WorkerError
 from handrail.testing import Nobody, Person, recorded, worker_context
 from handrail.workers import WorkerRegistry, WorkerUserContext
+from support.texts import ANSWER_NOT_DECLARED
 from support.worker_folders import folder, sound
 
 TOOLS = """
@@ -85,7 +86,7 @@ def test_a_handoff_that_is_not_complete_is_reported_at_its_line(tmp_path: Path) 
     registry = folder(tmp_path, tools, main="---\ntools: [ask]\n---\nGo.", ask="---\n---\nGo.")
     by_file = {Path(each.file).name: each for each in registry.check()}
     assert by_file["tools.py"].line == 3
-    assert "answer is not declared" in by_file["tools.py"].problem
+    assert ANSWER_NOT_DECLARED in by_file["tools.py"].problem
     assert "tools.py:3 also defines a function 'ask'" in by_file["ask.md"].problem
 
 

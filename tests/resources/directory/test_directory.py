@@ -30,6 +30,7 @@ from handrail.resources.directory.area import Area
 from handrail.resources.directory.disk import Disk, Jail
 from handrail.resources.memory import FileLimits
 from support.filesystems import Folders, aside, commit, fill, marks, tree
+from support.texts import NO_COMMIT_KEPT
 
 
 def committed(files: DirectoryFilesystem, call_id: str, *deeds: Callable[[DirectoryFork], Any]) -> None:
@@ -343,7 +344,7 @@ def test_undo_gives_everything_back(folders: Folders):
     assert (tree(files), marks(files.root)) == (was, before)
     assert (files.root / "a").stat().st_mode & 0o777 == 0o750
     assert aside(files) == []
-    with pytest.raises(UndoRefused, match="'call' can't be undone: no commit of this call is kept"):
+    with pytest.raises(UndoRefused, match=f"'call' can't be undone: {NO_COMMIT_KEPT}"):
         files.undo("call")
 
 
@@ -646,7 +647,7 @@ def test_an_undo_cut_by_a_crash_is_finished_and_can_not_be_undone(folders: Folde
     assert sorted(tree(other).values(), key=str) == ["1", "2"]
     other.write("c", "1")
     assert tree(other) == {"a": "1", "b": "1", "c": "1"}
-    with pytest.raises(UndoRefused, match="no commit of this call"):
+    with pytest.raises(UndoRefused, match=NO_COMMIT_KEPT):
         other.undo("call")
     other.close()
 
@@ -663,7 +664,7 @@ def test_undo_finds_a_call_only_with_its_run(folders: Folders):
         fork.applied()
     with pytest.raises(UndoRefused, match="name the run with run_id="):
         files.undo("call")
-    with pytest.raises(UndoRefused, match="is kept in run 'ann'"):
+    with pytest.raises(UndoRefused, match=f"{NO_COMMIT_KEPT} in run 'ann'"):
         files.undo("call", run_id="ann", place=".2")
     assert files.undo("call", run_id="ann") == ("ann",)
     assert tree(files) == {"bob": ""}

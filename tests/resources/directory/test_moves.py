@@ -14,6 +14,7 @@ from handrail.resources.directory import Recovered
 from resources.directory.crashes import KILLED, Crashes, Killed, picked
 from resources.directory.crashing import RUN, snapshot
 from support.filesystems import fill
+from support.texts import NO_COMMIT_KEPT
 
 once = pytest.mark.once  # subprocesses that are killed behave the same under every Python version
 
@@ -234,7 +235,7 @@ def test_a_folder_in_the_place_of_another_gets_a_staging_folder_of_its_own(tmp_p
         fill(root, {"a": "2"})
     with (
         DirectoryFilesystem(root) as files,
-        pytest.raises(UndoRefused, match="no commit of this call"),
+        pytest.raises(UndoRefused, match=NO_COMMIT_KEPT),
     ):
         files.undo("direct (0)")
     for text in ("3", "4"):
