@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -73,6 +73,8 @@ class Setup:
     broadcasts: Broadcasts | None = None
     parked: Callable[[Thread, LiveRun], None] = lambda thread, live: None
     """Called after a run was parked, with its thread."""
+    working: dict[tuple[str, str], Thread] = field(default_factory=dict[Any, Any])
+    """The threads that have a run in this process, by principal and thread id."""
 
 
 class Thread:
@@ -572,11 +574,13 @@ class Thread:
     async def execute(self, live: LiveRun, stream: RunStream[Any], leg: str) -> None:
         """Start to execute a run in this process. Returns when it is recorded; raises its error if it fails before that."""
         self.live = live
+        self._setup.working[self.principal, self.id] = self
         await live.start(stream, leg, self._over)
 
     def _over(self, live: LiveRun) -> None:
         if self.live is live:
             self.live, self.problem = None, live.problem
+            self._setup.working.pop((self.principal, self.id), None)
             self._session = live.session if live.has_started and not live.parked else None
             if live.parked:
                 self._setup.parked(self, live)

@@ -152,12 +152,11 @@ class Threads:
 
     def running(self) -> Sequence[Thread]:
         """Return the threads that have a run in this process."""
-        return [thread for thread in list(self._known.values()) if thread.live is not None]
+        return list(self._setup.working.values())
 
     def unfinished(self, principal: str) -> int:
         """Return the number of a principal's runs that are in progress in this process, or parked and watched by it."""
-        active = {(each.principal, each.id) for each in self.running()}
-        return sum(1 for key in active | self._waiting.keys() if key[0] == principal)
+        return sum(key[0] == principal for key in self._setup.working.keys() | self._waiting.keys())
 
     async def count_unfinished(self, principal: str) -> int:
         """Return the number of a principal's unfinished runs, including submitted ones if this app submits its runs."""
