@@ -10,7 +10,16 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("imports.py", "run.py", "directory.py", "journal.py", "attachments.py", "mcp_calls.py", "parked.py")
+PARTS = (
+    "imports.py",
+    "definition.py",
+    "run.py",
+    "directory.py",
+    "journal.py",
+    "attachments.py",
+    "mcp_calls.py",
+    "parked.py",
+)
 
 
 def run(part: str) -> list[str]:

@@ -33,7 +33,7 @@ from handrail.schema.problems import (
     shown_location,
     write_path,
 )
-from handrail.schema.references import walk
+from handrail.schema.references import schemas_in
 from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked, masks_in
 from handrail.schema.size import dicts_in, values_in
 from handrail.text.raised_errors import in_short, words_of
@@ -71,13 +71,14 @@ class Schema(Generic[T]):
     def __init__(self, annotation: Any, namespace: Mapping[str, Any] | None = None) -> None:
         self.annotation = annotation
         self._adapter = _adapter_for(annotation, namespace)
-        self._validate = _validator_of(self._adapter).validate_json
-        self._serializer = _serializer_of(self._adapter)
+        parts = [*dicts_in(self._adapter.core_schema)]
+        self._validate = _validator_of(self._adapter, parts).validate_json
+        self._serializer = _serializer_of(self._adapter, parts)
         self.json_schema: JsonSchema = read_only(_json_schema_of(self._adapter, annotation))
-        self._may_hold_floats = any(_holds_floats(part) for _, part in walk(self.json_schema))
+        self._may_hold_floats = any(map(_holds_floats, schemas_in(self.json_schema)))
         self.quick: Validate | None = None if self._may_hold_floats else self._validate
         """Validator that parses JSON in one step; None if further checks are needed, as for floats, which must be finite."""
-        self.secret = holds_secrets(self._adapter.core_schema, self.json_schema)
+        self.secret = holds_secrets(parts, self.json_schema)
         """Whether values of the type can contain a secret."""
 
     @property
@@ -143,11 +144,23 @@ class Schema(Generic[T]):
 
     def accepts(self, value: object) -> bool:
         """Return whether a Python value is valid for the type as it is, without any conversion."""
-        try:
-            self._adapter.validator.validate_python(value, strict=True)
-        except pydantic_core.ValidationError:
+        return _accepts(self._adapter.validator, value)
+
+    def accepts_field(self, name: str, value: object) -> bool:
+        """Return whether a Python value is certainly valid for a field of the dataclass, without any conversion.
+
+        False if that is not certain, because the field's part of the core schema can't stand alone.
+        """
+        core: Any = self._adapter.core_schema
+        fields = core["schema"].get("fields", ()) if core["type"] == "dataclass" else ()
+        part = next((field["schema"] for field in fields if field["name"] == name), None)
+        if part is None or part["type"] != "default":
             return False
-        return True
+        try:
+            validator = pydantic_core.SchemaValidator(part["schema"])
+        except pydantic_core.SchemaError:  # it refers to a definition elsewhere
+            return False
+        return _accepts(validator, value)
 
     def parse_given(self, value: object) -> T:
         """Parse a person's answer.
@@ -213,6 +226,19 @@ class Schema(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Schema({self.annotation!r})"
+
+
+def _accepts(validator: Any, value: object) -> bool:
+    try:
+        validator.validate_python(value, strict=True)
+    except pydantic_core.ValidationError:
+        return False
+    return True
+
+
+def is_plain(value: object) -> bool:
+    """Return whether a value is None, a bool, an int or ASCII text. JSON can express each of these as it is."""
+    return value is None or type(value) in (bool, int) or (type(value) is str and value.isascii())
 
 
 def is_instance(value: object, annotation: Any) -> bool:
@@ -326,16 +352,16 @@ def _adapter_for(annotation: Any, namespace: Mapping[str, Any] | None) -> TypeAd
         raise _indescribable(annotation, error) from error
 
 
-def _validator_of(adapter: TypeAdapter[Any]) -> Any:
+def _validator_of(adapter: TypeAdapter[Any], parts: list[dict[str, Any]]) -> Any:
     """Return a validator that refuses infinite keys. They are text in JSON, so they can't be found among its numbers."""
-    if not any(_has_float_keys(part) for part in dicts_in(adapter.core_schema)):
+    if not any(map(_has_float_keys, parts)):
         return adapter.validator
     return pydantic_core.SchemaValidator(_rewritten(adapter.core_schema, _with_finite_keys))
 
 
-def _serializer_of(adapter: TypeAdapter[Any]) -> pydantic_core.SchemaSerializer:
+def _serializer_of(adapter: TypeAdapter[Any], parts: list[dict[str, Any]]) -> pydantic_core.SchemaSerializer:
     """Return a serializer that omits fields with `init=False`, because they can't be parsed again."""
-    if not any(_is_unsendable(part) for part in dicts_in(adapter.core_schema)):
+    if not any(map(_is_unsendable, parts)):
         return adapter.serializer
     return pydantic_core.SchemaSerializer(_rewritten(adapter.core_schema, _without_unsendable))
 
@@ -444,8 +470,14 @@ class _Closed(GenerateJsonSchema):
     def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
         raise PydanticUserError("a class can't be sent as JSON", code=None)
 
+    def build_schema_type_to_method(self) -> dict[Any, Callable[[Any], JsonSchemaValue]]:
+        # Pydantic looks up the names of all methods again for each schema.
+        return {kind: getattr(self, name) for kind, name in _method_names().items()}
+
     def encode_default(self, dft: Any) -> Any:
         # Defaults that JSON can't express, and secrets, are not shown.
+        if is_plain(dft) and dft != MASK and not self._config.config_dict.get("json_encoders"):
+            return dft  # pydantic would create a type adapter, and get the same
         encoded = super().encode_default(dft)
         if any(_unfit_to_show(part) for part in values_in(encoded)):
             raise pydantic_core.PydanticSerializationError("not to be shown")
@@ -453,6 +485,13 @@ class _Closed(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
+
+
+@lru_cache(maxsize=1)
+def _method_names() -> dict[Any, str]:
+    """Return the name of the method that generates the JSON Schema of each kind of core schema."""
+    methods = GenerateJsonSchema().build_schema_type_to_method()
+    return {kind: method.__name__ for kind, method in methods.items()}
 
 
 def _close(schema: JsonSchemaValue) -> JsonSchemaValue:

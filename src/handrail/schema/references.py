@@ -61,22 +61,37 @@ def _name_of(step: str) -> str:
 
 def walk(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield a schema and all schemas inside it except `true` and `false`, each with its reference, such as `#/properties/name`."""
-    left: list[tuple[str, Any]] = [("#", schema)]
+    left: list[tuple[str, Mapping[str, Any]]] = [("#", schema)]
     while left:
         place, part = left.pop()
-        if not isinstance(part, Mapping):
-            continue
-        named = cast("Mapping[str, Any]", part)
-        yield place, named
-        for word, given in named.items():
-            inner: Any = ()
-            if word in SCHEMAS:
-                left.append((f"{place}/{word}", given))
-            elif word in LISTS_OF_SCHEMAS and isinstance(given, list):
-                inner = enumerate(cast("list[Any]", given))
-            elif word in SCHEMAS_BY_NAME and isinstance(given, Mapping):
-                inner = cast("Mapping[str, Any]", given).items()
-            left.extend((f"{place}/{word}/{_step_of(str(name))}", each) for name, each in inner)
+        yield place, part
+        for word, name, inner in _inner(part):
+            step = "" if name is None else f"/{_step_of(str(name))}"
+            left.append((f"{place}/{word}{step}", inner))
+
+
+def schemas_in(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a schema and all schemas inside it except `true` and `false`."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        yield part
+        left.extend(inner for _, _, inner in _inner(part))
+
+
+def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, Mapping[str, Any]]]:
+    """Yield the schemas directly inside a schema, each with its keyword and, if the keyword has several, its name or index."""
+    for word, given in schema.items():
+        named: Any = ()
+        if word in SCHEMAS:
+            named = ((None, given),)
+        elif word in LISTS_OF_SCHEMAS and isinstance(given, list):
+            named = enumerate(cast("list[Any]", given))
+        elif word in SCHEMAS_BY_NAME and isinstance(given, Mapping):
+            named = cast("Mapping[str, Any]", given).items()
+        for name, inner in named:
+            if isinstance(inner, Mapping):
+                yield word, name, cast("Mapping[str, Any]", inner)
 
 
 def without_anchors(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -35,13 +35,11 @@ def _maskers() -> tuple[Any, ...]:
     )
 
 
-def holds_secrets(core: Any, json_schema: Any) -> bool:
-    """Return whether values of this type can hold a secret."""
+def holds_secrets(parts: list[dict[str, Any]], json_schema: Any) -> bool:
+    """Return whether values of a type can hold a secret. `parts` are all dicts in its core schema."""
     if any(part.get("writeOnly") is True for part in dicts_in(json_schema)):
         return True
-    return any(
-        part.get("type") == "function-plain" and part["function"] in _maskers() for part in dicts_in(core)
-    )
+    return any(part.get("type") == "function-plain" and part["function"] in _maskers() for part in parts)
 
 
 # --- masking -----------------------------------------------------------------------------------

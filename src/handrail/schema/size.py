@@ -87,4 +87,11 @@ def values_in(value: Any) -> Iterator[Any]:
 
 def dicts_in(value: Any) -> Iterator[dict[str, Any]]:
     """Yield every dict in a value, such as a JSON Schema or a core schema, in no particular order."""
-    return (cast("dict[str, Any]", each) for each in values_in(value) if isinstance(each, dict))
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield cast("dict[str, Any]", each)
+            waiting.extend(cast("dict[str, Any]", each).values())
+        elif isinstance(each, list | tuple):
+            waiting.extend(cast("list[Any]", each))

@@ -34,7 +34,7 @@ from handrail.content import REFERENCE, Attachment
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidationError
 from handrail.protocols import RunMode
-from handrail.schema import JsonSchema, Schema, Validate, clear_json, refuse_masks
+from handrail.schema import JsonSchema, Schema, Validate, clear_json, refuse_masks, schema_of
 from handrail.schema.immutability import ReadOnlyDict, is_immutable, read_only
 from handrail.schema.problems import describe
 from handrail.schema.secrets import WITHHELD
@@ -61,6 +61,7 @@ _LONGEST_EXAMPLE = 200
 _NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _CAPABILITY = re.compile(rf"{CAPABILITY}\Z")
 _NO_ARGUMENTS: JsonSchema = read_only({"type": "object", "properties": {}, "additionalProperties": False})
+_COMMON: tuple[Any, ...] = (str, int, bool, None, type(None), dict, list)
 _PROVIDED: dict[RunMode, set[Need]] = {
     "user": {"user", "worker"},
     "agent": {"model", "worker"},
@@ -238,6 +239,10 @@ class Tool(Generic[ParamsT, ResultT]):
         """
         data = arguments if isinstance(arguments, str | bytes) else clear_json(arguments)
         return WITHHELD if self._schema is None else self._schema.mask(data)
+
+    def accepts_field(self, name: str, value: object) -> bool:
+        """Return whether a Python value is certainly valid for a field of the params as it is. False if that is not certain."""
+        return self._schema is not None and self._schema.accepts_field(name, value)
 
     def dump(self, params: ParamsT) -> bytes:
         """Return the params as the JSON that a model would send, with secrets masked."""
@@ -437,7 +442,7 @@ class _Check:
             )
         try:
             schema = None if tool.params is None else self.params_schema()
-            result = None if tool.result is Any else Schema[Any](tool.result, self.namespace)
+            result = None if tool.result is Any else self.result_schema()
             paths = PathFinder(None if raw else tool.params, self.namespace)
         except DefinitionError as error:
             raise self.error(*error.parts) from error.__cause__
@@ -472,6 +477,11 @@ class _Check:
         made = RawSchema(given, definite=False)
         self.fill("params", made.json_schema)
         return made
+
+    def result_schema(self) -> Schema[Any]:
+        """Return the schema of the result. Tools share those of the commonest types. Raises `DefinitionError` if there is none."""
+        result = self.tool.result
+        return schema_of(result) if result in _COMMON else Schema[Any](result, self.namespace)
 
     def effect(self) -> None:
         tool = self.tool

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import reprlib
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
@@ -132,7 +133,7 @@ def _tool(
     context_name = _context_name(called, function, signature)
     params = _params_type(called, function, signature, context_name, namespace)
     try:
-        return FunctionTool[Any, Any](
+        made = FunctionTool[Any, Any](
             name=called,
             description=_description(called, function) if description is None else description,
             handler=_handler(function, signature, context_name),
@@ -141,11 +142,18 @@ def _tool(
             function=function,
             **options,
         )
-    except ToolDefinitionError:
-        # If the type of one parameter is invalid, the error names the parameter.
+    except Exception:
+        # If the default or the type of one parameter is invalid, the error names the parameter. A default may be so wrong that
+        # creating the schema fails in other ways.
+        for field in dataclasses.fields(params):
+            _check_default(called, field.name, field.type, field.default, namespace)
         for field in dataclasses.fields(params):
             _schema(called, field.name, field.type, namespace)
         raise
+    for field in dataclasses.fields(params):
+        if field.default is not dataclasses.MISSING and not made.accepts_field(field.name, field.default):
+            _check_default(called, field.name, field.type, field.default, namespace)
+    return made
 
 
 def _name_of(function: Any) -> str:
@@ -208,8 +216,8 @@ def _params_type(
 ) -> Any:
     """Create a dataclass with one field for each parameter except the context.
 
-    Raises `ToolDefinitionError` if a parameter can't be a field, if its default does not match its annotation, or if the
-    docstring describes a parameter that does not exist.
+    Raises `ToolDefinitionError` if a parameter can't be a field, if its mutable default does not match its annotation, or if
+    the docstring describes a parameter that does not exist. Other defaults are not checked.
     """
     described = parameter_descriptions(_docstring(function))
     fields: list[tuple[str, Any, Any]] = []
@@ -218,18 +226,61 @@ def _params_type(
             continue
         _check_parameter(name, parameter, signature)
         annotation = _described(signature.annotation(each), described.pop(each, None))
-        _check_default(name, parameter, annotation, namespace)
-        fields.append(_field(each, annotation, parameter.default))
-    taken = inspect.signature(body_of(function)).parameters  # including parameters filled by a partial
-    for each in described:
-        if each not in taken:
-            raise ToolDefinitionError(
-                name, f"its docstring describes {each!r}, which it does not take", "Correct the docstring."
-            )
+        fields.append(_field(name, each, annotation, parameter.default, namespace))
+    if described:
+        taken = inspect.signature(body_of(function)).parameters  # including parameters filled by a partial
+        for each in described:
+            if each not in taken:
+                raise ToolDefinitionError(
+                    name,
+                    f"its docstring describes {each!r}, which it does not take",
+                    "Correct the docstring.",
+                )
+    docstring = f"{name}(...)"  # pydantic takes no description from a docstring that begins like this one
     try:
-        return dataclasses.make_dataclass(str(name), fields, kw_only=True)
+        return dataclasses.make_dataclass(
+            str(name),
+            fields,
+            bases=(_Params,),
+            namespace={"__doc__": docstring},
+            kw_only=True,
+            init=False,
+            repr=False,
+            eq=False,
+        )
     except TypeError as error:
         raise ToolDefinitionError(name, f"its parameters can't be fields: {error}", "Rename them.") from None
+
+
+class _Params:
+    """Params of a tool, with the methods that `dataclass` would compile anew for each tool.
+
+    The gate parses params without calling `__init__`.
+    """
+
+    def __init__(self, /, **values: Any) -> None:
+        for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]  # every subclass is a dataclass
+            if field.name in values:
+                value = values.pop(field.name)
+            elif field.default_factory is not dataclasses.MISSING:
+                value = field.default_factory()
+            elif (value := field.default) is dataclasses.MISSING:
+                raise TypeError(f"{type(self).__name__}() lacks the argument {field.name!r}")
+            setattr(self, field.name, value)
+        if values:
+            raise TypeError(f"{type(self).__name__}() takes no argument {next(iter(values))!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return _values_of(self) == _values_of(other) if type(other) is type(self) else NotImplemented
+
+    @reprlib.recursive_repr()
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in _values_of(self).items())
+        return f"{type(self).__qualname__}({values})"
+
+
+def _values_of(params: Any) -> dict[str, Any]:
+    return {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
 
 
 def _check_parameter(name: str, parameter: inspect.Parameter, signature: Signature) -> None:
@@ -241,6 +292,12 @@ def _check_parameter(name: str, parameter: inspect.Parameter, signature: Signatu
             "Name each parameter.",
         )
     if signature.annotation(each) is not MISSING:
+        if isinstance(parameter.default, FieldInfo):
+            raise ToolDefinitionError(
+                name,
+                f"the default of {each!r} is a pydantic Field",
+                "Put it into the annotation: `Annotated[..., Field(...)] = default`.",
+            )
         return
     if each in ("self", "cls"):
         hint = "Make a tool of the bound method: `tool(thing.method)`."
@@ -274,35 +331,32 @@ def _schema(name: str, parameter: str, annotation: Any, namespace: Mapping[str, 
 
 
 def _check_default(
-    name: str, parameter: inspect.Parameter, annotation: Any, namespace: Mapping[str, Any]
+    tool: str, parameter: str, annotation: Any, default: Any, namespace: Mapping[str, Any]
 ) -> None:
-    default = parameter.default
-    if default is MISSING:
+    """Raise `ToolDefinitionError` if a default does not match the annotation of its parameter."""
+    if default is dataclasses.MISSING:
         return
-    if isinstance(default, FieldInfo):
-        raise ToolDefinitionError(
-            name,
-            f"the default of {parameter.name!r} is a pydantic Field",
-            "Put it into the annotation: `Annotated[..., Field(...)] = default`.",
-        )
-    schema = _schema(name, parameter.name, annotation, namespace)
+    schema = _schema(tool, parameter, annotation, namespace)
     try:
         if not schema.accepts(default):  # a default need not be JSON, because a model never has to send it
             schema.parse_value(default)
     except ToolValidationError as error:
         raise ToolDefinitionError(
-            name,
-            f"the default {default!r} of {parameter.name!r} does not match its annotation: {error}",
+            tool,
+            f"the default {default!r} of {parameter!r} does not match its annotation: {error}",
             "Change one of them" + ("; `... | None` allows None." if default is None else "."),
         ) from None
 
 
-def _field(name: str, annotation: Any, default: Any) -> tuple[str, Any, Any]:
-    """Create a field of the params type. A mutable default is copied for each call."""
+def _field(
+    tool: str, name: str, annotation: Any, default: Any, namespace: Mapping[str, Any]
+) -> tuple[str, Any, Any]:
+    """Create a field of the params type. A mutable default is checked now, and copied for each call."""
     if default is MISSING:
         return name, annotation, dataclasses.field()
     if type(default).__hash__ is not None:
         return name, annotation, dataclasses.field(default=default)
+    _check_default(tool, name, annotation, default, namespace)
     shown = Field(json_schema_extra={"default": to_plain(default)})
     copied = dataclasses.field(default_factory=lambda: copy.deepcopy(default))
     return name, Annotated[annotation, shown], copied

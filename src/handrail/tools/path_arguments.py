@@ -96,6 +96,8 @@ class PathFinder:
         return {name: _filled(hint, variables) for name, hint in hints.items() if not name.startswith("__")}
 
     def _accesses(self, annotation: Any, seen: set[str]) -> Iterator[Access]:
+        if get_origin(annotation) is Literal or _is_builtin(annotation):
+            return  # most annotations are values, or classes such as str, which have no fields
         annotation = _unaliased(annotation)
         for marker in _markers(annotation):
             inner = _unaliased(get_args(annotation)[0])
@@ -105,6 +107,9 @@ class PathFinder:
                     "To mark several paths, mark the items: `list[Annotated[str, PathArg(...)]]`."
                 )
             yield marker.access
+        if get_origin(annotation) is Annotated:
+            yield from self._accesses(get_args(annotation)[0], seen)
+            return
         if repr(annotation) in seen:
             return
         seen.add(repr(annotation))
@@ -145,6 +150,10 @@ class PathFinder:
             hints = arguments if fixed else (arguments[0],) * len(items)
             for hint, inner in zip(hints, items, strict=False):
                 yield from self._found(hint, inner)
+
+
+def _is_builtin(annotation: Any) -> bool:
+    return type(annotation) is type and annotation.__module__ == "builtins"
 
 
 def _annotated(annotation: Any, metadata: list[Any]) -> Any:
