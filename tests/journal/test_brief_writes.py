@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from handrail import Session, SqliteJournal, ToolContext, tool
+from handrail.concurrency.claims import WHOLE, Claim
 from handrail.errors import JournalError, RunBusy
 from handrail.journal.records import CommitUnit
 from handrail.journal.sql.calls import _BRIEF
@@ -216,3 +217,36 @@ def test_nothing_is_written_to_a_closed_journal(tmp_path: Path) -> None:
         assert not journal.calls.commit_now(unit("late"))
         with pytest.raises(JournalError, match="is closed"):
             asyncio.run(journal.calls.commit(unit("late")))
+
+
+async def test_a_call_that_touched_nothing_is_recorded_after_those_that_commit(tmp_path: Path) -> None:
+    """While another call has claimed the session, even a call that has touched nothing waits, and the loop goes on."""
+    with opened(tmp_path) as journal:
+        session, claim = Session(), Claim(WHOLE)
+        gate = open_gate([add], journal=journal, session=session, run_id="run")
+        assert session.claims.try_enter(claim)
+        waiting = asyncio.ensure_future(gate.invoke("add", {"a": 1, "b": 1}))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        session.claims.leave(claim)
+        assert (await waiting).value == 2
+        assert len(await journal.calls.load("run")) == 1
+
+
+async def test_concurrent_calls_that_touched_nothing_are_recorded_in_the_journals_thread(
+    tmp_path: Path,
+) -> None:
+    """Calls of one turn are recorded in the order in which they end, whatever they touched, so none overtakes another."""
+    arrived = asyncio.Barrier(2)
+
+    @tool(effect="pure")
+    async def meet() -> None:
+        """Meet another call."""
+        await arrived.wait()
+
+    with opened(tmp_path) as journal:
+        gate = open_gate([meet], journal=journal, run_id="run")
+        found = writers(journal)
+        await asyncio.gather(gate.invoke("meet", {}), gate.invoke("meet", {}))
+        assert found[0] is not threading.current_thread()

@@ -47,10 +47,27 @@ def commit(attempt: Attempt) -> bool | Coroutine[Any, Any, bool]:
     Returns whether it was committed, or a coroutine that returns this, if the commit may have to wait. A call that was not committed
     must run again. If the call can't be committed, raises an error such as `Conflict`.
     """
-    if attempt.run.journal is not None:
-        return _commit_journaled(attempt)
+    journal = attempt.run.journal
+    if journal is not None:
+        return _record_at_once(journal, attempt) or _commit_journaled(attempt)
     committed = _commit_at_once(attempt)
     return _commit_claimed(attempt) if committed is None else committed
+
+
+def _record_at_once(journal: Journal, attempt: Attempt) -> bool:
+    """Record a call of the run itself that has touched nothing, if the journal can do that without waiting. Returns whether it did.
+
+    Such a call has nothing to check, to claim or to apply. It waits for nobody: while another call has claimed the session or is at
+    work in the same run, this does nothing, so that calls are recorded in the order in which they are committed.
+    """
+    run, transaction = attempt.run, attempt.transaction
+    if attempt.parent is not None or attempt.is_undone or (transaction is not None and transaction.touched):
+        return False
+    if len(run.live) > 1 or run.session.claims.is_busy or attempt.finished.attachments or journal.synced:
+        return False
+    attempt.passage.stale = ()
+    attempt.passage.recorded = journal.calls.commit_now(commit_unit(attempt, attempt.finished))
+    return attempt.passage.recorded
 
 
 async def _commit_journaled(attempt: Attempt) -> bool:

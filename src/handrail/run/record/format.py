@@ -281,19 +281,15 @@ def commit_unit(
     workspaces: Sequence[WorkspaceDelta] = (),
 ) -> CommitUnit:
     """Create the record of a finished call, with all its changes as plain data."""
-    transaction = attempt.open_transaction if result.success else None
+    transaction = attempt.transaction if result.success else None
     run, call = attempt.run, attempt.call
     session_id, filesystem = run.session.id, run.world.filesystem
-    settled = () if transaction is None else _settled(attempt, transaction)
+    settled = _settled(attempt, transaction) if result.success else ()
     changing = transaction if transaction is not None and transaction.touched else None
-    return CommitUnit(
+    unit = CommitUnit(
         run_id=run.run_context.request_id,
         call_id=call.id,
-        events=() if changing is None else [encode_item(event, session_id) for event in changing.events],
         result=write_result(result),
-        effects=[done.what for done in settled] if settled else (),
-        files=files,
-        workspaces=tuple(workspaces),
         session_id=session_id,
         place=str(call.place),
         tool=call.name,
@@ -302,20 +298,30 @@ def commit_unit(
         at=run.began_at.timestamp() + attempt.passage.started,
         seconds=attempt.elapsed,
         reads=_reads(attempt, changing),
-        writes=() if changing is None else changing.writes(),
-        diff=diff[:_LONGEST_DIFF],
         charged=attempt.passage.charged,
-        root="" if filesystem is None else folder_of(filesystem),
-        root_id="" if filesystem is None else folder_id_of(filesystem),
         decision=attempt.passage.decision,
         logged=logged_by(attempt),
-        path=call.path if len(call.path) > 1 else (),
+    )
+    is_inner = len(call.path) > 1
+    if changing is None and filesystem is None and not (settled or files or workspaces or is_inner):
+        return unit  # the rest is what a unit has by default, and msgspec takes long for so many arguments
+    return msgspec.structs.replace(
+        unit,
+        events=() if changing is None else [encode_item(event, session_id) for event in changing.events],
+        effects=[done.what for done in settled] if settled else (),
+        files=files,
+        workspaces=tuple(workspaces),
+        writes=() if changing is None else changing.writes(),
+        diff=diff[:_LONGEST_DIFF],
+        root="" if filesystem is None else folder_of(filesystem),
+        root_id="" if filesystem is None else folder_id_of(filesystem),
+        path=call.path if is_inner else (),
     )
 
 
-def _settled(attempt: Attempt, transaction: Transaction) -> Sequence[Settled]:
+def _settled(attempt: Attempt, transaction: Transaction | None) -> Sequence[Settled]:
     """Return the external effects that a call noted, and the effect of the call itself."""
-    settled = transaction.settled or ()
+    settled = () if transaction is None else transaction.settled or ()
     own = attempt.own_effect(attempt.finished)
     return settled if own is None else [*settled, own]
 
