@@ -310,7 +310,7 @@ def test_a_key_that_raises_undoes_the_dispatch():
     ("wrong", "words"),
     [
         (lambda: kept(kind="logs"), "the kind of a slice is 'logs'"),  # pyright: ignore[reportArgumentType]
-        (lambda: SliceRules("stat"), "the kind of a slice is 'stat'"),  # pyright: ignore[reportArgumentType]
+        (lambda: SliceRules("stat"), "is 'stat'"),  # pyright: ignore[reportArgumentType]
         (lambda: kept(key="id"), "is 'id', not a function"),  # pyright: ignore[reportArgumentType]
         (lambda: kept(reducers={"Add": broken}), "a type of event, not 'Add'"),  # pyright: ignore[reportArgumentType]
         (lambda: kept(reducers={Add: 3}), "reducer for Add is an int"),  # pyright: ignore[reportArgumentType]
