@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +301,42 @@ def test_a_run_that_only_its_id_finds_is_rescued(tmp_path: Path, monkeypatch: py
     )
     assert [each.id for each in found] == ["r"]
     journal.close()
+
+
+def spoil_index(path: Path, index: str, old: bytes, new: bytes) -> None:
+    """Change a key in the first page of an index, so that the index no longer finds its row."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        ((root,),) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (index,))
+    data = path.read_bytes()
+    page = data[(root - 1) * PAGE : root * PAGE]
+    assert old in page
+    path.write_bytes(data[: (root - 1) * PAGE] + page.replace(old, new) + data[root * PAGE :])
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_a_run_that_a_damaged_index_hides_is_listed_in_its_session(path: Path, limit: int):
+    """A session's chain names its runs, so a list of the session notices that the index lacks one."""
+    with closing(SqliteJournal(path, watch=None, inline=True)) as journal:
+        record = RunRecord(
+            id="hidden", session_id="long-id", principal="ada", prompt="p", model="m", began_at=5.0
+        )
+        asyncio.run(journal.runs.begin(record))
+    spoil_index(path, "runs_of_a_session", b"long-id", b"long-ix")
+    with closing(SqliteJournal(path, watch=None, inline=True)) as journal:
+        rows = asyncio.run(journal.runs.list(session_id="long-id", limit=limit))
+        assert [row.record.id for row in rows] == ["hidden"]
+
+
+def test_neither_a_new_session_nor_one_run_needs_all_runs_to_be_checked(path: Path):
+    """Whoever begins a run or reads one does not wait until the whole table of runs has been read."""
+    statements: list[str] = []
+    with closing(SqliteJournal(path, watch=None, inline=True)) as journal:
+        connection: Any = journal._database._connection
+        connection.set_trace_callback(statements.append)
+        assert asyncio.run(journal.runs.list(session_id="new", limit=1)) == ()
+        assert asyncio.run(journal.runs.get("soup")).record.id == "soup"
+        assert len(asyncio.run(journal.runs.list(session_id="s"))) == 2
+        assert not [each for each in statements if "integrity_check(runs)" in each]
+        asyncio.run(journal.runs.list())
+        assert [each for each in statements if "integrity_check(runs)" in each]

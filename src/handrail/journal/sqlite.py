@@ -71,8 +71,10 @@ class SqliteDatabase(Database):
         self._file: OpenFile | None = None
         self._is_blank = False
         """Whether the file was empty when this process opened it, so that this is a new journal."""
-        self._intact: bool | None = None
-        """Whether the tables of runs and questions agree with their indexes; None until they have been checked."""
+        self.checks_indexes = path != MEMORY
+        self._intact: dict[str, bool] = {}
+        """Whether the tables that have been checked agree with their indexes."""
+        self._is_damaged = False
         self._observer: sqlite3.Connection | None = None
         """A second connection, whose change counter shows the changes of all others; None until it is needed."""
         super().__init__(path, clock=clock, new_id=new_id, find_key=find_key, inline=inline, moments=moments)
@@ -102,16 +104,15 @@ class SqliteDatabase(Database):
             self._observer = None
         super().close()
 
-    def is_intact(self, connection: Connection) -> bool:
-        """Return whether the runs and questions agree with their indexes. This is checked only once."""
-        if self._intact is None:
-            self._intact = self.path == MEMORY or are_intact(
-                cast(sqlite3.Connection, connection), "runs", "questions"
-            )
-        return self._intact
+    def is_intact(self, connection: Connection, *tables: str) -> bool:
+        """Return whether these tables agree with their indexes. Each table is checked only once, in time proportional to its rows."""
+        for table in tables:
+            if table not in self._intact and self.checks_indexes:
+                self._intact[table] = are_intact(cast(sqlite3.Connection, connection), table)
+        return not self._is_damaged and all(self._intact.get(table, True) for table in tables)
 
     def note_damage(self) -> None:
-        self._intact = False
+        self._is_damaged = True
 
     def _can_begin(self, shared: Connection) -> bool:
         try:

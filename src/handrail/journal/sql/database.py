@@ -67,6 +67,8 @@ class Database:
 
     chains: Chains
     leases: Leases
+    checks_indexes = False
+    """Whether indexes may disagree with their tables, so that they are checked before they are relied on."""
 
     def __init__(
         self,
@@ -133,8 +135,8 @@ class Database:
         """Return the error to report for an exception that suggests a damaged value."""
         raise NotImplementedError
 
-    def is_intact(self, connection: Connection) -> bool:
-        """Return whether the runs and questions agree with their indexes, which lists rely on."""
+    def is_intact(self, connection: Connection, *tables: str) -> bool:
+        """Return whether these tables agree with their indexes, which lists and counts rely on."""
         return True
 
     def note_damage(self) -> None:

@@ -239,7 +239,9 @@ class SqlQuestions(Role):
         query = f"SELECT {_OPEN} FROM questions WHERE {' AND '.join(where)} ORDER BY asked_at, id"
 
         def find(connection: Connection) -> list[Question]:
-            if not self._database.is_intact(connection):  # nothing more is written to a damaged file
+            if not self._database.is_intact(
+                connection, "runs", "questions"
+            ):  # nothing more is written to a damaged file
                 rescued, now = _decoded(self._rescue(connection, run_id)), self._clock.now()
                 return [each for each in rescued if not has_expired(each, now)]
             checked: dict[str, bool] = {}

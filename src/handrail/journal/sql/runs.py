@@ -307,6 +307,8 @@ _SESSIONS = f"""SELECT session, number, changed,
         ORDER BY began_at DESC, id DESC LIMIT 1
     ) ORDER BY changed DESC, session DESC"""
 
+_MOST_SESSIONS = 10_000
+"""Maximum number of sessions that a process remembers to have checked."""
 _CHUNK = 500
 """Maximum number of run ids in one SQL statement."""
 
@@ -317,6 +319,8 @@ class SqlRuns(Role):
     def __init__(self, database: Database, lost: Callable[[str], None]) -> None:
         super().__init__(database)
         self._lost = lost
+        self._checked_sessions: set[str] = set()
+        """Sessions whose runs the indexes were seen to find all of."""
 
     @transaction
     def begin(
@@ -392,7 +396,9 @@ class SqlRuns(Role):
     def shown(self, connection: Connection, row: StoredRun) -> RunRow:
         """Return a row as readers of the journal see it."""
         database = self._database
-        if database.is_intact(connection):
+        if database.is_intact(
+            connection, "questions"
+        ):  # the row has been found already, whatever the other runs are like
             query = f"SELECT {WAITING} FROM runs WHERE id = ?"
             questions = connection.execute(query, (row.id,)).fetchone()[0]
         else:
@@ -428,7 +434,7 @@ class SqlRuns(Role):
             values.append(limit)
         query = f"SELECT {COLUMNS}, {WAITING} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"
         with contextlib.suppress(JournalAltered):  # the rows are then checked one by one
-            if self._database.is_intact(connection):
+            if self._is_found(connection, session_id):
                 held = self._database.leases.held(connection, self._database.now())
                 return tuple(self._checked(row, held) for row in fetch(connection, query, *values))
         rows = [
@@ -441,6 +447,29 @@ class SqlRuns(Role):
         if session_id is not None:
             return tuple(rows[:1] if limit == 1 else rows)
         return tuple(rows[: -limit - 1 : -1])
+
+    def _is_found(self, connection: Connection, session_id: str | None) -> bool:
+        """Return whether the indexes find all runs or, with `session_id`, all runs of that session, and their questions.
+
+        A session's chain names its runs, so those can be checked without reading all other runs, each of which would take 3 µs.
+        """
+        database = self._database
+        if session_id is None or not database.checks_indexes:
+            return database.is_intact(connection, "runs", "questions")
+        if session_id not in self._checked_sessions:
+            try:
+                ids = check_session(connection, self._chains, session_id)
+                query = f"SELECT {COLUMNS} FROM runs WHERE session_id = ? ORDER BY began_at, id"
+                rows = [check_run(self._chains, row) for row in fetch(connection, query, session_id)]
+            except JournalAltered:
+                return database.is_intact(connection, "runs", "questions")
+            marks = [(row.began_at, row.id) for row in rows]
+            if sorted(ids) != sorted(row.id for row in rows) or marks != sorted(marks):
+                return False
+            if len(self._checked_sessions) >= _MOST_SESSIONS:
+                self._checked_sessions.clear()
+            self._checked_sessions.add(session_id)
+        return database.is_intact(connection, "questions")
 
     def _checked(self, values: Sequence[Any], held: Callable[[str, float], bool]) -> RunRow:
         row = check_run(self._chains, values)
@@ -467,7 +496,7 @@ class SqlRuns(Role):
         at, id = before or (None, None)
         values = {"principal": principal, "limit": limit, "mark": at, "id": id}
         with contextlib.suppress(JournalAltered):
-            if self._database.is_intact(connection):
+            if self._database.is_intact(connection, "runs", "questions"):
                 held = self._database.leases.held(connection, self._database.now())
                 return tuple(
                     SessionRow(
