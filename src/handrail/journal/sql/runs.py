@@ -458,9 +458,9 @@ class SqlRuns(Role):
             return database.is_intact(connection, "runs", "questions")
         if session_id not in self._checked_sessions:
             try:
-                ids = check_session(connection, self._chains, session_id)
                 query = f"SELECT {COLUMNS} FROM runs WHERE session_id = ? ORDER BY began_at, id"
                 rows = [check_run(self._chains, row) for row in fetch(connection, query, session_id)]
+                ids = check_session(connection, self._chains, session_id)
             except JournalAltered:
                 return database.is_intact(connection, "runs", "questions")
             marks = [(row.began_at, row.id) for row in rows]
