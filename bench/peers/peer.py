@@ -14,6 +14,7 @@ import asyncio
 import gc
 import importlib.metadata
 import json
+import os
 import resource
 import statistics
 import sys
@@ -225,6 +226,7 @@ def main(made: type[Peer]) -> None:
     figures = asyncio.run(measure(made, options))
     about = {
         "calibration_ms": calibration(),
+        "load": os.getloadavg()[0],
         "python": sys.version.split()[0],
         "versions": versions(made.dists),
     }

@@ -131,15 +131,25 @@ def result(peer: str, value: float, **more: Any) -> dict[str, Any]:
 
 
 def test_the_table_has_ratios_to_the_floor_and_to_the_best_peer(parts: dict[str, ModuleType]):
-    """The table has medians over rounds, ratios to the floor and to the best peer, and says whether the limit was met."""
-    results = [result("floor", 20), result("handrail", 60), result("handrail", 90), result("handrail", 70)]
-    results += [result("slow", 900), result("quick", 140)]
-    first = parts["report"].tables(results).splitlines()[2]
-    assert (
-        first == "| in process: tool loop, µs per call | 20 | 70 | 3.50× | ≤ 4×, met | 140 (quick) | 0.50× |"
+    """The table has medians over rounds, ratios to the floor and to the best peer, and says which limits were met."""
+    results = [result("floor", 25), result("handrail", 60), result("handrail", 90), result("handrail", 70)]
+    results += [result("slow", 900), result("quick", 770)]
+    lines = parts["report"].tables(results).splitlines()
+    assert lines[2] == (
+        "| in process: tool loop, µs per call | 25 | 70 | 2.80× | ≤ 3×, met | 770 (quick) | 11.00× | ≥ 10×, met |"
     )
-    missed = parts["report"].tables([result("floor", 10), result("handrail", 60)]).splitlines()[2]
-    assert "6.00× | ≤ 4×, MISSED | – | – |" in missed
+    results = [result("floor", 10), result("handrail", 60), result("quick", 590)]
+    missed = parts["report"].tables(results).splitlines()[2]
+    assert "6.00× | ≤ 3×, MISSED | 590 (quick) | 9.83× | ≥ 10×, MISSED |" in missed
+    alone = parts["report"].tables(results[:2]).splitlines()[2]
+    assert alone.endswith("MISSED | – | – | ≥ 10× |")
+
+
+def test_the_machines_load_is_told(parts: dict[str, ModuleType]):
+    """The report says how busy the machine was while the figures were taken."""
+    ran = {"versions": {}, "python": "3.12.1", "calibration_ms": 9.0}
+    results = [result("floor", 10, load=0.5, **ran), result("handrail", 20, load=7.25, **ran)]
+    assert "load was 0.5 to 7.2" in parts["report"].tables(results)
 
 
 def test_what_failed_is_told(parts: dict[str, ModuleType]):

@@ -677,7 +677,7 @@ def digest_of(asks: Asks) -> str:
         made = Tool(asks.tool, "Ask.", handler)
         session = Session(principal=asks.principal)
         gate = open_gate([made], session=session, environment=person, new_id=lambda: "0" * 32)
-        gate.run.people = msgspec.structs.replace(gate.run.people, key=asks.key)
+        gate.run.people.deciders._key = asks.key
         assert (await gate.invoke(asks.tool, {"argument": asks.argument}, call_id=asks.call)).success
 
     run_virtual(main)
@@ -721,7 +721,7 @@ async def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
     policies = [CapabilityPolicy()]
     for amount in (1, 1, 2):
         gate = open_gate([pay], policies=policies, environment=Person(remember), new_id=lambda: "0" * 32)
-        gate.run.people = msgspec.structs.replace(gate.run.people, key=b"k")
+        gate.run.people.deciders._key = b"k"
         assert (await gate.invoke("pay", {"amount": amount}, call_id="c")).success
     one, same, other = (question.digest for question in asked)
     assert one == same != other

@@ -15,6 +15,7 @@ from handrail.concurrency import user_code as isolation
 from handrail.errors import ContextExpired
 from handrail.run.gate import Gate
 from handrail.testing import VirtualClock, run_virtual
+from handrail.tools.toolbox import NO_TOOLS
 
 REASONS = ["cancel", "timeout", "deadline"]
 OUTSIDE = [*REASONS, "the caller's task"]
@@ -231,7 +232,7 @@ async def test_the_signal_of_an_inner_call_fires_with_the_outer_one(reason: str)
         return ToolResult.ok(None)
 
     gate = gate_of(work, reason, VirtualClock())
-    gate.run.show([*gate.run.tools.values(), ask], ())
+    gate.run.show(NO_TOOLS.plus([*gate.run.tools.values(), ask]), ())
     await stop(gate, reason)
     assert stopped.seen == ["inner"]
 

@@ -48,20 +48,21 @@ class Binding(Generic[T]):
     scope: Scope = "run"
 
     def __post_init__(self) -> None:
-        name = name_of(self.protocol)
         if not isinstance(self.protocol, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
-            raise ResourceError(name, "it is not a class", "Bind a protocol or a class.")
+            raise ResourceError(name_of(self.protocol), "it is not a class", "Bind a protocol or a class.")
         if self.scope not in ("run", "call", "fresh"):
-            raise ResourceError(name, f"the scope is {self.scope!r}", "Use 'run', 'call' or 'fresh'.")
+            raise ResourceError(
+                name_of(self.protocol), f"the scope is {self.scope!r}", "Use 'run', 'call' or 'fresh'."
+            )
         if not callable(self.provide):
             raise ResourceError(
-                name,
+                name_of(self.protocol),
                 f"its provider is {self.provide!r}, not a function",
                 "Pass a function that creates it, or use `given(protocol, object)` for an existing one.",
             )
         if not _takes_one(self.provide):
             raise ResourceError(
-                name,
+                name_of(self.protocol),
                 "its provider must take the resources as its only argument",
                 "Write `lambda resources: ...`.",
             )
@@ -103,9 +104,18 @@ class RunResources:
                     name_of(binding.protocol), "it is bound twice", "Keep one of the bindings."
                 )
             self._bindings[binding.protocol] = binding
-        self.scope = Scoped()
+        self._scope: Scoped | None = None
         self.lock = threading.RLock()
         self._closed = False
+
+    @property
+    def scope(self) -> Scoped:
+        """The resources that the run's calls share, and what closes them."""
+        if self._scope is None:
+            with self.lock:  # two threads may create the scope at the same time
+                if self._scope is None:
+                    self._scope = Scoped()
+        return self._scope
 
     def nested(self, bindings: Iterable[Binding[Any]]) -> RunResources:
         """Return the resources of a nested run: those it binds itself, and this run's for everything else.
@@ -136,7 +146,8 @@ class RunResources:
 
     def made(self, protocol: type) -> Any:
         """Return the resource that the run's calls share, or None if it has not been created or is closed."""
-        kept = self.holder(protocol).scope.made.get(protocol)
+        scope = self.holder(protocol)._scope
+        kept = None if scope is None else scope.made.get(protocol)
         return None if kept is None else kept.thing
 
     def binding(self, protocol: type) -> Binding[Any]:
@@ -162,7 +173,7 @@ class RunResources:
         Raises an `ExceptionGroup` with the errors that closing raised, after all resources were closed.
         """
         self._closed = True
-        errors = await self.scope.close()
+        errors = [] if self._scope is None else await self._scope.close()
         if errors:
             raise ExceptionGroup("closing resources", errors)
 
@@ -173,10 +184,13 @@ class RunResources:
         run with a forkable resource leaves the closing to the run around it.
         """
         self._closed = True
-        if self.outer is not None and self.scope.has_forkable:
+        scope = self._scope
+        if scope is None:
+            return ()
+        if self.outer is not None and scope.has_forkable:
             # The call around the run still has to commit forks of the run's resources.
-            self.outer.scope.adopt(self.scope)
-        errors = await self.scope.close()
+            self.outer.scope.adopt(scope)
+        errors = await scope.close()
         for error in errors:
             log_error(log, logging.ERROR, "closing a resource of the run failed", error=error)
             if ended is not None:
@@ -328,7 +342,7 @@ class CallResources:
                 "it lives for one call, but a resource with the scope 'run' requests it",
                 "Give it the scope 'run', or give the resource that requests it the scope 'call'.",
             )
-        scope = self._run.scope if binding.scope == "run" else self._call
+        scope = self._run._scope if binding.scope == "run" else self._call
         kept = None if scope is None else scope.made.get(protocol)
         return _NOTHING if kept is None else self._shown(binding, kept, within)
 

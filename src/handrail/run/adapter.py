@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from weakref import WeakKeyDictionary
@@ -18,7 +18,7 @@ from handrail.concurrency.threads import forget_closed
 from handrail.errors import DefinitionError, ModelError
 from handrail.ids import Chance, random_fraction
 from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings
-from handrail.models.names import is_model, model_named
+from handrail.models.names import is_choice, is_model, model_named
 from handrail.models.prices import Tariff, tariff_of
 from handrail.prompt import OPENER, Prompt
 from handrail.prompt.section import walk
@@ -153,8 +153,11 @@ class Settings:
     model_settings: ModelSettings = DEFAULT_SETTINGS
     opens_in_place: bool = True
     tariff: Tariff = field(init=False)
+    is_choice: bool = field(init=False)
+    """Whether the model stands for several others, of which one answers."""
 
     def __post_init__(self) -> None:
+        self.is_choice = is_choice(self.model)
         self.tariff = tariff_of(self.model.name, self.model.traits)
 
     def override(
@@ -171,7 +174,7 @@ class Settings:
         Model settings belong to a model: if `model` is passed, only the `model_settings` passed with it apply.
         """
         check_sampling(temperature, max_tokens)
-        if all(each is None for each in (model, temperature, max_tokens, streaming, model_settings)):
+        if model is temperature is max_tokens is streaming is model_settings is None:
             return self
         around = self.model_settings if model is None else DEFAULT_SETTINGS
         return replace(
@@ -310,7 +313,7 @@ class Adapter:
         workers: WorkerSource | None = None,
         **arguments: Unpack[HostArguments],
     ) -> None:
-        self.model = model_named(model) if isinstance(model, str) else checked_model(model)
+        self._model = model_named(model) if isinstance(model, str) else checked_model(model)
         check_sampling(temperature, max_tokens)
         check_kinds(
             retry=(retry, Retry, "a Retry, for example Retry(attempts=3)"),
@@ -326,7 +329,17 @@ class Adapter:
         if model_settings is not None:
             check_value("model_settings", model_settings)
         self._model_settings = model_settings or DEFAULT_SETTINGS
-        self.opens_in_place = opens_in_place
+        self._opens_in_place = opens_in_place
+        self._settings: Settings | None = None
+        """Made by the first run, since the price of a model may have to be looked up."""
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @model.setter
+    def model(self, model: Model) -> None:
+        self._model, self._settings = model, None
 
     @property
     def options(self) -> RunOptions:
@@ -473,30 +486,35 @@ class Adapter:
             one_message(params, message)
         return options
 
-    async def _evaluate(
+    def _evaluate(
         self, prompt: Prompt[OutputT], options: RunOptions, streaming: bool = False
-    ) -> PromptResponse[OutputT]:
+    ) -> Coroutine[Any, Any, PromptResponse[OutputT]]:
         from handrail.run.entry import evaluate
 
-        return await evaluate(self, prompt, options, streaming)
+        return evaluate(self, prompt, options, streaming)
 
-    async def _resume(
+    def _resume(
         self, run_id: str, prompt: Prompt[Any] | None, options: RunOptions, heard: EventBus | None = None
-    ) -> PromptResponse[Any]:
+    ) -> Coroutine[Any, Any, PromptResponse[Any]]:
         from handrail.run.entry import resume
 
-        return await resume(self, run_id, prompt, options, heard)
+        return resume(self, run_id, prompt, options, heard)
 
     def settings(self) -> Settings:
-        """Return the settings that this adapter's runs use by default to ask their model."""
+        """Return the settings that this adapter's runs use by default to ask their model. All runs share one object."""
+        if self._settings is None:
+            self._settings = self._make_settings()
+        return self._settings
+
+    def _make_settings(self) -> Settings:
         return Settings(
-            self.model,
+            self._model,
             retry=self._retry,
             throttle=self._throttle,
             temperature=self._temperature,
             max_tokens=self._max_tokens,
             model_settings=self._model_settings,
-            opens_in_place=self.opens_in_place,
+            opens_in_place=self._opens_in_place,
         )
 
     def bound_to(self, attempt: Attempt) -> CallAdapter:

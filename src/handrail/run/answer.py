@@ -186,6 +186,8 @@ class ModelAnswer:
         """Return the answer as a message with these calls. Their ids must be unique in the session, and tools see them in `accumulator`."""
         self._ids = tuple([call.id for call in calls])
         kept, thought = None if self.stop is None else self.stop.kept, self.thought if self._thoughts else ""
+        if not self._attached:
+            return AssistantMessage(self.text, calls, kept, thought)
         return AssistantMessage(self.text, calls, kept, thought, self.attachments, self.offsets)
 
     # The members that tools can see.

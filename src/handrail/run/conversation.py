@@ -65,7 +65,7 @@ class Conversation:
     - It only grows. The session's log of `MessageAdded` is the record; this is the working copy.
     """
 
-    __slots__ = ("__weakref__", "_ids", "_session", "_shown", "busy", "key", "messages", "opened")
+    __slots__ = ("__weakref__", "_ids", "_session", "_shown", "busy", "key", "masks", "messages", "opened")
 
     def __init__(self, session: Session, key: str) -> None:
         self.key = key
@@ -74,6 +74,8 @@ class Conversation:
         self.messages: Sent[Message] = Sent()
         self._shown: dict[int, Message] = {}
         """Messages with secrets, by index, in the masked form that others may see."""
+        self.masks = False
+        """Whether the conversation contains a secret that others may not see."""
         self._ids = session.call_ids
         self.opened: list[str] = []
         """The sections that a model has opened in this conversation, in order."""
@@ -101,14 +103,10 @@ class Conversation:
             shown = message = _sendable(message)
         else:
             self._shown[len(self.messages)] = shown
+            self.masks = True
         self.messages.append(message)
         session = self._of()
         (session.keep if again else session.record)(MessageAdded(self.key, shown, run_id))
-
-    @property
-    def masks(self) -> bool:
-        """Whether the conversation contains a secret that others may not see."""
-        return bool(self._shown)
 
     def shown_since(self, start: int) -> list[Message]:
         """Return the messages from index `start` on, in the form in which they may be seen and recorded."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -278,14 +278,12 @@ async def _go(
     conversation = root_conversation(session)
     forward = forward_events(session, run.options.bus, heard)
     try:
-        async with AsyncExitStack() as during:
-            during.enter_context(conversation)
-            if workers is not None:
-                await during.enter_async_context(workers.enter(run))
-            rendered = await _render(run, prompt, session)
-            system = await begin(run, prompt, rendered, conversation)
-            work = run_in(run, conversation, prompt, rendered, system=system)
-            outcome = await (carry_out(run, conversation, work) if run.log.is_kept else work)
+        with conversation:
+            async with nullcontext() if workers is None else workers.enter(run):
+                rendered = await _render(run, prompt, session)
+                system = await begin(run, prompt, rendered, conversation)
+                work = run_in(run, conversation, prompt, rendered, system=system)
+                outcome = await (carry_out(run, conversation, work) if run.log.is_kept else work)
     except BaseException as error:
         forward()
         await run.world.resources.close_logged(error)

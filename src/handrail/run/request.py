@@ -37,7 +37,7 @@ from handrail.messages import (
 from handrail.models import ModelAnswerBroken, ModelKeyMissing
 from handrail.models.blocks import outside_lines
 from handrail.models.media import token_bound_of
-from handrail.models.names import Candidate, candidates_of, falls_over, is_choice
+from handrail.models.names import Candidate, candidates_of, falls_over
 from handrail.models.prices import most_of
 from handrail.models.request_settings import check_provider_tools
 from handrail.run.answer import (
@@ -196,12 +196,14 @@ async def ask_once(
                     deltas = Deltas(evaluation)
                     async for part in parts:
                         answer.take(part)
-                        await _keep_bytes(evaluation, part)
+                        if isinstance(part, AttachmentPart):
+                            await _keep_bytes(evaluation, part)
                         deltas.publish(part)
                 else:
                     async for part in parts:
                         answer.take(part)
-                        await _keep_bytes(evaluation, part)
+                        if isinstance(part, AttachmentPart):
+                            await _keep_bytes(evaluation, part)
             except BaseException as error:
                 answer.interrupted = isinstance(error, asyncio.CancelledError)
                 await parts.aclose()
@@ -231,10 +233,10 @@ def _problem_of(error: BaseException) -> str:
     return "it was stopped before it had answered" if is_stopped else clean_text(in_short(error))
 
 
-async def _keep_bytes(evaluation: Evaluation, part: ModelPart) -> None:
+async def _keep_bytes(evaluation: Evaluation, part: AttachmentPart) -> None:
     """Store the bytes of a picture or a sound, before an event or a record refers to them."""
     log = evaluation.run.log
-    if isinstance(part, AttachmentPart) and log.is_kept:
+    if log.is_kept:
         await finish(store_attachments(log.journal, log.run_id, [part.attachment]))
 
 
@@ -291,7 +293,10 @@ def charge(
         cost = recorded.cost  # another of the run's candidates answered, so `run.tariff` does not apply
     else:
         cost = evaluation.tariff(usage) if answer.counted else evaluation.uncounted_cost()
-    _add(evaluation, answer, reserved, cost)
+    if reserved is None:
+        run.costs.models.add(usage, cost)
+    else:
+        _add(evaluation, answer, reserved, cost)
     if answer.counted:
         evaluation.counted = (
             len(evaluation.conversation.messages) + 1,
@@ -446,7 +451,7 @@ class Requests:
         evaluation = self._evaluation
         return (
             self._choose()
-            if is_choice(evaluation.settings.model)
+            if evaluation.settings.is_choice
             else self._ask(evaluation.settings.retry, None, False)
         )
 

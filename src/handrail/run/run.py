@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
 
 import msgspec
@@ -46,10 +47,68 @@ from handrail.tools import RunMode, Tool
 from handrail.tools.toolbox import NO_TOOLS, Toolbox, check_named_tools
 
 if TYPE_CHECKING:
+    from handrail.question import Answer
     from handrail.run.adapter import Settings
     from handrail.run.answer import ModelAnswer
     from handrail.run.call import Attempt
     from handrail.run.record.parking import Parking
+
+
+_first_use = threading.RLock()
+"""Held while what a run may never need is made, because several threads may need it first."""
+
+
+class Deciders:
+    """Who decides a run's approvals and answers its questions. They are made when they are first needed, and shared by nested runs."""
+
+    __slots__ = ("_approvals", "_broker", "_clock", "_environment", "_journal", "_key", "_questions")
+
+    def __init__(self, options: RunOptions) -> None:
+        self._approvals = options.approvals
+        self._environment = options.environment
+        self._journal, self._clock = options.journal, options.clock
+        self._key: bytes | None = None
+        self._questions: HeardQuestions | None = None
+        self._broker: ApprovalBroker | None = None
+        if self._approvals is not None:
+            _ = self.broker  # raises if there is no such mode
+
+    @property
+    def broker(self) -> ApprovalBroker:
+        with _first_use:
+            broker = self._broker
+            if broker is None:
+                approvals = self._approvals
+                if approvals is None or isinstance(approvals, str):
+                    mode = cast("ApprovalMode | None", approvals)
+                    broker = Broker(self.questions, self._environment, mode)
+                else:
+                    broker = approvals
+                self._broker = broker
+            return broker
+
+    @property
+    def questions(self) -> HeardQuestions:
+        with _first_use:
+            if self._questions is None:
+                journal = self._journal
+                questions = (
+                    LocalQuestions(self._clock, key=self.key) if journal is None else journal.questions
+                )
+                self._questions = HeardQuestions(questions)
+            return self._questions
+
+    @property
+    def key(self) -> bytes:
+        with _first_use:
+            if self._key is None:
+                self._key = new_key() if self._journal is None else self._journal.key
+            return self._key
+
+    @property
+    def remarks(self) -> dict[str, Answer]:
+        """The answers whose remarks the model has not been told, by question id, in the order in which they arrived."""
+        return {} if self._questions is None else self._questions.remarks
 
 
 class RunPeople(msgspec.Struct, frozen=True, eq=False):
@@ -57,24 +116,63 @@ class RunPeople(msgspec.Struct, frozen=True, eq=False):
 
     environment: Environment | None
     """The environment in which questions are asked; None if the run has none."""
-    broker: ApprovalBroker
-    mode: ApprovalMode | None
-    """The approval mode of a `Broker`; None if it has none, or if the broker is not a `Broker`."""
-    shows_previews: bool
-    """Whether the broker shows previews, so that staged calls can run in their forks before they are approved."""
-    questions: HeardQuestions
-    key: bytes
-    """The key that signs questions and tickets."""
+    deciders: Deciders
+
+    @property
+    def broker(self) -> ApprovalBroker:
+        return self.deciders.broker
+
+    @property
+    def mode(self) -> ApprovalMode | None:
+        """The approval mode of a `Broker`; None if it has none, or if the broker is not a `Broker`."""
+        broker = self.broker
+        return broker.mode if isinstance(broker, Broker) else None
+
+    @property
+    def shows_previews(self) -> bool:
+        """Whether the broker shows previews, so that staged calls can run in their forks before they are approved."""
+        broker = self.broker
+        # Checking a protocol takes many microseconds, so the usual class is checked first.
+        return isinstance(broker, (Broker, PreviewBroker)) and broker.shows_previews
+
+    @property
+    def questions(self) -> HeardQuestions:
+        return self.deciders.questions
+
+    @property
+    def key(self) -> bytes:
+        """The key that signs questions and tickets."""
+        return self.deciders.key
 
 
-class World(msgspec.Struct, frozen=True, eq=False):
+class World:
     """The resources, files and steps of a run. A nested run that binds no resources shares the world of the run around it."""
 
-    resources: RunResources
-    filesystem: Forkable | None
-    """The filesystem, if it takes part in transactions; otherwise None."""
-    steps: Steps
-    """The outcomes that `once` has settled."""
+    __slots__ = ("_outer", "_steps", "filesystem", "resources")
+
+    def __init__(
+        self,
+        resources: RunResources,
+        filesystem: Forkable | None,
+        *,
+        steps: Steps | None = None,
+        outer: World | None = None,
+    ) -> None:
+        self.resources = resources
+        self.filesystem = filesystem
+        """The filesystem, if it takes part in transactions; otherwise None."""
+        self._steps = steps
+        self._outer = outer
+
+    @property
+    def steps(self) -> Steps:
+        """The outcomes that `once` has settled. Nested runs share them."""
+        if self._outer is not None:
+            return self._outer.steps
+        with _first_use:
+            if self._steps is None:
+                self._steps = LocalSteps()
+            return self._steps
 
 
 class ModelSide(msgspec.Struct, eq=False):
@@ -215,7 +313,7 @@ class Run:
         if journal is not None:
             session.check_each(check_serialisable)  # harmless if the session has been checked before
         self.world = _world_of(options)
-        self.people = _people_of(options)
+        self.people = RunPeople(environment, Deciders(options))
         self.log = log
         self.workers = self.worker = self.parking = None
         self.cancellation = Cancellation(_work_of(self))
@@ -228,7 +326,9 @@ class Run:
         self.model = ModelSide(prompt)
         if environment is not None:
             self.model.adapter, self.model.prompt_model = environment.adapter, environment.prompt_model
-        self._begin(options.replace(session=session), session, None)
+        if session is not options.session:
+            options = options.replace(session=session)
+        self._begin(options, session, None)
 
     @classmethod
     def nested(
@@ -256,7 +356,7 @@ class Run:
         run.place = place = call.place.nested_run(number)
         run.people, run.world, run.log = outer.people, outer.world, outer.log
         if options.environment is not outer.people.environment:
-            run.people = msgspec.structs.replace(outer.people, environment=options.environment)
+            run.people = RunPeople(options.environment, outer.people.deciders)
         if options.resources:
             run.world = _nested_world(outer.world, options)
         run.workers, run.worker, run.parking = outer.workers, outer.worker, outer.parking
@@ -285,7 +385,8 @@ class Run:
         self.deadline = options.deadline
         budget = options.budget
         self.budget = BudgetTracker(budget) if isinstance(budget, Budget) else budget
-        self.costs = Costs(self.budget, outer, self.log.charged_in(self.place))
+        charged = self.log.charged_in(self.place) if self.log.is_kept else 0
+        self.costs = Costs(self.budget, outer, charged)
         self.lease = options.lease
         self.limited = options.deadline is not None or budget is not None
         self.task: asyncio.Task[Any] | None = None
@@ -391,7 +492,7 @@ def _world_of(options: RunOptions) -> World:
             )
         bindings = (*bindings, given(Filesystem, files))  # pyright: ignore[reportArgumentType]  # a protocol as a key
         forkable = files if isinstance(files, Forkable) else None
-    return World(RunResources(bindings), forkable, LocalSteps() if journal is None else journal.steps)
+    return World(RunResources(bindings), forkable, steps=None if journal is None else journal.steps)
 
 
 def _nested_world(outer: World, options: RunOptions) -> World:
@@ -404,21 +505,7 @@ def _nested_world(outer: World, options: RunOptions) -> World:
             "a run inside a call works on the files of that call, and this one binds a Filesystem itself. "
             "Leave out the binding, or bind the files under a protocol of your own."
         )
-    return World(outer.resources.nested(options.resources), outer.filesystem, outer.steps)
-
-
-def _people_of(options: RunOptions) -> RunPeople:
-    environment, approvals, journal = options.environment, options.approvals, options.journal
-    key = new_key() if journal is None else journal.key
-    questions = HeardQuestions(
-        LocalQuestions(options.clock, key=key) if journal is None else journal.questions
-    )
-    if approvals is None or isinstance(approvals, str):
-        approvals = Broker(questions, environment, approvals)
-    mode = approvals.mode if isinstance(approvals, Broker) else None
-    # Checking a protocol takes many microseconds, so the usual class is checked first.
-    shows_previews = isinstance(approvals, (Broker, PreviewBroker)) and approvals.shows_previews
-    return RunPeople(environment, approvals, mode, shows_previews, questions, key)
+    return World(outer.resources.nested(options.resources), outer.filesystem, outer=outer)
 
 
 def open_run(

@@ -203,9 +203,11 @@ class Dispatcher:
 
     def _match(self, kind: type) -> tuple[Listener, ...]:
         with self._lock:
-            found = tuple([each.listener for each in self._listeners if issubclass(kind, each.kind)])
-            if kind is Emitted and any(not issubclass(kind, each.kind) for each in self._listeners):
-                found += (self._unwrap,)
+            found: tuple[Listener, ...] = ()
+            if self._listeners:
+                found = tuple([each.listener for each in self._listeners if issubclass(kind, each.kind)])
+                if kind is Emitted and any(not issubclass(kind, each.kind) for each in self._listeners):
+                    found += (self._unwrap,)
             self.matching[kind] = found
         return found
 

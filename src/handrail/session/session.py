@@ -385,11 +385,13 @@ class Session:
 
         The function appends to a list if such facts go only into their own log, and that log has neither a key nor reducers.
         """
-        check_event(fact)
         kind = type(fact)
         with self.lock:
             keep: Callable[[Any], None]
-            route = None if not self._rules and is_only_logged(kind) else Route(self._targets_for(kind))
+            route = None
+            if self._rules or not is_only_logged(kind):
+                check_event(fact)
+                route = Route(self._targets_for(kind))
             if route is None or (route.plain_logs == (kind,) and len(route.targets) == 1):
                 keep = self._logs.setdefault(kind, []).append
             else:

@@ -191,7 +191,8 @@ def untold(evaluation: Evaluation) -> Mapping[str, Answer]:
     run = evaluation.run
     if run.outer is not None:
         return {}
-    return _in_order({**run.log.remarks, **run.people.questions.remarks})
+    said = {**run.log.remarks, **run.people.deciders.remarks}
+    return _in_order(said) if said else said
 
 
 def leave_remarks(evaluation: Evaluation) -> None:
@@ -220,7 +221,7 @@ def _in_order(said: Mapping[str, Answer]) -> Mapping[str, Answer]:
 
 
 def _forget(evaluation: Evaluation) -> None:
-    evaluation.run.people.questions.remarks.clear()
+    evaluation.run.people.deciders.remarks.clear()
     if evaluation.run.log.remarks:
         evaluation.run.log.remarks = {}
 
