@@ -15,7 +15,7 @@ from handrail import Deadline, SqliteJournal, ToolContext, tool
 from handrail.clock import SystemClock
 from handrail.errors import AnswerRefused
 from handrail.resources.directory import DirectoryFilesystem
-from handrail.runs import show
+from handrail.runs import cancel, show
 from handrail.serve import snapshots
 from handrail.serve.agui.interrupts import frontend_tool
 from handrail.serve.refusals import ServerStopping
@@ -333,6 +333,33 @@ async def test_the_server_looks_by_itself(tmp_path: Path) -> None:
         while (await thread.newest()).status != "done":  # pyright: ignore[reportOptionalMemberAccess]
             await asyncio.sleep(0.005)
         assert texts(await thread.messages())[2:] == ["choose: got 8", "ok"]
+
+
+async def test_an_answer_from_elsewhere_is_noticed_without_a_poll(tmp_path: Path) -> None:
+    """A change of the journal wakes the server, which would poll only after an hour."""
+    async with served(tmp_path, park_after=0.0, poll_seconds=3600.0) as app:
+        thread = app.thread()
+        await thread.say(plan([["choose", {}], ["choose", {}]], "ok"))
+        await over(thread)
+        for number, question in enumerate(await thread.questions()):
+            answered_elsewhere(app, question, {"n": number})
+        while (await thread.newest()).status != "done":  # pyright: ignore[reportOptionalMemberAccess]
+            await asyncio.sleep(0.005)
+        assert texts(await thread.messages())[2:] == ["choose: got 0", "choose: got 1", "ok"]
+
+
+async def test_a_cancellation_from_elsewhere_is_noticed_before_the_lease_is_renewed(tmp_path: Path) -> None:
+    held = Held()
+    async with served(tmp_path, tools=[held.tool], poll_seconds=3600.0) as app:
+        app.journal.lease = 36_000.0
+        thread = app.thread()
+        run_id = await thread.say(plan([["hold", {}]], "ok"))
+        await held.has_begun.wait()
+        elsewhere = app.open()
+        await cancel(elsewhere, run_id)
+        elsewhere.close()
+        await over(thread)
+        assert (await app.journal.runs.get(run_id)).status == "cancelled"
 
 
 async def test_one_of_two_answered_while_the_server_was_down(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from handrail.journal.records import OVER, Mark, RunRecord, RunRow, SessionRow
 from handrail.messages import Usage
 from handrail.run.host import Voters
 from handrail.run.record.begin import decode_begin
+from handrail.run.record.lease import renew_now
 from handrail.run.record.parking import is_due
 from handrail.runs import list_runs, show
 from handrail.serve import snapshots
@@ -42,6 +43,8 @@ _MOST_SEARCHED = 500
 
 This bounds the work, since a thread must be read to see if it matches. Clients continue by requesting the next page.
 """
+_LOOK_PAUSE = 0.1
+"""Minimum seconds between two looks for what other processes answered or cancelled."""
 _SEARCH_BATCH = 200
 """Minimum number of threads that a search reads at a time. It is large because each query sorts all of a principal's threads."""
 _MOST_COSTS_CACHED = 20_000
@@ -217,6 +220,10 @@ class Threads:
         for thread in self.running():
             if thread.live is not None and not self._may_run(thread.principal):
                 thread.live.leave()
+        await self._resume_due()
+
+    async def _resume_due(self) -> None:
+        """Resume the parked runs that need not wait any more."""
         if not self._waiting or self.stopping:
             return
         open_now = {each.id for each in await self.journal.questions.open()}
@@ -227,12 +234,38 @@ class Threads:
                 await self._go_on(key)
 
     async def _keep_polling(self, seconds: float) -> None:
+        """Look for what other processes answered or cancelled, whenever the journal may have changed, and poll every `seconds`.
+
+        Looking takes at most a twentieth of the time, however many questions are open. Nothing is looked for while no run here
+        depends on other processes.
+        """
+        loop = asyncio.get_running_loop()
+        polled_at = loop.time()
         while True:
-            await asyncio.sleep(seconds)
+            pause = min(_LOOK_PAUSE, seconds)
+            if not (self._waiting or self._setup.working):
+                await asyncio.sleep(pause)
+                continue
+            # begun before the look, so that no change between the two is missed
+            changed = loop.create_task(self.journal.queue.wait(seconds))
             try:
-                await self.poll()
+                await asyncio.sleep(0)
+                began = loop.time()
+                if began - polled_at >= seconds:
+                    polled_at = began
+                    await self.poll()
+                else:
+                    await self._resume_due()
+                for run_id in await self.journal.queue.stopping():
+                    await renew_now(self.journal, run_id)
+                await asyncio.sleep(min(max(pause, 20 * (loop.time() - began)), seconds))
+                await changed
             except Exception:
                 log.exception("could not check for answers from other processes; trying again")
+                await asyncio.sleep(seconds)
+            finally:
+                changed.cancel()
+                await asyncio.gather(changed, return_exceptions=True)
 
     async def _go_on(self, key: tuple[str, str]) -> None:
         """Resume the run of a thread, unless its principal may not run anything any more. An error is logged."""
