@@ -16,7 +16,6 @@ from handrail.concurrency.operation import Operation
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, NotSupported
 from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings
-from handrail.models.names import check_name
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import walk
 from handrail.protocols import ToolPolicy
@@ -108,6 +107,8 @@ class Agent(Generic[OutputT]):
         model_settings: ModelSettings = DEFAULT_SETTINGS,
     ) -> None:
         if isinstance(model, str):
+            from handrail.models.names import check_name  # a model of one's own needs no providers
+
             check_name(model)
         elif not isinstance(model, Adapter):
             checked_model(model)

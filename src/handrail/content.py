@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mimetypes
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -280,6 +279,8 @@ def guess_type(content: bytes, name: str = "") -> str:
     recognised = recognise_type(content)
     if recognised is not None:
         return recognised
+    import mimetypes  # only attachments need it
+
     guessed = mimetypes.guess_type(name, strict=False)[0]
     if guessed is not None and _MEDIA_TYPE.fullmatch(guessed.lower()):
         return _SPELLINGS.get(guessed.lower(), guessed.lower())
@@ -368,6 +369,8 @@ def _clean_name(name: str) -> str:
 
 
 def _name_for(media_type: str) -> str:
+    import mimetypes
+
     suffix = _SUFFIXES.get(media_type) or mimetypes.guess_extension(media_type) or ""
     main = media_type.partition("/")[0]
     return f"{main if main in ('image', 'audio', 'text') else 'file'}{suffix}"

@@ -464,3 +464,13 @@ class Model(Protocol):
     def traits(self) -> Traits: ...
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]: ...
+
+
+def is_model(value: Any) -> bool:
+    """Return whether a value has the attributes of a model and is not a class."""
+    return not isinstance(value, type) and all(hasattr(value, each) for each in ("name", "traits", "stream"))
+
+
+def is_choice(model: Model) -> bool:
+    """Return whether a model stands for others. This is faster than `isinstance` with a protocol."""
+    return hasattr(model, "candidates")

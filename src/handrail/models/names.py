@@ -26,7 +26,18 @@ from typing import Any, Protocol, cast, runtime_checkable
 import msgspec
 
 from handrail.errors import DefinitionError, ModelError
-from handrail.messages import Model, ModelPart, ModelRequest, SentPart, StopPart, Takes, Traits, UsagePart
+from handrail.messages import (
+    Model,
+    ModelPart,
+    ModelRequest,
+    SentPart,
+    StopPart,
+    Takes,
+    Traits,
+    UsagePart,
+    is_choice,
+    is_model,
+)
 from handrail.models import ModelKeyMissing
 from handrail.models.providers import BRIDGED, PROVIDERS, WIRES
 from handrail.schema.problems import describe_kind
@@ -107,11 +118,6 @@ def reference_to(model: Model | str) -> str:
     if isinstance(model, str):
         return model
     return next((name for (name, _), made in _made.items() if made is model), model.name)
-
-
-def is_model(value: Any) -> bool:
-    """Return whether a value has the attributes of a model and is not a class."""
-    return not isinstance(value, type) and all(hasattr(value, each) for each in ("name", "traits", "stream"))
 
 
 def _first_of(names: str, folder: Path | None) -> Model:
@@ -365,11 +371,6 @@ class Chosen:
 def candidates_of(model: Model, request: ModelRequest) -> tuple[Candidate, ...]:
     """Return the models to try for a request to this model: itself, or those that it stands for."""
     return cast("ModelChoice", model).candidates(request) if is_choice(model) else (Candidate(model),)
-
-
-def is_choice(model: Model) -> bool:
-    """Return whether a model stands for others. This is faster than `isinstance` with a protocol."""
-    return hasattr(model, "candidates")
 
 
 def falls_over(error: ModelError) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -458,6 +457,8 @@ def text_of(node: SectionNode, opened: frozenset[str]) -> str:
         examples = f"Examples:\n\n{node.examples}" if node.examples else ""
         blocks = [node.heading, node.body, examples, *(text_of(child, opened) for child in node.children)]
     else:
+        import json  # most prompts have no closed sections
+
         call = json.dumps({"sections": [node.path]})
         blocks = [node.heading, node.summary, f"Call {OPENER} with {call} to see it in full."]
     return "\n\n".join(block for block in blocks if block)

@@ -17,8 +17,7 @@ from handrail.concurrency.operation import Operation
 from handrail.concurrency.threads import forget_closed
 from handrail.errors import DefinitionError, ModelError
 from handrail.ids import Chance, random_fraction
-from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings
-from handrail.models.names import is_choice, is_model, model_named
+from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings, is_choice, is_model
 from handrail.models.prices import Tariff, tariff_of
 from handrail.prompt import OPENER, Prompt
 from handrail.prompt.section import walk
@@ -179,7 +178,7 @@ class Settings:
         around = self.model_settings if model is None else DEFAULT_SETTINGS
         return replace(
             self,
-            model=model_named(model) if isinstance(model, str) else model or self.model,
+            model=model_of(model) if isinstance(model, str) else model or self.model,
             temperature=self.temperature if temperature is None else temperature,
             max_tokens=max_tokens or self.max_tokens,
             streaming=self.streaming if streaming is None else streaming,
@@ -264,6 +263,15 @@ def check_files(prompt: Prompt[Any], run: Run) -> None:
         )
 
 
+def model_of(model: Any) -> Model:
+    """Return a model, or the one that a name stands for. The providers' modules are imported only for a name."""
+    if isinstance(model, str):
+        from handrail.models.names import model_named
+
+        return model_named(model)
+    return checked_model(model)
+
+
 def checked_model(model: Any) -> Model:
     if not is_model(model):
         raise DefinitionError(
@@ -313,7 +321,7 @@ class Adapter:
         workers: WorkerSource | None = None,
         **arguments: Unpack[HostArguments],
     ) -> None:
-        self._model = model_named(model) if isinstance(model, str) else checked_model(model)
+        self._model = model_of(model)
         check_sampling(temperature, max_tokens)
         check_kinds(
             retry=(retry, Retry, "a Retry, for example Retry(attempts=3)"),

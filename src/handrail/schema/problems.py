@@ -6,7 +6,6 @@ This module describes problems that pydantic found with the Python type. If only
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -87,6 +86,8 @@ def location_of(location: Location) -> str:
     text = ""
     for part in location:
         if isinstance(part, int) or not _PLAIN_KEY.match(part):
+            import json
+
             text += f"[{json.dumps(part, ensure_ascii=False)}]"
         else:
             text += f".{part}" if text else part
@@ -311,6 +312,8 @@ def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
 
 def _shown(value: Any) -> str:
     """Describe a value in JSON terms. Long text is cut."""
+    import json  # only errors need it
+
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):

@@ -9,9 +9,7 @@ Not covered: letters that look alike, such as a Cyrillic `а`, and letters that 
 
 from __future__ import annotations
 
-import json
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -148,8 +146,12 @@ def _json(value: Any, line: str) -> Iterator[str]:
             yield from _json(each, f"{line}  ")
             before = ","
         yield f"{line}]"
+    elif isinstance(value, str):
+        yield _quoted(value)
     else:
-        yield _quoted(value) if isinstance(value, str) else json.dumps(value)
+        import json
+
+        yield json.dumps(value)
 
 
 def _quoted(text: str) -> str:
@@ -168,11 +170,15 @@ def _fold(name: str, text: str) -> Row:
 def _is_unclear(character: str) -> bool:
     if character.isascii():
         return False  # handled by the caller
+    import unicodedata  # most text has no such characters
+
     hidden = unicodedata.category(character) in _UNCLEAR_CATEGORIES or character in _BLANK
     return hidden or _IGNORABLE.match(character) is not None
 
 
 def _is_mark(character: str) -> bool:
+    import unicodedata
+
     return unicodedata.category(character) in ("Mn", "Me")
 
 
