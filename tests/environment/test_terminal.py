@@ -22,12 +22,12 @@ from handrail import (
     tool,
 )
 from handrail.environment import TerminalEnvironment
-from handrail.environment.text import wants_colour
 from handrail.errors import QuestionCancelled
 from handrail.guard.approval import APPROVAL_SCHEMA
 from handrail.journal.sqlite import MemoryJournal
 from handrail.question import Answer, Question
 from handrail.schema import Schema
+from handrail.text.terminal import wants_colour
 from support.terminals import Window, window
 
 CHOICE = "your choice, then Enter:"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from handrail.environment.form import fill_in, fill_in_approval
 from handrail.environment.terminal import TerminalDialog
-from handrail.environment.text import Styler, wrap
 from handrail.guard.approval import APPROVAL_SCHEMA
 from handrail.question import Question
+from handrail.text.terminal import Styler, wrap
 from support.examples import at_most
 from support.terminals import window
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.environment.text import format_arguments, format_value
 from handrail.text.rendering import escape, escape_line
+from handrail.text.terminal import format_arguments, format_value
 
 ANYTHING = st.text(st.characters(exclude_categories=())) | st.text("\x1b[31m\r\n\t\x00\u202e\u200bé漢 a")
 JSON = st.recursive(

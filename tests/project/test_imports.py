@@ -79,3 +79,19 @@ def test_no_public_name_loads_the_command_line_or_the_terminal():
     names = "[getattr(handrail, name) for name in handrail.__all__ if name != 'TerminalEnvironment']"
     avoided = ("handrail.cli", "handrail.environment.terminal")
     assert [name for name in loaded_by(f"import handrail; {names}") if name.startswith(avoided)] == []
+
+
+def test_the_version_loads_no_pydantic_and_the_help_no_tools():
+    """`--version` and `--help` load neither pydantic nor asyncio, and of Handrail only what they print with."""
+    for option in ("--version", "--help"):
+        loaded = loaded_by(
+            f"import io\nout, sys.stdout, sys.argv = sys.stdout, io.StringIO(), ['handrail', {option!r}]\n"
+            "from handrail.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\nsys.stdout = out"
+        )
+        assert not loaded & {"pydantic", "asyncio", "rich", "sqlite3"}
+        assert not [
+            name
+            for name in loaded
+            if name.startswith(("handrail.tools", "handrail.run", "handrail.environment"))
+        ]
+        assert "handrail.cli" in loaded

@@ -29,13 +29,13 @@ from handrail import (
     open_gate,
     tool,
 )
-from handrail.environment.text import diff_style
 from handrail.errors import DefinitionError, RunParked
 from handrail.question import Question
 from handrail.resources.shell import Allow, Shell, probe
 from handrail.resources.startup_files import is_allowed, run_by
 from handrail.sections.commands import run_command_tool
 from handrail.testing import Nobody, Person
+from handrail.text.terminal import diff_style
 from support.parked_runs import answer_to
 
 ASK = CapabilityPolicy({"fs.write": "ask"})

@@ -19,7 +19,6 @@ from rich.text import Text
 
 from handrail.clock import Clock
 from handrail.content import Attachment, shown_size
-from handrail.environment.text import format_arguments
 from handrail.errors import ToolValidationError
 from handrail.events import (
     Advised,
@@ -46,6 +45,7 @@ from handrail.models.blocks import OUTSIDE
 from handrail.run.place import RUN, Place, is_in_run
 from handrail.schema import to_json
 from handrail.text.rendering import counted, escape_line
+from handrail.text.terminal import format_arguments
 
 if TYPE_CHECKING:
     from handrail.run.response import PromptResponse

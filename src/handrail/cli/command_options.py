@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from handrail.cli.outcome import UsageError, journal_path, journal_url, print_error
-from handrail.environment.text import is_terminal
 from handrail.imports import find_app, search
-from handrail.journal.records import WORKSPACE
+from handrail.text.terminal import is_terminal
 
 if TYPE_CHECKING:
     from handrail.concurrency.deadline import Deadline
@@ -511,6 +510,8 @@ def open_files(
     Returns None if there is neither, and a `Workspace` for `workspace:NAME`, which each run opens for itself. Raises
     `UsageError` if the given folder does not exist.
     """
+    from handrail.journal.records import WORKSPACE
+
     if files is not None and str(files).startswith(WORKSPACE):
         from handrail.resources.workspace import Workspace
 

@@ -11,8 +11,8 @@ import typer
 from handrail.cli.command_options import Port
 from handrail.cli.outcome import DONE, fail, print_json, print_line
 from handrail.cli.streams import unguarded
-from handrail.environment.text import Styler, wants_colour
 from handrail.text.rendering import escape_line
+from handrail.text.terminal import Styler, wants_colour
 
 app = typer.Typer(name="model", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handrail.cli.streams import unguarded
-from handrail.environment.text import Style, Styler, is_terminal, wants_colour
 from handrail.errors import (
     DefinitionError,
     HandrailError,
@@ -27,6 +26,7 @@ from handrail.journal.location import default_journal
 from handrail.journal.postgres.address import is_url, parse_url
 from handrail.text.raised_errors import place_of
 from handrail.text.rendering import escape
+from handrail.text.terminal import Style, Styler, is_terminal, wants_colour
 
 DONE, FAILED, USAGE, NOT_APPROVED, LIMIT, PARKED, CANCELLED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 

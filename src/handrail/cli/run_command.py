@@ -45,13 +45,13 @@ from handrail.cli.screens import LiveView, PlainView, View
 from handrail.cli.streams import configure_logging, terminal_environment
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import LaterEnvironment
-from handrail.environment.text import is_terminal
 from handrail.journal.records import OVER, RunRow
 from handrail.run.limits import BudgetTracker
 from handrail.run.options import RunFiles
 from handrail.schema import to_json
 from handrail.session import Session
 from handrail.text.spelling import nearest
+from handrail.text.terminal import is_terminal
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -18,7 +18,6 @@ from rich.tree import Tree
 from handrail.cli.activity import format_money, format_spending
 from handrail.cli.screens import make_console
 from handrail.environment.form import DIFF_LINES, diff_lines
-from handrail.environment.text import Styler, format_rows, is_terminal
 from handrail.events import ApprovalRemembered
 from handrail.journal.records import QuestionRecord, RunRecord, RunRow, Verification, WorkerRow
 from handrail.mcp.served_tools import CallMessage
@@ -27,6 +26,7 @@ from handrail.run.answer import FailedRequest, Unanswered
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
 from handrail.runs.tree import Nested
 from handrail.text.rendering import escape, exact
+from handrail.text.terminal import Styler, format_rows, is_terminal
 
 _COLOURS = {
     "queued": "blue", "running": "cyan", "parked": "yellow", "interrupted": "magenta", "done": "green", "failed": "red",

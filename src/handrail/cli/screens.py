@@ -23,7 +23,6 @@ from handrail.cli.streams import SCREEN, unguarded
 from handrail.clock import Clock
 from handrail.content import Attachment, guess_type
 from handrail.environment.terminal import Keyboard
-from handrail.environment.text import is_terminal, wants_colour
 from handrail.events import (
     AttachmentDelta,
     MessageAdded,
@@ -37,6 +36,7 @@ from handrail.events import (
 )
 from handrail.messages import AssistantMessage
 from handrail.text.rendering import escape, escape_line
+from handrail.text.terminal import is_terminal, wants_colour
 
 Protocol = Literal["kitty", "iterm"]
 

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from handrail.environment.text import is_terminal, terminal_size, wrap
 from handrail.text.rendering import escape
 from handrail.text.secrets import hide_all
+from handrail.text.terminal import is_terminal, terminal_size, wrap
 
 if TYPE_CHECKING:
     from handrail.environment import Screen as Holder

@@ -15,9 +15,9 @@ import typer
 
 from handrail.cli.command_options import JournalFile, open_journal, prepare_journal
 from handrail.cli.outcome import DONE, FAILED, UsageError, fail, journal_path, journal_url, print_error
-from handrail.environment.text import is_terminal
 from handrail.serve.people import People, people_path
 from handrail.text.rendering import counted, escape_line
+from handrail.text.terminal import is_terminal
 
 app = typer.Typer(name="users", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 

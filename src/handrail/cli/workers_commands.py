@@ -16,9 +16,9 @@ from rich.text import Text
 
 from handrail.cli.outcome import DONE, FAILED, USAGE, UsageError, divert_stdout, fail, print_error
 from handrail.cli.screens import make_console
-from handrail.environment.text import is_terminal
 from handrail.errors import HandrailError
 from handrail.text.rendering import escape, escape_line
+from handrail.text.terminal import is_terminal
 
 if TYPE_CHECKING:
     from handrail.workers import WorkerProblem, WorkerRegistry

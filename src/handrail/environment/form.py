@@ -14,7 +14,14 @@ from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
 from typing import Any, NamedTuple, Protocol, cast
 
-from handrail.environment.text import (
+from handrail.errors import Declined
+from handrail.question import Question
+from handrail.schema.problems import as_count, asks_for_secrets
+from handrail.schema.references import target_of
+from handrail.schema.secrets import masked
+from handrail.text.patterns import compile_pattern
+from handrail.text.rendering import counted, escape, escape_line, exact_line
+from handrail.text.terminal import (
     Style,
     Styler,
     barred,
@@ -25,13 +32,6 @@ from handrail.environment.text import (
     format_value,
     wrap,
 )
-from handrail.errors import Declined
-from handrail.question import Question
-from handrail.schema.problems import as_count, asks_for_secrets
-from handrail.schema.references import target_of
-from handrail.schema.secrets import masked
-from handrail.text.patterns import compile_pattern
-from handrail.text.rendering import counted, escape, escape_line, exact_line
 
 JsonSchema = dict[str, Any]
 

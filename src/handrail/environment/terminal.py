@@ -10,11 +10,11 @@ from collections.abc import Generator
 from typing import Any, Protocol, TextIO, cast
 
 from handrail.environment.form import NOTHING, describe, fill_in, fill_in_approval
-from handrail.environment.text import Style, Styler, is_terminal, terminal_size, wants_colour, wrap
 from handrail.errors import Declined, QuestionCancelled
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.text.spelling import checked_arguments
+from handrail.text.terminal import Style, Styler, is_terminal, terminal_size, wants_colour, wrap
 from handrail.tools import RunMode
 
 _READ_BYTES = 64 * 1024
