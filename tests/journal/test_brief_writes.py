@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from handrail import Session, SqliteJournal, ToolContext, tool
+from handrail.concurrency.cancellation import Pending
 from handrail.concurrency.claims import WHOLE, Claim
 from handrail.errors import JournalError, RunBusy
 from handrail.journal.records import CommitUnit
@@ -250,3 +251,45 @@ async def test_concurrent_calls_that_touched_nothing_are_recorded_in_the_journal
         found = writers(journal)
         await asyncio.gather(gate.invoke("meet", {}), gate.invoke("meet", {}))
         assert found[0] is not threading.current_thread()
+
+
+def test_a_call_that_touched_nothing_is_recorded_although_it_is_cancelled(tmp_path: Path) -> None:
+    """A call that is cancelled while its record waits to be written ends once the record is there."""
+
+    async def main() -> None:
+        gate = open_gate([add], journal=journal, run_id="run")
+        begun, may_end = threading.Event(), threading.Event()
+        earlier = asyncio.ensure_future(journal._database.transact(lambda _: _hold(begun, may_end)))
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        calling = asyncio.ensure_future(gate.invoke("add", {"a": 1, "b": 1}))
+        while journal._database._waiting < 2:
+            await asyncio.sleep(0)
+        calling.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not calling.done()
+        may_end.set()
+        await asyncio.wait({calling})
+        assert calling.cancelled()
+        await earlier
+
+    with opened(tmp_path, "power") as journal:
+        asyncio.run(main())
+        assert len(ids_in(journal)) == 1
+
+
+async def test_a_record_that_the_journal_did_not_begin_to_add_is_added_with_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a journal answers that it has added nothing, the call is committed like one that has touched something."""
+
+    def added_nothing(self: Any, run_id: str, record: Any) -> Pending[bool]:
+        pending = Pending[bool]()
+        pending.settle(False, None)
+        return pending
+
+    with opened(tmp_path, "power") as journal:
+        gate = open_gate([add], journal=journal, run_id="run")
+        monkeypatch.setattr(Database, "add_soon", added_nothing)
+        assert (await gate.invoke("add", {"a": 1, "b": 1})).value == 2
+        assert len(await journal.calls.load("run")) == 1

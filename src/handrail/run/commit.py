@@ -49,25 +49,37 @@ def commit(attempt: Attempt) -> bool | Coroutine[Any, Any, bool]:
     """
     journal = attempt.run.journal
     if journal is not None:
-        return _record_at_once(journal, attempt) or _commit_journaled(attempt)
+        return _record_untouched(journal, attempt) if _is_alone(attempt) else _commit_journaled(attempt)
     committed = _commit_at_once(attempt)
     return _commit_claimed(attempt) if committed is None else committed
 
 
-def _record_at_once(journal: Journal, attempt: Attempt) -> bool:
-    """Record a call of the run itself that has touched nothing, if the journal can do that without waiting. Returns whether it did.
+def _is_alone(attempt: Attempt) -> bool:
+    """Return whether a call of the run itself has touched nothing, and no other call is at work in its run or has claimed its session.
 
-    Such a call has nothing to check, to claim or to apply. It waits for nobody: while another call has claimed the session or is at
-    work in the same run, this does nothing, so that calls are recorded in the order in which they are committed.
+    Such a call has nothing to check, to claim or to apply, and its record overtakes no other.
     """
     run, transaction = attempt.run, attempt.transaction
     if attempt.parent is not None or attempt.is_undone or (transaction is not None and transaction.touched):
         return False
-    if len(run.live) > 1 or run.session.claims.is_busy or attempt.finished.attachments or journal.synced:
-        return False
+    return len(run.live) == 1 and not run.session.claims.is_busy and not attempt.finished.attachments
+
+
+def _record_untouched(journal: Journal, attempt: Attempt) -> bool | Coroutine[Any, Any, bool]:
+    """Record a call that is alone, as `commit` does. A journal records what it was given first before the rest, so nothing is claimed."""
     attempt.passage.stale = ()
-    attempt.passage.recorded = journal.calls.commit_now(commit_unit(attempt, attempt.finished))
-    return attempt.passage.recorded
+    unit = commit_unit(attempt, attempt.finished)
+    if not journal.synced and journal.calls.commit_now(unit):
+        attempt.passage.recorded = True
+        return True
+    begun = journal.calls.commit_soon(unit)
+    return _commit_journaled(attempt) if begun is None else _finish_untouched(begun, attempt)
+
+
+async def _finish_untouched(begun: Pending[bool], attempt: Attempt) -> bool:
+    """Wait for the record of a call that is alone. If it was not added, commit the call like any other."""
+    attempt.passage.recorded = await begun.wait()
+    return attempt.passage.recorded or await _commit_journaled(attempt)
 
 
 async def _commit_journaled(attempt: Attempt) -> bool:
