@@ -1,10 +1,12 @@
-"""Measure a server under load, with many concurrent streamed runs, idle viewers, and a reader that never reads.
+"""Measure a server: one run after another, many runs at once, idle viewers, and a reader that never reads.
 
     python bench/serving.py [RUNS] [VIEWERS] [SECONDS]
 
 The server is a separate process on loopback, and the clients are in this process. Each run has two turns of tool
 calls and a streamed answer, from a scripted model, and is recorded in a journal. The benchmark ends by itself.
-The exit status is 1 if one of the RUNS concurrent runs did not complete, or if idle viewers cost more than 1 % of a core.
+The floor is a bare app on the same server software, which takes the same request and streams the same bytes.
+The exit status is 1 if one of the RUNS concurrent runs did not complete, or if a limit is missed: the CPU time of a run with one
+viewer, and the share of a core that a thousand idle viewers cost. VIEWERS is the last of three points.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+RUN_LIMIT = 0.007
+"""Maximum CPU seconds of the server for a run with one viewer."""
+IDLE_LIMIT = 0.015
+"""Maximum share of a core for a thousand idle viewers."""
 PIECES = 20
+_CHUNKS = 6
+"""Number of chunks in which the floor streams a run, which is as often as a run wakes its reader."""
 TOKEN = "a-token-for-the-bench"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -69,6 +77,35 @@ def serve(folder: Path) -> None:
     asyncio.run(run(app, listening, ready=lambda: print(port, flush=True)))
 
 
+def serve_floor(folder: Path) -> None:
+    """Serve the file `run` in the folder as a stream on a free port, and print the port."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import StreamingResponse
+    from starlette.routing import Route
+
+    said = (folder / "run").read_bytes()
+    size = -(-len(said) // _CHUNKS)
+
+    async def agent(request: Request) -> StreamingResponse:
+        await request.json()
+
+        async def chunks() -> AsyncGenerator[bytes]:
+            for at in range(0, len(said), size):
+                await asyncio.sleep(0)
+                yield said[at : at + size]
+
+        return StreamingResponse(chunks(), media_type="text/event-stream")
+
+    app = Starlette(routes=[Route("/agent", agent, methods=["POST"])])
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="error", access_log=False, http="h11", loop="asyncio")
+    print(listening.getsockname()[1], flush=True)
+    asyncio.run(uvicorn.Server(config).serve([listening]))
+
+
 class _Nothing(list[Any]):
     """A list that keeps nothing, so that the model's recorded requests do not count as the server's memory."""
 
@@ -91,10 +128,12 @@ class Server(NamedTuple):
 
 
 @contextlib.contextmanager
-def server() -> Generator[Server]:
+def server(kind: str = "serve", said: bytes = b"") -> Generator[Server]:
+    """Start a server of Handrail's, or with `floor` the bare one, which streams what was `said`."""
     with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "run").write_bytes(said)
         process = subprocess.Popen(
-            [sys.executable, __file__, "serve", folder], stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, kind, folder], stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
         try:
@@ -152,6 +191,17 @@ async def stream(port: int, thread: str, text: str = "go") -> Took:
         return Took(first, time.perf_counter() - began)
 
 
+async def whole(port: int, thread: str) -> bytes:
+    """Make one run, and return the events that it streams."""
+    async with connected(port) as (reader, writer):
+        writer.write(asked(port, thread, "go"))
+        await reader.readuntil(b"\r\n\r\n")
+        said = b""
+        while size := int(await reader.readline(), 16):
+            said += (await reader.readexactly(size + 2))[:-2]
+        return said
+
+
 async def streams(port: int, runs: int, name: str) -> list[Took]:
     return await asyncio.gather(*(stream(port, f"{name}-{number}") for number in range(runs)))
 
@@ -166,6 +216,23 @@ def say(what: str, figure: str) -> None:
 def spread(values: list[float]) -> str:
     at = sorted(values)
     return f"{statistics.median(at) * 1000:.0f} / {at[int(len(at) * 0.99) - 1] * 1000:.0f} ms"
+
+
+async def one_by_one(at: Server, runs: int, rounds: int = 3) -> bool:
+    """Make runs one after another, in turn with the floor."""
+    spent = {"serve": 0.0, "floor": 0.0}
+    with server("floor", await whole(at.port, "whole")) as floor:
+        for number in range(-1, rounds):
+            for kind, each in (("serve", at), ("floor", floor)):
+                cpu = each.cpu()
+                for run in range(runs):
+                    await stream(each.port, f"one-{number}-{run}")
+                if number >= 0:  # the first round warms up
+                    spent[kind] += (each.cpu() - cpu) / runs / rounds
+    say("a run with one viewer: server CPU", f"{spent['serve'] * 1000:.1f} ms")
+    ratio = spent["serve"] / spent["floor"]
+    say("  the same bytes from a bare app; the ratio", f"{spent['floor'] * 1000:.1f} ms; {ratio:.1f}")
+    return spent["serve"] <= RUN_LIMIT
 
 
 async def load(at: Server, runs: int) -> bool:
@@ -193,7 +260,7 @@ async def idle(at: Server, viewers: int, seconds: float) -> bool:
         await asyncio.sleep(seconds)
         share = (at.cpu() - cpu) / seconds
         say(f"{viewers} idle viewers for {seconds:g} s: share of a core", f"{share:.2%}")
-        return share <= 0.01
+        return share <= IDLE_LIMIT * max(viewers, 1000) / 1000
 
 
 async def over(port: int, thread: str) -> None:
@@ -238,16 +305,19 @@ async def stalled(at: Server, runs: int, rounds: int = 3) -> None:
 
 
 async def main(runs: int, viewers: int, seconds: float) -> int:
+    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     with server() as at:
-        complete = await load(at, runs)
-        cheap = await idle(at, viewers, seconds)
+        kept = [await one_by_one(at, 100), await load(at, runs)]
+        kept += [await idle(at, viewers // parts, seconds) for parts in (4, 2, 1)]
         await stalled(at, 50)
-    return 0 if complete and cheap else 1
+    return 0 if all(kept) else 1
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         serve(Path(sys.argv[2]))
+    elif sys.argv[1:2] == ["floor"]:
+        serve_floor(Path(sys.argv[2]))
     else:
-        numbers = [float(each) for each in sys.argv[1:]] + [500, 200, 20][len(sys.argv) - 1 :]
+        numbers = [float(each) for each in sys.argv[1:]] + [500, 2000, 20][len(sys.argv) - 1 :]
         sys.exit(asyncio.run(main(int(numbers[0]), int(numbers[1]), numbers[2])))
