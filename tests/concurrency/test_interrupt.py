@@ -1,7 +1,6 @@
 """Waiting for operations: Ctrl-C, the end of the program, a closed event loop, and forks."""
 
 import asyncio
-import concurrent.futures
 import signal
 import subprocess
 import textwrap
@@ -17,6 +16,7 @@ from handrail.concurrency.threads import background_loop
 from handrail.errors import (
     LoopGone,
 )
+from support import PATIENCE
 from support.operations import finished, script, value_of
 
 INTERRUPTED = """
@@ -87,30 +87,30 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Any):
 
 def test_the_wait_for_a_cleanup_is_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch):
     """After a Ctrl-C, each wait for the cleanup has a timeout, because a signal just before a wait would not end the wait."""
-    real, limits, waited_again = concurrent.futures.wait, list[Any](), threading.Event()
+    real, looks = threads._Outcome[None].wait, list[Any]()
+    began, waited_again = threading.Event(), threading.Event()
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    def wait(futures: Any, timeout: float | None = None) -> Any:
-        limits.append(timeout)
-        if len(limits) == 1:
-            return real(futures, 0)
-        waited_again.set()
-        return real(futures, timeout)
+    def wait(self: Any) -> bool:
+        looks.append(self)
+        if len(looks) == 1:
+            began.wait(PATIENCE)
+            raise KeyboardInterrupt
+        if len(looks) == 3:
+            waited_again.set()
+        return real(self)
 
     async def work() -> None:
+        began.set()
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.to_thread(waited_again.wait)
 
-    monkeypatch.setattr(threads, "_outcome_of", interrupt)
-    monkeypatch.setattr(concurrent.futures, "wait", wait)
+    monkeypatch.setattr(threads, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(threads._Outcome, "wait", wait)
     with pytest.raises(KeyboardInterrupt):
         Operation(work, "work").wait()
-    assert len(limits) > 1
-    assert None not in limits
+    assert len(looks) > 2
 
 
 def test_an_interrupt_before_the_hand_over_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):

@@ -226,6 +226,25 @@ def _handler_threads() -> int:
     return sum(each.name == "handrail-handler" for each in threading.enumerate())
 
 
+async def left_to_the_collector(ending: Ending, count: int) -> Counter[str]:
+    """Make `count` calls that end in this way, and return the types of the objects that only the garbage collector frees."""
+    session, files = Session(), MemoryFilesystem({"document.txt": DOCUMENT})
+    policies = [Denies()] if ending.denies else []
+    gate = open_gate([ending.tool, inner], session=session, filesystem=files, policies=policies)
+    await _many(gate, ending, 5)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)  # what is collected is kept in `gc.garbage`
+    try:
+        await _many(gate, ending, count)
+        gc.collect()
+        return Counter(type(each).__name__ for each in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
 async def measure(ending: Ending, count: int) -> Kept:
     """Make `count` calls that end in this way, after a few to warm up, and return what is still alive."""
     gc.collect()

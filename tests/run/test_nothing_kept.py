@@ -14,7 +14,8 @@ from handrail import ToolContext, tool
 from handrail.journal.local import LocalQuestions
 from handrail.question import Question
 from handrail.run import open_gate
-from run.kept_objects import Ending, endings, measure
+from handrail.run.gate import Gate
+from run.kept_objects import Ending, endings, left_to_the_collector, measure
 from support import PATIENCE
 from support.parked_runs import answer_to
 
@@ -31,6 +32,30 @@ def test_calls_leave_only_their_facts(ending: Ending) -> None:
     assert kept.kept_bytes < COUNT * 10_000
     assert all(count <= newest for count in kept.after_session.values()), kept.after_session
     assert kept.after_session_bytes < 100_000 + COUNT * 100 + newest * 500_000
+
+
+@pytest.mark.parametrize("ending", endings(), ids=lambda ending: ending.name)
+def test_calls_are_freed_at_once(ending: Ending) -> None:
+    """A call that is over is in no reference cycle, however it ended, so it is freed without the garbage collector."""
+    assert not asyncio.run(left_to_the_collector(ending, 5))
+
+
+def test_a_cancelled_operation_is_freed_at_once() -> None:
+    """An operation that a handler started in a task, and cancelled, is in no reference cycle."""
+
+    async def starts(context: ToolContext) -> str:
+        task = asyncio.ensure_future(context.signal.wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        return ""
+
+    async def invoke(gate: Gate) -> None:
+        await gate.invoke("work", {})
+        await asyncio.sleep(0)
+
+    work = tool(name="work", description="Work.", effect="staged")(starts)
+    ending = Ending("an operation was cancelled", "ok", work, invoke)
+    assert not asyncio.run(left_to_the_collector(ending, 5))
 
 
 async def test_steps_of_calls_that_are_over_are_forgotten() -> None:

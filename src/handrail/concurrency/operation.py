@@ -84,12 +84,13 @@ class Home:
         scope = live[operation] = open_scope()
         try:
             value = await factory()
-        except asyncio.CancelledError:
-            if scope.take_back() and not scope.interrupted:
+        except BaseException as error:
+            has_ended = scope.take_back() and not scope.interrupted
+            del (
+                scope
+            )  # to avoid a cycle: the scope refers to a task with the error, and the error to this frame
+            if has_ended and isinstance(error, asyncio.CancelledError):
                 raise ContextExpired(self.call) from None
-            raise
-        except BaseException:
-            scope.take_back()
             raise
         finally:
             del live[operation]
@@ -241,6 +242,8 @@ class Operation(Coroutine[Any, Any, T]):
         except BaseException:
             self._task = None
             raise
+        finally:
+            del error, typ, val, tb  # to avoid a cycle: the error's traceback refers to this frame
 
     def close(self) -> None:
         self._factory = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import contextvars
 import inspect
@@ -18,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from handrail.errors import LoopGone
@@ -40,7 +39,10 @@ async def run_in_thread(function: Callable[[], T]) -> T:
     job = _Job(contextvars.copy_context(), function, loop, future)
     job.running.add(job)
     _submit(job)
-    return await future
+    try:
+        return await future
+    finally:
+        del future, job  # to avoid a cycle: the error's traceback refers to this frame
 
 
 def is_on_loop() -> bool:
@@ -115,12 +117,14 @@ class _Job:
     def _settle(self, value: Any, error: BaseException | None) -> None:
         # The job counts as running until here, because virtual time must not advance while an outcome is on its way.
         self.running.discard(self)
-        if self.future.done():
+        future = self.future
+        del self.future  # to avoid a cycle: the error's traceback refers to the frame of `run`
+        if future.done():
             return
         if error is None:
-            self.future.set_result(value)
+            future.set_result(value)
         else:
-            self.future.set_exception(error)
+            future.set_exception(error)
 
 
 class _Worker:
@@ -186,7 +190,7 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: 
     Context variables are passed on. Ctrl-C cancels the task and waits for it before raising
     `KeyboardInterrupt`; a second Ctrl-C does not wait. Raises `LoopGone` if the loop is closed.
     """
-    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    outcome: _Outcome[T] = _Outcome()
     context = contextvars.copy_context()
     started: list[asyncio.Task[T]] = []
     job = _current.job
@@ -210,19 +214,26 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: 
             started[0].cancel()
         else:
             work.close()  # interrupted before the work was handed over
-            outcome.set_exception(asyncio.CancelledError())
+            outcome.settle(None, asyncio.CancelledError())
 
     try:
         _hand_over(loop, start, work, name)
-        return _outcome_of(outcome, loop, name)
+        while not outcome.wait():
+            if loop.is_closed() and not outcome.is_settled():
+                raise LoopGone(
+                    name,
+                    "the event loop it belongs to was closed while it ran. Keep the loop open until it has ended.",
+                )
     except KeyboardInterrupt:
-        if not outcome.done():
+        if not outcome.is_settled():
             with contextlib.suppress(RuntimeError):  # the loop is closed, so there is nothing to stop
                 loop.call_soon_threadsafe(stop)
                 # A signal that arrives just before a wait does not interrupt it, so a wait without a limit could miss a Ctrl-C.
-                while not concurrent.futures.wait([outcome], _LOOK_SECONDS).done and not loop.is_closed():
+                while not outcome.wait() and not loop.is_closed():
                     pass
         raise
+    started.clear()  # to avoid a cycle: the task refers to its error, whose traceback refers to this frame
+    return outcome.take()
 
 
 def _hand_over(
@@ -241,27 +252,45 @@ _LOOK_SECONDS = 1.0
 """Maximum seconds that a thread waits at a time, so that it notices a closed loop and a Ctrl-C."""
 
 
-def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop, name: str) -> T:
-    while True:
+class _Outcome(Generic[T]):
+    """The outcome of work on a loop, for the thread that waits for it."""
+
+    __slots__ = ("_error", "_settled", "_value")
+
+    def __init__(self) -> None:
+        self._settled = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def settle(self, value: T | None, error: BaseException | None) -> None:
+        self._value, self._error = value, error
+        self._settled.set()
+
+    def is_settled(self) -> bool:
+        return self._settled.is_set()
+
+    def wait(self) -> bool:
+        """Wait for the outcome for up to `_LOOK_SECONDS`. Returns whether it is there."""
+        return self._settled.wait(_LOOK_SECONDS)
+
+    def take(self) -> T:
+        """Return the value or raise the error. The error is not kept here, because its traceback refers to this object."""
+        error, self._error = self._error, None
         try:
-            return outcome.result(timeout=_LOOK_SECONDS)
-        except TimeoutError:
-            if outcome.done():
-                return outcome.result()  # the work has just ended, or the `TimeoutError` is its own
-            if loop.is_closed():
-                raise LoopGone(
-                    name,
-                    "the event loop it belongs to was closed while it ran. Keep the loop open until it has ended.",
-                ) from None
+            if error is not None:
+                raise error
+            return self._value
+        finally:
+            del error
 
 
-def _report(task: asyncio.Task[T], outcome: concurrent.futures.Future[T]) -> None:
+def _report(task: asyncio.Task[T], outcome: _Outcome[T]) -> None:
     if task.cancelled():
-        outcome.set_exception(asyncio.CancelledError(f"{task.get_name()} was cancelled"))
+        outcome.settle(None, asyncio.CancelledError(f"{task.get_name()} was cancelled"))
     elif (error := task.exception()) is not None:
-        outcome.set_exception(error)
+        outcome.settle(None, error)
     else:
-        outcome.set_result(task.result())
+        outcome.settle(task.result(), None)
 
 
 _background: asyncio.AbstractEventLoop | None = None

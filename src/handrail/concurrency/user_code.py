@@ -292,6 +292,9 @@ def _drive(steps: Generator[Any, Any, None], waiting: Any, context: Context) -> 
                 waiting = context.run(next, steps, _ENDED)
             else:
                 waiting = context.run(_deliver, steps, thrown, task, counted)
+        except BaseException:
+            task = None  # to avoid a cycle: the error, which the task may hold, refers to this frame
+            raise
         finally:
             thrown = None  # to avoid a cycle: the error's traceback refers to this frame
 
@@ -332,6 +335,7 @@ def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[An
         settle(task)
         if is_outermost:
             deliveries.pop(task, None)
+        del task
 
 
 def settle(task: asyncio.Task[Any]) -> None:

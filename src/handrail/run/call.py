@@ -289,8 +289,6 @@ class Passage(msgspec.Struct, eq=False):
     """Where the call takes turns with others that it conflicted with; None if it does not."""
     left: tuple[str, ...] = ()
     """Effects of earlier attempts that could not be undone."""
-    again: Attempt | None = None
-    """The newest attempt, if it is not the first."""
     start: type[ToolStarted] | type[ToolResumed] = ToolStarted
     """The event with which the call begins in this leg of its run."""
     status: CallStatus = "ok"
@@ -362,6 +360,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     """The handler's result, or one that says that the call happened before a crash; `UNFINISHED` until there is one."""
     ended: bool = False
     is_undone: bool = False
+    following: Attempt | None = None
+    """The next attempt at the call; None if there is none."""
     stopping: Stop | None = None
     inquiries: Inquiries | None = None
     tickets: list[GivenTicket] | None = None
@@ -420,6 +420,14 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         """The policies' view of the call; None before they check it, and once the call is over."""
         behind: Any = None if self.policy_context is None else call_behind(self.policy_context)
         return behind
+
+    @property
+    def newest(self) -> Attempt:
+        """The newest attempt at the call: this one, or one that followed it."""
+        newest = self
+        while newest.following is not None:
+            newest = newest.following
+        return newest
 
     @property
     def elapsed(self) -> float:
@@ -482,14 +490,6 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         self.call = replace(self.call, tool=tool)
         if self.call.refused:
             raise Refused("invalid", self.call.refused)
-
-    def next(self) -> Attempt:
-        """Return the next attempt at the same call. It replaces this attempt, whose context has expired."""
-        passage = self.passage
-        passage.has_secret = self.call.kind.is_part and passage.has_secret
-        passage.decision, passage.stale = "", ()
-        passage.again = Attempt(self.call, self.run, passage, self.number + 1)
-        return passage.again
 
     def inquire(self) -> Inquiries:
         """Return the attempt's questions, after making a place for them on first use."""

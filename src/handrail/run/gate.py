@@ -270,7 +270,13 @@ class Gate:
         if scope.close() and ending is None:
             ending = asyncio.CancelledError()  # the call was cancelled during a shielded step
         if ending is not None:
-            raise ending
+            try:
+                raise ending
+            finally:
+                del (
+                    ending,
+                    scope,
+                )  # breaks cycles: the error's traceback refers to this frame, and the scope to a task with the error
 
     # 1
 
@@ -419,7 +425,7 @@ class Gate:
         another.transaction = new_transaction(another, call.tool)
         del run.live[attempt]
         run.live[another] = scope
-        passage.again, passage.decision, passage.stale = another, "", ()
+        attempt.following, passage.decision, passage.stale = another, "", ()
         passage.has_secret = call.kind.is_part and passage.has_secret
         return another
 
@@ -454,7 +460,7 @@ class Gate:
         shown, parking, error = call.tool.shown, run.parking, passage.error
         monotonic, record = run.monotonic, run.record
         if error is not None and error is ending:
-            error = without_frames(error)  # it collects frames while it propagates
+            error = passage.error = without_frames(error)  # it collects frames while it propagates
         if parking is None or not parking.parked or passage.recorded:  # else the resumed run ends the call
             seconds = monotonic() - run.began - passage.started
             if run.lost.seconds or (passage.clock is not None and passage.clock.lost is not None):

@@ -176,7 +176,7 @@ class _Redemption:
         except BaseException as error:
             ended = error
         passage = first.passage
-        result, newest = passage.result, passage.again or first
+        result, newest = passage.result, first.newest
         has_begun = newest.number > 1 or newest.token is not None
         if result is None or not has_begun:  # the ticket can still be redeemed
             await finish(self._box.release(*self._which, self._by))
