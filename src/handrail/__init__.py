@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from handrail.models.openai import OpenAIModel
     from handrail.models.scripted import ScriptedModel
     from handrail.prompt import MarkdownSection, Prompt, Section
+    from handrail.prompt.compact import Compact
     from handrail.protocols import Environment, EventBus, Filesystem, PolicyDecision, ToolPolicy
     from handrail.question import Answer
     from handrail.resources import Binding, given
@@ -94,6 +95,7 @@ _HOMES = {
     "handrail.models.scripted": "ScriptedModel",
     "handrail.concurrency.operation": "Operation gather",
     "handrail.prompt": "MarkdownSection Prompt Section",
+    "handrail.prompt.compact": "Compact",
     "handrail.protocols": "Environment EventBus Filesystem PolicyDecision ToolPolicy",
     "handrail.question": "Answer",
     "handrail.resources": "Binding given",
@@ -123,6 +125,7 @@ __all__ = [
     "Budget",
     "CallFailed",
     "CapabilityPolicy",
+    "Compact",
     "Deadline",
     "DeadlineExceededError",
     "Declined",

@@ -17,6 +17,7 @@ from handrail.context import ToolContext
 from handrail.errors import DefinitionError, NotSupported
 from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings
 from handrail.prompt import Prompt, Section
+from handrail.prompt.compact import AT_THE_WINDOW, Compact
 from handrail.prompt.section import walk
 from handrail.protocols import ToolPolicy
 from handrail.run.adapter import Adapter, checked_model
@@ -63,6 +64,7 @@ class Agent(Generic[OutputT]):
         output: None = None,
         policies: Iterable[ToolPolicy] = ...,
         model_settings: ModelSettings = ...,
+        compact: Compact = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -76,6 +78,7 @@ class Agent(Generic[OutputT]):
         output: type[OutputT],
         policies: Iterable[ToolPolicy] = ...,
         model_settings: ModelSettings = ...,
+        compact: Compact = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -89,6 +92,7 @@ class Agent(Generic[OutputT]):
         output: UnionType,
         policies: Iterable[ToolPolicy] = ...,
         model_settings: ModelSettings = ...,
+        compact: Compact = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -105,6 +109,7 @@ class Agent(Generic[OutputT]):
         output: Any = None,
         policies: Iterable[ToolPolicy] = (),
         model_settings: ModelSettings = DEFAULT_SETTINGS,
+        compact: Compact = AT_THE_WINDOW,
     ) -> None:
         if isinstance(model, str):
             from handrail.models.names import check_name  # a model of one's own needs no providers
@@ -123,9 +128,10 @@ class Agent(Generic[OutputT]):
                 output=output,
                 policies=policies,
                 model_settings=model_settings,
+                compact=compact,
             )
-        elif (
-            name != _NAME or tools or output is not None or policies or model_settings is not DEFAULT_SETTINGS
+        elif (name, output, model_settings, compact) != (_NAME, None, DEFAULT_SETTINGS, AT_THE_WINDOW) or (
+            tools or policies
         ):
             raise DefinitionError(
                 f"the prompt {instructions.name!r} already has a name, tools, output, policies and settings. "

@@ -16,7 +16,7 @@ import msgspec
 
 from handrail.content import Attachment
 from handrail.context.facts import Approval, RunContext
-from handrail.messages import Message, StopReason, Usage
+from handrail.messages import Compaction, Message, StopReason, Usage
 from handrail.tools.result import ToolResult
 
 DecidedBy = Literal["asked", "remembered", "mode", "nobody"]
@@ -233,6 +233,14 @@ class SectionOpened(Fact, frozen=True):
 
     conversation: str
     path: str
+    run_id: str
+
+
+class ConversationCompacted(Fact, frozen=True):
+    """From now on, less of a conversation is sent to the model, because it nearly fills the model's window. Nothing of it is lost."""
+
+    conversation: str
+    compaction: Compaction
     run_id: str
 
 

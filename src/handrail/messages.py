@@ -179,6 +179,31 @@ class Sent(Generic[T]):
         return f"Sent({self._items!r})"
 
 
+# --- compaction ---------------------------------------------------------------------------------
+
+Why = Literal["full", "refused", "asked"]
+Piece = int | UserMessage | ToolMessage
+"""A part of what is sent: the index of a message, or its inverse (`~index`) for a stub of it, or a message that stands for others."""
+
+
+class Compaction(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is sent of a conversation's first `upto` messages. All later messages are sent whole."""
+
+    upto: int
+    pieces: tuple[Piece, ...]
+    by: str = "trim"
+    """`trim`, `summary`, or the name of the function that decided."""
+    tokens: int = 0
+    """The number of tokens that were sent before, as far as it is known."""
+    why: Why = "full"
+    """Whether the window was nearly full, the request was refused as too long, or somebody asked for it."""
+
+    @property
+    def left_out(self) -> int:
+        """The number of messages that are not sent at all."""
+        return self.upto - sum(isinstance(piece, int) for piece in self.pieces)
+
+
 # --- the parts of an answer --------------------------------------------------------------------
 
 StopReason = Literal["done", "calls", "length", "refused", "paused"]
@@ -446,6 +471,9 @@ class Traits(msgspec.Struct, frozen=True):
 
     provider_tools: frozenset[str] = frozenset()
     """The names of the provider's own tools that a request can ask for, such as `web_search`."""
+
+    window: int | None = None
+    """The number of tokens that a request and its answer can have together; None to look it up in the price table."""
 
 
 class Model(Protocol):

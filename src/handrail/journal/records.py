@@ -31,6 +31,7 @@ EntryKind = Literal[
     "advice",
     "correction",
     "remark",
+    "compaction",
     "undoing",
     "undone",
     "told",
@@ -47,7 +48,7 @@ EntryKind = Literal[
 twice. `call tried`: another attempt at a call begins. `inner call`: a call inside another one has ended. `verb`: a handler has used a verb
 of its context. `advice`: what the run's feedback providers or completion checkers said.
 `correction`: why an answer was not accepted, as the model was told. `remark`: what people said along with their answers, as the model
-was told before the answer at this place.
+was told before the answer at this place. `compaction`: what of the conversation is sent from the answer at this place on.
 `undoing`: a call is being undone. `undone`: a call has been undone; the key is its id. `told`: the model has been
 informed of undone calls. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision
 decided at the entry's place, so that a resumed run decides the same. `attachments`: the files that a call gave to a worker.

@@ -39,6 +39,10 @@ class ModelRequestRefused(ModelError, ValueError):
     """Raised if a request is refused, for example because its key, model or settings are wrong. A retry won't help."""
 
 
+class ModelRequestTooLong(ModelRequestRefused):
+    """Raised if a request has more tokens than the model's window. The run leaves out older messages once, and asks again."""
+
+
 class ModelKeyMissing(ModelRequestRefused):
     """Raised if the environment has no key for a model's provider. Nothing was sent."""
 

@@ -42,6 +42,7 @@ from handrail.models import (
     ModelKeyMissing,
     ModelRateLimited,
     ModelRequestRefused,
+    ModelRequestTooLong,
     ModelUnavailable,
 )
 from handrail.models.blocks import decode, encode
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 _PASSING_IN_ANSWER = frozenset({408, 409, 425})
 """Statuses below 500, apart from 429, after which a retry may help."""
 _FAILURES: tuple[tuple[str, type[ModelError]], ...] = (
+    ("context_length", ModelRequestTooLong),
     ("insufficient_quota", ModelRequestRefused),
     ("billing", ModelRequestRefused),
     ("rate_limit", ModelRateLimited),
@@ -76,11 +78,17 @@ _FAILURES: tuple[tuple[str, type[ModelError]], ...] = (
     ("forbidden", ModelRequestRefused),
     ("not_found", ModelRequestRefused),
     ("too_large", ModelRequestRefused),
-    ("context_length", ModelRequestRefused),
     ("policy", ModelRequestRefused),
     ("moderation", ModelRequestRefused),
 )
 """Words in a code, status or type, and the errors that they mean. The first that is found counts."""
+
+_TOO_LONG = re.compile(
+    r"context[ _](length|window|size)|(prompt|input|request) is too long|too many (input )?tokens|token count .* exceeds|"
+    r"exceeds? the (maximum|max) (number of )?(input )?tokens",
+    re.IGNORECASE,
+)
+"""What providers say about a request with more tokens than the model's window."""
 
 
 def failure_in_answer(endpoint: Endpoint, error: Any) -> ModelError:
@@ -91,6 +99,8 @@ def failure_in_answer(endpoint: Endpoint, error: Any) -> ModelError:
     """
     said = error.get("message") or error if isinstance(error, dict) else error
     kind, status = _failure_kind(error)
+    if kind is ModelRequestRefused and _TOO_LONG.search(_shown(said)):
+        kind = ModelRequestTooLong
     problem = f"it failed in the middle of its answer: {endpoint.quoted(said)}"
     return kind(endpoint.model, problem, status=status)
 
@@ -546,7 +556,8 @@ class Endpoint:
             return ModelRateLimited(self.model, said, status=status, retry_after=wait)
         if status in _PASSING:
             return ModelUnavailable(self.model, said, status=status, retry_after=wait)
-        return ModelRequestRefused(self.model, said, status=status)
+        too_long = status in (400, 413) and _TOO_LONG.search(said)
+        return (ModelRequestTooLong if too_long else ModelRequestRefused)(self.model, said, status=status)
 
 
 def _fits_header(text: str) -> bool:

@@ -87,5 +87,23 @@ def _from_table(model: str) -> Tariff:
     return cost
 
 
+@lru_cache(maxsize=256)
+def _window_in_table(model: str) -> int | None:
+    provider, _, name = model.partition(":")
+    try:
+        table: Any = import_module("genai_prices")
+        found = table.calc_price(
+            table.Usage(input_tokens=1, output_tokens=1), model_ref=name, provider_id=provider
+        )
+    except (ImportError, LookupError):
+        return None
+    return found.model.context_window
+
+
+def window_of(model: str, traits: Traits) -> int | None:
+    """Return the number of tokens that a model can take in a request; None if that is not known."""
+    return _window_in_table(model) if traits.window is None else traits.window
+
+
 def _unknown(usage: Usage) -> None:
     return None

@@ -16,6 +16,7 @@ from typing_extensions import TypeVar
 from handrail.concurrency.deadline import Deadline
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError
 from handrail.messages import DEFAULT_SETTINGS, ModelSettings
+from handrail.prompt.compact import AT_THE_WINDOW, Compact
 from handrail.prompt.rendering import (
     OPENER,
     AnyTool,
@@ -110,6 +111,8 @@ class Prompt(Generic[OutputT]):
     overrides: Overrides | None
     model_settings: ModelSettings
     """Settings for the model in this prompt's runs. A run's own settings take precedence."""
+    compact: Compact
+    """When and how the conversations of this prompt's runs are compacted."""
 
     params_type: Any = dataclasses.field(init=False, repr=False, compare=False)
     """The type of the params, which all sections share, or None if no section takes params."""
@@ -132,6 +135,7 @@ class Prompt(Generic[OutputT]):
         resources: Iterable[Binding[Any]] = (),
         overrides: Overrides | None = None,
         model_settings: ModelSettings = ...,
+        compact: Compact = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -147,6 +151,7 @@ class Prompt(Generic[OutputT]):
         resources: Iterable[Binding[Any]] = (),
         overrides: Overrides | None = None,
         model_settings: ModelSettings = ...,
+        compact: Compact = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -162,6 +167,7 @@ class Prompt(Generic[OutputT]):
         resources: Iterable[Binding[Any]] = (),
         overrides: Overrides | None = None,
         model_settings: ModelSettings = ...,
+        compact: Compact = ...,
     ) -> None: ...
     def __init__(
         self,
@@ -176,6 +182,7 @@ class Prompt(Generic[OutputT]):
         resources: Any = (),
         overrides: Any = None,
         model_settings: Any = DEFAULT_SETTINGS,
+        compact: Any = AT_THE_WINDOW,
     ) -> None:
         given = {
             "name": name,
@@ -188,6 +195,7 @@ class Prompt(Generic[OutputT]):
             "resources": resources,
             "overrides": overrides,
             "model_settings": model_settings,
+            "compact": compact,
         }
         for field, value in given.items():
             object.__setattr__(self, field, value)
@@ -350,6 +358,8 @@ class _Check:
             raise self.error(
                 f"model_settings is {shown(settings)}", "Pass a ModelSettings: ModelSettings(effort='low')."
             )
+        if not isinstance(prompt.compact, Compact):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
+            raise self.error(f"compact is {shown(prompt.compact)}", "Pass a Compact: Compact(by='summary').")
         parts = {
             "sections": check_sections(place, "sections", sections),
             "tools": check_tools(place, prompt.tools),

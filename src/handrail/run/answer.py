@@ -25,6 +25,7 @@ from handrail.messages import (
     AttachmentPart,
     CallAsked,
     CallPart,
+    Compaction,
     Message,
     ModelPart,
     ModelRequest,
@@ -45,6 +46,7 @@ from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
     from handrail.run.conversation import SecretMask
+    from handrail.run.run import Run
 
 _NONE = Usage(requests=1)
 _WHY_CUT = {
@@ -267,6 +269,14 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
         )
 
 
+class RecordedCompaction(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The record of a compaction, before the answer at its place."""
+
+    compaction: Compaction
+    spent: tuple[FailedRequest, ...] = ()
+    """What the requests for summaries cost, whether or not they succeeded."""
+
+
 class Unanswered(msgspec.Struct, frozen=True):
     """The requests for an answer that never came, with which a run ended."""
 
@@ -286,26 +296,37 @@ class _Answered(Protocol):
     def failed(self) -> Sequence[FailedRequest]: ...
 
 
-def total(answers: Iterable[_Answered]) -> tuple[Usage, Decimal | None]:
-    """Return the usage and cost of answers and of the earlier requests for them. The cost is None if a part of it is unknown."""
-    usage, cost = Usage(), Decimal(0)
-    is_known = True
+def charge_again(run: Run, request: Charge) -> None:
+    """Charge a recorded request that is not sent again. The limits are not checked: they were checked before it was sent."""
+    if request.usage is not None:
+        run.costs.models.add(request.usage, request.cost)
+    if run.budget is not None:
+        run.budget.reserve().settle(**request.spent())
+
+
+def total(answers: Iterable[_Answered], others: Iterable[Charge] = ()) -> tuple[Usage, Decimal | None]:
+    """Return the usage and cost of answers, of the earlier requests for them, and of other requests.
+
+    The cost is None if a part of it is unknown.
+    """
+    requests: list[Charge] = [*others]
     for answer in answers:
-        usage += answer.usage or Usage(requests=1)
-        costs = [answer.cost]
-        for each in answer.failed:
-            if each.usage is not None:
-                usage += each.usage
-                costs.append(each.cost)
-        is_known = is_known and None not in costs
-        cost += sum(each or 0 for each in costs)
-    return usage, cost if is_known else None
+        requests += [Charge(usage=answer.usage or Usage(requests=1), cost=answer.cost), *answer.failed]
+    costs = [each.cost for each in requests if each.usage is not None]
+    usage = sum((each.usage for each in requests if each.usage is not None), Usage())
+    return usage, None if None in costs else sum((each for each in costs if each is not None), Decimal(0))
 
 
 def spent_by(entries: Iterable[Entry]) -> tuple[Usage, Decimal | None]:
     """Return the usage and cost of a run's recorded answers. The cost is None if a part of it is unknown."""
-    bodies = (entry.body for entry in entries if entry.kind == "model answer")
-    return total(msgspec.msgpack.decode(body, type=RecordedAnswer) for body in bodies)
+    answers: list[RecordedAnswer] = []
+    compactions: dict[str, RecordedCompaction] = {}
+    for entry in entries:
+        if entry.kind == "model answer":
+            answers.append(msgspec.msgpack.decode(entry.body, type=RecordedAnswer))
+        elif entry.kind == "compaction":  # the last one at a place includes what those before it have cost
+            compactions[entry.key] = msgspec.msgpack.decode(entry.body, type=RecordedCompaction)
+    return total(answers, (request for each in compactions.values() for request in each.spent))
 
 
 def write_answer(

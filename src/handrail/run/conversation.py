@@ -17,18 +17,21 @@ import pydantic_core
 
 from handrail.content import Attachment
 from handrail.errors import ConversationBusy, DefinitionError
-from handrail.events import MessageAdded, SectionOpened
+from handrail.events import ConversationCompacted, MessageAdded, SectionOpened
 from handrail.messages import (
     AssistantMessage,
     CallAnswered,
     CallAsked,
     CallPart,
+    Compaction,
     Kept,
     Message,
+    Piece,
     Sent,
     ToolMessage,
     UserMessage,
 )
+from handrail.run.compaction import sent_under
 from handrail.run.run import Run
 from handrail.schema.problems import describe_kind
 from handrail.schema.secrets import WITHHELD
@@ -65,13 +68,21 @@ class Conversation:
     - It only grows. The session's log of `MessageAdded` is the record; this is the working copy.
     """
 
-    __slots__ = ("__weakref__", "_ids", "_session", "_shown", "busy", "key", "masks", "messages", "opened")
+    __slots__ = (
+        *("__weakref__", "_compaction", "_ids", "_session", "_shown"),
+        *("busy", "is_to_be_compacted", "key", "masks", "messages", "opened", "sent"),
+    )
 
     def __init__(self, session: Session, key: str) -> None:
         self.key = key
         self._session = ref(session)  # weak, because the session owns its conversations
         self.busy = False
         self.messages: Sent[Message] = Sent()
+        self.sent = self.messages
+        """What of the messages is sent: all of them, until the conversation is compacted."""
+        self._compaction: Compaction | None = None
+        self.is_to_be_compacted = False
+        """Whether somebody has asked for the conversation to be compacted before the next request."""
         self._shown: dict[int, Message] = {}
         """Messages with secrets, by index, in the masked form that others may see."""
         self.masks = False
@@ -88,6 +99,8 @@ class Conversation:
                 self.messages.append(fact.message)
             if isinstance(fact.message, AssistantMessage):
                 self._ids.update((call.id, 1) for call in fact.message.calls)
+        for compacted in session[ConversationCompacted].where(lambda fact: fact.conversation == self.key):
+            self._send(compacted.compaction)
         for opened in session[SectionOpened].where(lambda fact: fact.conversation == self.key):
             self.opened.append(opened.path)
 
@@ -105,8 +118,28 @@ class Conversation:
             self._shown[len(self.messages)] = shown
             self.masks = True
         self.messages.append(message)
+        if self.sent is not self.messages:
+            self.sent.append(message)
         session = self._of()
         (session.keep if again else session.record)(MessageAdded(self.key, shown, run_id))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What is sent, as the parts of a compaction."""
+        upto, pieces = (
+            (0, ()) if self._compaction is None else (self._compaction.upto, self._compaction.pieces)
+        )
+        return (*pieces, *range(upto, len(self.messages)))
+
+    def compact(self, compaction: Compaction, run_id: str, *, again: bool = False) -> None:
+        """Send from now on what a compaction names, and what is added after it."""
+        self._send(compaction)
+        session = self._of()
+        (session.keep if again else session.record)(ConversationCompacted(self.key, compaction, run_id))
+
+    def _send(self, compaction: Compaction) -> None:
+        self._compaction = compaction
+        self.sent = sent_under(compaction, self.messages)
 
     def shown_since(self, start: int) -> list[Message]:
         """Return the messages from index `start` on, in the form in which they may be seen and recorded."""

@@ -41,6 +41,7 @@ from handrail.run.response import ANSWER_TOOL, Output
 from handrail.run.run import Run
 from handrail.run.transaction import new_transaction
 from handrail.run.views import end_subscriptions
+from handrail.run.window import Window
 from handrail.tools import ProviderTool, Tool, ToolResult
 from handrail.tools.effect import effect_refusal
 from handrail.tools.toolbox import NO_TOOLS, check_named_tools, without_late
@@ -153,6 +154,8 @@ class Evaluation:
             *([opener(lambda: self.rendered, settings.opens_in_place)] if rendered.closed else []),
             *([output.tool()] if output and self.answers_by_call else []),
         ]
+        self.window = Window(self, prompt.compact)
+        self.window.use(self.model)
         self.counted: tuple[int, int] = (0, 0)
         """The number of messages counted, and the tokens in a request with them: the provider's count, or an upper bound."""
         self.calls = 0
@@ -252,7 +255,7 @@ class Evaluation:
             output = self.output
             request = self._request = ModelRequest(
                 self.system,
-                self.conversation.messages,
+                self.conversation.sent,
                 self.tools,
                 None if output is None or self.answers_by_call else output.schema,
                 self.settings.temperature,
@@ -264,11 +267,17 @@ class Evaluation:
             )
         return request
 
+    def forget_request(self) -> None:
+        """Make the next request anew, because what is sent of the conversation has changed."""
+        self._request = None
+        self.counted = (0, 0)
+
     def use(self, model: Model) -> None:
         """Switch to this model, one of the candidates of the run's choice, and to its prices."""
         if model is not self.model:
             self.model = model
             self.tariff = tariff_of(model.name, model.traits)
+            self.window.use(model)
             self.counted = (0, 0)  # a different model may count the same messages differently
 
     @property

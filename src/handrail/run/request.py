@@ -7,10 +7,18 @@ import itertools
 from collections.abc import Coroutine
 from dataclasses import replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from handrail.concurrency.cancellation import finish, open_scope
-from handrail.errors import BudgetExceededError, DeadlineExceededError, DefinitionError, ModelError
+from handrail.errors import (
+    BudgetExceededError,
+    DeadlineExceededError,
+    DefinitionError,
+    ModelError,
+    PromptEvaluationError,
+)
 from handrail.events import (
     AttachmentDelta,
     CallDelta,
@@ -22,7 +30,6 @@ from handrail.events import (
     ThoughtDelta,
 )
 from handrail.messages import (
-    AssistantMessage,
     AttachmentPart,
     CallPart,
     Message,
@@ -31,12 +38,11 @@ from handrail.messages import (
     StopPart,
     TextPart,
     ThinkingPart,
-    ToolMessage,
     Usage,
+    UserMessage,
 )
-from handrail.models import ModelAnswerBroken, ModelKeyMissing
+from handrail.models import ModelAnswerBroken, ModelKeyMissing, ModelRequestTooLong
 from handrail.models.blocks import outside_lines
-from handrail.models.media import token_bound_of
 from handrail.models.names import Candidate, candidates_of, falls_over
 from handrail.models.prices import most_of
 from handrail.models.request_settings import check_provider_tools
@@ -45,10 +51,12 @@ from handrail.run.answer import (
     ModelAnswer,
     RecordedAnswer,
     Unanswered,
+    charge_again,
     offer_of,
     read_answer,
     write_answer,
 )
+from handrail.run.compaction import weight_of
 from handrail.run.conversation import StreamMask
 from handrail.run.limits import BudgetTracker, Reservation
 from handrail.run.record.log import load_attachments, store_attachments
@@ -63,6 +71,8 @@ if TYPE_CHECKING:
     from handrail.run.adapter import Retry
     from handrail.run.evaluation import Evaluation
     from handrail.schema.partial_values import PartialValue
+
+T = TypeVar("T")
 
 
 _COPIED = 4
@@ -161,14 +171,14 @@ OUTPUT_BOUND = 4096
 _LEAST_OUTPUT = 16
 _MOST_SAID = 200
 """Maximum length of a recorded error, in characters."""
-_PER_MESSAGE = 16
-"""Upper bound for the tokens that a provider adds to each message, call and result."""
 
 
 async def ask_once(
-    evaluation: Evaluation, attempt: int, failed: list[FailedRequest]
+    evaluation: Evaluation, attempt: int, failed: list[FailedRequest], closing: Message | None = None
 ) -> tuple[ModelAnswer, float, Decimal | None]:
     """Ask the run's model once. Returns its complete answer, the seconds it took, and its cost (None if unknown).
+
+    `closing` is a message for this request only, whose answer nobody is shown as it arrives.
 
     Even if the request fails, it is added to `failed`, the budget is charged for it, and the tokens that the provider had
     reported by then are added to the run's costs. Raises `ModelError` if the request fails, and `BudgetExceededError`
@@ -178,6 +188,10 @@ async def ask_once(
     request, reserved = (
         (evaluation.request(), None) if run.budget is None else _reserve(evaluation, run.budget)
     )
+    if closing is not None:
+        messages = request.messages.copy()
+        messages.append(closing)
+        request = msgspec.structs.replace(request, messages=messages, stream=False)
     masking = evaluation.masking
     answer = ModelAnswer(model.name, request, attempt, masking)
     throttle = evaluation.settings.throttle
@@ -299,9 +313,10 @@ def charge(
         _add(evaluation, answer, reserved, cost)
     if answer.counted:
         evaluation.counted = (
-            len(evaluation.conversation.messages) + 1,
+            len(evaluation.conversation.sent) + 1,
             usage.tokens,
         )  # the answer itself is counted
+        evaluation.window.count(usage.tokens)
     stop: Any = answer.stop
     tell = run.session.record if recorded is None else run.session.keep
     tell(ModelResponded(answer.model, stop.reason, usage, cost, seconds, answer.attempt, run.run_context))
@@ -317,11 +332,11 @@ def _reserve(evaluation: Evaluation, budget: BudgetTracker) -> tuple[ModelReques
     """
     left = budget.remaining()
     known, tokens = evaluation.counted
-    sent = tokens + sum(_size(message) for message in evaluation.conversation.messages.since(known))
+    sent = tokens + sum(map(weight_of, evaluation.conversation.sent.since(known)))
     if not known:
         sent += len(evaluation.system.encode()) + evaluation.offered_size()
     # An estimate until the provider reports the actual count.
-    evaluation.counted = (len(evaluation.conversation.messages), sent)
+    evaluation.counted = (len(evaluation.conversation.sent), sent)
     room = evaluation.settings.max_tokens or OUTPUT_BOUND
     if "tokens" in left:
         room = max(min(room, int(left["tokens"]) - sent), _LEAST_OUTPUT)
@@ -335,19 +350,6 @@ def _reserve(evaluation: Evaluation, budget: BudgetTracker) -> tuple[ModelReques
     return evaluation.request(
         max_tokens=room if {"tokens", "money"} & left.keys() else evaluation.settings.max_tokens
     ), reserved
-
-
-def _size(message: Message) -> int:
-    if isinstance(message, AssistantMessage):
-        calls = sum(len(call.name.encode()) + len(call.arguments.encode()) for call in message.calls)
-        made = token_bound_of(message) if message.attachments else 0
-        return len(message.text.encode()) + calls + made + _PER_MESSAGE * (1 + len(message.calls))
-    if isinstance(message, ToolMessage):
-        return sum(
-            len(result.text.encode()) + _PER_MESSAGE + sum(each.token_bound for each in result.attachments)
-            for result in message.results
-        )
-    return len(message.text.encode()) + _PER_MESSAGE + sum(each.token_bound for each in message.attachments)
 
 
 _QUICK_ATTEMPTS = 2
@@ -369,27 +371,40 @@ async def ask_model(evaluation: Evaluation) -> ModelAnswer:
         place = evaluation.place_of_answer
         await tell_undone(evaluation, place)
         await tell_remarks(evaluation, place)
+        evaluation.window.restore(place)
         recorded = run.log.find("model answer", place, RecordedAnswer)
         if recorded is not None:
             await load_attachments(run.log.journal, run.log.run_id, recorded.attachments)
             return _replay(evaluation, recorded)
         evaluation.leave_record()
-    deadline = run.deadline
     requests = Requests(evaluation)
     try:
-        return await (requests.answer() if deadline is None else _in_time(evaluation, requests, deadline))
+        if evaluation.window.is_full():
+            await in_time(evaluation, evaluation.window.compact(_summary))
+        try:
+            return await in_time(evaluation, requests.answer())
+        except PromptEvaluationError as error:
+            is_too_long = isinstance(error.__cause__, ModelRequestTooLong)
+            if not is_too_long or not await evaluation.window.compact(_summary, "refused"):
+                raise
+        return await in_time(evaluation, requests.answer())
     except BaseException:
         run.model.unanswered = requests.unanswered()
         raise
 
 
-async def _in_time(evaluation: Evaluation, requests: Requests, deadline: Deadline) -> ModelAnswer:
-    """Ask the model until the deadline. Raises `PromptEvaluationError` if it passes before the model has answered."""
+def in_time(evaluation: Evaluation, asking: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    """Ask the model until the run's deadline. Raises `PromptEvaluationError` if it passes before the model has answered."""
+    deadline = evaluation.run.deadline
+    return asking if deadline is None else _until(evaluation, asking, deadline)
+
+
+async def _until(evaluation: Evaluation, asking: Coroutine[Any, Any, T], deadline: Deadline) -> T:
     scope = open_scope()
     scope.start_deadline(deadline)
     try:
         deadline.check("the model was asked")
-        return await requests.answer()
+        return await asking
     except asyncio.CancelledError as error:
         late = scope.explain(error, "the model had answered")
         if isinstance(late, DeadlineExceededError):
@@ -398,6 +413,7 @@ async def _in_time(evaluation: Evaluation, requests: Requests, deadline: Deadlin
     except DeadlineExceededError as error:
         raise evaluation.failed(error, "deadline") from error
     finally:
+        asking.close()
         scope.close()
 
 
@@ -407,10 +423,7 @@ def _replay(evaluation: Evaluation, recorded: RecordedAnswer) -> ModelAnswer:
     answer = read_answer(recorded, evaluation.request(), evaluation.masking)
     # The limits are not checked again: they were checked before the request was sent.
     for each in recorded.failed:
-        if each.usage is not None:
-            run.costs.models.add(each.usage, each.cost)
-        if budget is not None:
-            budget.reserve().settle(**each.spent())
+        charge_again(run, each)
     reserved = None if budget is None else budget.reserve()
     charge(evaluation, answer, reserved, recorded.seconds, recorded)
     evaluation.answered_by = recorded.model
@@ -584,3 +597,29 @@ class Requests:
 
 class _FellOver(Exception):
     """Raised to ask the next candidate."""
+
+
+_SUMMARISE = (
+    "[The conversation is about to outgrow the model's window. Write a summary of everything so far, which will take its place: what was "
+    "asked for and decided, what was done and found out, with names, paths and numbers, and what is still to do. Answer with the summary "
+    "only, and call no tool.]"
+)
+_SUMMARY = "[Older messages were left out here, because the conversation outgrew the model's window. A summary of all of it:]\n\n"
+
+
+async def _summary(evaluation: Evaluation, spent: list[FailedRequest]) -> str:
+    """Ask the run's model for a summary of the conversation, and return a note with it; "" if it gave none.
+
+    The request is the run's next one with a message at its end, so that the provider has its beginning in its cache.
+    """
+    failed: list[FailedRequest] = []
+    try:
+        answer, _, cost = await ask_once(evaluation, 1, failed, closing=UserMessage(_SUMMARISE, True))
+    except (ModelError, BudgetExceededError):
+        spent += failed
+        return ""
+    text = "" if answer.calls() else answer.text.strip()
+    problem = "" if text else "it gave no summary"
+    usage = answer.usage if answer.counted else None
+    spent.append(FailedRequest(answer.model, problem, usage=usage, cost=cost, charged=answer.charged))
+    return f"{_SUMMARY}{text}" if text else ""

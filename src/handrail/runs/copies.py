@@ -58,6 +58,7 @@ def detach(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object
             shown=lineage.shown,
             logged=lineage.logged,
             denied=lineage.denied,
+            compaction=lineage.compaction,
             **changes,
         )
     )
@@ -253,7 +254,9 @@ async def import_(
     # because the file names it: whoever resumes the run names its app, its servers, and models in modules.
     again = detach(
         begin,
-        Lineage(begin.base, begin.events, begin.said, begin.shown, begin.logged, begin.denied),
+        Lineage(
+            begin.base, begin.events, begin.said, begin.shown, begin.logged, begin.denied, begin.compaction
+        ),
         session_id,
         startup_files=[],
         sources={},

@@ -103,6 +103,7 @@ class ToolOptions(TypedDict, total=False):
     probe: Callable[..., Any] | None
     run_mode: RunMode | None
     heartbeat: float | None
+    pinned: bool
 
 
 @checked_arguments
@@ -135,6 +136,8 @@ class Tool(Generic[ParamsT, ResultT]):
 
     If the handler does not call it in time, its call is stopped.
     """
+    pinned: bool = False
+    """Whether the tool's newest result is still sent to the model when a long conversation is compacted."""
 
     delegates: ClassVar[bool] = False
     """Whether the tool, like a worker, only makes inner calls. The policies decide on each of these calls."""

@@ -29,7 +29,7 @@ from handrail.guard.remembered import keep_decisions
 from handrail.imports import find_app, import_app
 from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunRecord, RunRow, RunStatus, SessionTurn, workspace_name
-from handrail.messages import Message, ModelSettings, Usage
+from handrail.messages import Compaction, Message, ModelSettings, Usage
 from handrail.models.names import reference_to
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.resources.paths import folder_of
@@ -217,6 +217,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     """In a copy of a run: the events that earlier runs committed in the session since `base`. Those runs are not copied."""
     logged: list[bytes] = []  # what the runs whose events are in `events` have logged
     said: list[Message] = []  # the messages of the runs whose events are in `events`
+    compaction: Compaction | None = None  # in a copy: what of the messages in `base` and `said` is sent
     shown: list[str] = []  # the sections that were opened in the runs whose events are in `events`
     trace_id: str = ""  # the trace id that the run was given, if any
     models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker

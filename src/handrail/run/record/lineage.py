@@ -13,7 +13,7 @@ from handrail.errors import RunBusy, RunError
 from handrail.events import MessageAdded
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, CommitUnit, Decision, Entry, RunRow
-from handrail.messages import CallAnswered, CallAsked, Message, ToolMessage, UserMessage
+from handrail.messages import CallAnswered, CallAsked, Compaction, Message, ToolMessage, UserMessage
 from handrail.prompt import OPENER
 from handrail.run.answer import RecordedAnswer, spent_by
 from handrail.run.conversation import Conversation, first_text, root_conversation
@@ -32,7 +32,7 @@ from handrail.run.record.format import Advice, InnerCall, attachments_in, text_o
 from handrail.run.record.lease import acquire_run
 from handrail.run.record.log import Told
 from handrail.run.record.notices import undone_in
-from handrail.run.record.recorded_session import logs_of, run_end
+from handrail.run.record.recorded_session import last_compaction, logs_of, run_end
 from handrail.session import Session
 from handrail.session.serialization import decode_item, encode_item, said_in
 
@@ -47,6 +47,8 @@ class Lineage(msgspec.Struct, frozen=True):
     logged: list[bytes]
     denied: list[bytes] = []
     """The session's remembered denials and all its revocations. Approvals are left out: they never apply to another session."""
+    compaction: Compaction | None = None
+    """What of the messages is sent; None if all of them are."""
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
@@ -63,6 +65,7 @@ async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
     events, said, shown = list(first.events), list(first.said), list(first.shown)
     logged = list(first.logged)
     ids: list[str] = []
+    compaction = first.compaction
     for earlier in runs:
         if earlier.record.id == record.id:
             break
@@ -79,12 +82,13 @@ async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
         logged += [*logs.copied(), *outcome.logged, encode_item(run_end(earlier, logs), record.session_id)]
         said += outcome.messages
         shown += outcome.opened
+        compaction = last_compaction(records) or compaction
     for run_id, each in history:
         if isinstance(each, CommitUnit) and run_id in ids and each.call_id not in undone:
             events += [bytes(event) for event in each.events]
     decisions = await journal.decisions.read(record.session_id, record.principal)
     denied = [*first.denied, *(each.body for each in decisions if not _approves(each))]
-    return Lineage(base_of(runs), events, said, shown, logged, denied)
+    return Lineage(base_of(runs), events, said, shown, logged, denied, compaction)
 
 
 def _approves(decision: Decision) -> bool:

@@ -39,7 +39,7 @@ _CHARGED: tuple[EntryKind, ...] = ("call begun", "call tried", "inner call")
 
 _AT_CALLS: tuple[EntryKind, ...] = (
     *("call begun", "call tried", "inner call", "verb", "approval", "remote work"),
-    *("model answer", "advice", "correction", "attachments"),
+    *("model answer", "advice", "correction", "compaction", "attachments"),
 )
 """The kinds of entries whose keys are places, which may be inside a call."""
 _CALLS = ("call", "compensation", "probe")

@@ -18,6 +18,7 @@ from handrail.errors import DefinitionError, RunError
 from handrail.events import (
     ApprovalRemembered,
     ApprovalRevoked,
+    ConversationCompacted,
     MessageAdded,
     ModelResponded,
     PromptExecuted,
@@ -28,8 +29,9 @@ from handrail.guard.remembered import bring_in, decisions_in, keep_decisions
 from handrail.ids import span_of, trace_of
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, CommitUnit, Entry, RunRecord, RunRow, SessionTurn
-from handrail.messages import Message, StopPart, Usage
+from handrail.messages import Compaction, Message, StopPart, Usage
 from handrail.prompt import Prompt, RenderedPrompt
+from handrail.run.answer import RecordedCompaction
 from handrail.run.conversation import ROOT, Conversation
 from handrail.run.limits import Budget
 from handrail.run.options import RunOptions
@@ -369,7 +371,8 @@ def _bring_in(session: Session, runs: Iterable[Recorded], units: Iterable[Commit
     for each in runs:
         _relog(session, each)
         outcome = decode_outcome(each.row)
-        _say_again(session, each.row.record.id, outcome.messages, outcome.opened)
+        compaction = last_compaction(each.records) if each.row.status in OVER else None
+        _say_again(session, each.row.record.id, outcome.messages, outcome.opened, compaction)
 
 
 def _relog(session: Session, recorded: Recorded) -> None:
@@ -409,7 +412,7 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
             session.redo(decode_item(event, session.id))
         for entry in begin.logged:
             session.relog(decode_item(entry, session.id))
-        _say_again(session, first.record.id, begin.said, begin.shown)
+        _say_again(session, first.record.id, begin.said, begin.shown, begin.compaction)
         bring_in(session, [decode_item(fact, session.id) for fact in begin.denied])
     return session
 
@@ -427,12 +430,30 @@ def logs_of(row: RunRow, records: Iterable[CommitUnit | Entry]) -> RecordedLogs:
     return RecordedLogs(record.id, record.session_id, decode_begin(record).trace_id, records)
 
 
-def _say_again(session: Session, run_id: str, messages: Iterable[Message], opened: Iterable[str]) -> None:
-    """Add an earlier run's messages and opened sections to a session's conversation."""
+def last_compaction(records: Iterable[CommitUnit | Entry]) -> Compaction | None:
+    """Return the last compaction of a run's own conversation; None if there is none."""
+    bodies = [
+        each.body
+        for each in records
+        if isinstance(each, Entry) and each.kind == "compaction" and each.key.startswith("#")
+    ]
+    return msgspec.msgpack.decode(bodies[-1], type=RecordedCompaction).compaction if bodies else None
+
+
+def _say_again(
+    session: Session,
+    run_id: str,
+    messages: Iterable[Message],
+    opened: Iterable[str],
+    compaction: Compaction | None,
+) -> None:
+    """Add an earlier run's messages, opened sections and last compaction to a session's conversation."""
     for message in messages:
         session.keep(MessageAdded(ROOT, message, run_id))
     for path in opened:
         session.keep(SectionOpened(ROOT, path, run_id))
+    if compaction is not None:
+        session.keep(ConversationCompacted(ROOT, compaction, run_id))
 
 
 def _redo(session: Session, unit: CommitUnit) -> None:
