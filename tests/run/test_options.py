@@ -238,6 +238,7 @@ OWN = (
     "temperature",
     "max_tokens",
     "model_settings",
+    "compact",
 )
 
 

@@ -36,6 +36,7 @@ HELP = """\
 /approvals       list what you approved or denied for the whole session
 /approvals N     forget decision N, so that you are asked again
 /undo            undo the newest call that changed files
+/compact         send less of the conversation to the model from now on; nothing is lost
 /cost            show what the conversation has cost so far
 /quit            leave, like Ctrl-D
 End a line with \\ to continue it on the next. Ctrl-C cancels a run; pressed twice, it ends the program."""
@@ -68,6 +69,7 @@ class Chat:
             "/help": lambda rest: self._view.note(HELP),
             "/approvals": self._approvals,
             "/undo": self._undo,
+            "/compact": self._compact,
             "/cost": self._show_cost,
         }
 
@@ -156,6 +158,14 @@ class Chat:
         nothing = f"No requests yet: {format_money(Decimal(0))}."
         spent = format_spending(activity.usage, activity.cost)
         self._view.note(spent if activity.usage.requests or activity.cost is None else nothing)
+
+    def _compact(self, rest: list[str]) -> None:
+        conversation = root_conversation(self._conversation.session)
+        if len(conversation.messages):
+            conversation.is_to_be_compacted = True
+            self._view.note("The conversation will be compacted before the next request.")
+        else:
+            self._view.note("Nothing has been said yet.")
 
     def _approvals(self, rest: list[str]) -> None:
         memory = approvals_of(self._conversation.session)

@@ -53,6 +53,15 @@ class Compact:
         limits = [] if window is None else [int(self.at * window)]
         return min([*limits, *([] if self.tokens is None else [self.tokens])], default=None)
 
+    def recorded(self) -> tuple[str, float, int | None, float]:
+        """Return these settings as plain data. A function is recorded as trimming."""
+        return (self.by if isinstance(self.by, str) else "trim", self.at, self.tokens, self.keep)
+
+    @classmethod
+    def again(cls, by: Any, at: float, tokens: int | None, keep: float) -> Compact:
+        """Return recorded settings."""
+        return cls(by=by, at=at, tokens=tokens, keep=keep)
+
 
 AT_THE_WINDOW = Compact()
 """How the conversations of runs are compacted whose prompt does not say it."""

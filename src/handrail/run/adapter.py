@@ -18,7 +18,7 @@ from handrail.concurrency.threads import forget_closed
 from handrail.errors import DefinitionError, ModelError
 from handrail.ids import Chance, random_fraction
 from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings, is_choice, is_model
-from handrail.models.prices import Tariff, tariff_of
+from handrail.models.prices import Tariff, tariff_of, window_of
 from handrail.prompt import OPENER, Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import EventBus, Filesystem, WorkerSource
@@ -154,10 +154,13 @@ class Settings:
     tariff: Tariff = field(init=False)
     is_choice: bool = field(init=False)
     """Whether the model stands for several others, of which one answers."""
+    window: int | None = field(init=False)
+    """The number of tokens that the model can take; None if that is not known."""
 
     def __post_init__(self) -> None:
         self.is_choice = is_choice(self.model)
         self.tariff = tariff_of(self.model.name, self.model.traits)
+        self.window = window_of(self.model.name, self.model.traits)
 
     def override(
         self,

@@ -27,8 +27,9 @@ from handrail.errors import (
 from handrail.events import PromptExecuted, PromptRendered, ToolWithheld
 from handrail.guard.policy import check_verdicts, within_scope
 from handrail.messages import Message, Model, ModelRequest, Offered, Sent, Usage
-from handrail.models.prices import tariff_of
+from handrail.models.prices import tariff_of, window_of
 from handrail.prompt import OPENER, Opening, Prompt, RenderedPrompt
+from handrail.prompt.compact import AT_THE_WINDOW
 from handrail.protocols import Filesystem, Forkable, SessionView
 from handrail.resources.bindings import CallResources
 from handrail.run.call import Attempt, Call, Passage
@@ -154,8 +155,11 @@ class Evaluation:
             *([opener(lambda: self.rendered, settings.opens_in_place)] if rendered.closed else []),
             *([output.tool()] if output and self.answers_by_call else []),
         ]
-        self.window = Window(self, prompt.compact)
-        self.window.use(self.model)
+        self.window: Window | None = None
+        """How much of the model's window is taken; None if nothing says how large it is."""
+        self.compact = run.options.compact or prompt.compact
+        if self.compact is not AT_THE_WINDOW or settings.window is not None:
+            self.measure()
         self.counted: tuple[int, int] = (0, 0)
         """The number of messages counted, and the tokens in a request with them: the provider's count, or an upper bound."""
         self.calls = 0
@@ -267,6 +271,13 @@ class Evaluation:
             )
         return request
 
+    def measure(self) -> Window:
+        """Measure what is sent by the window of the run's model."""
+        if self.window is None:
+            self.window = Window(self.compact)
+        self.window.use(self.model)
+        return self.window
+
     def forget_request(self) -> None:
         """Make the next request anew, because what is sent of the conversation has changed."""
         self._request = None
@@ -277,7 +288,8 @@ class Evaluation:
         if model is not self.model:
             self.model = model
             self.tariff = tariff_of(model.name, model.traits)
-            self.window.use(model)
+            if self.window is not None or window_of(model.name, model.traits) is not None:
+                self.measure()
             self.counted = (0, 0)  # a different model may count the same messages differently
 
     @property

@@ -18,6 +18,7 @@ from handrail.errors import DefinitionError
 from handrail.ids import NewId, check_id, random_id
 from handrail.journal.protocol import Journal
 from handrail.messages import ModelSettings
+from handrail.prompt.compact import Compact
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
 from handrail.run.limits import Budget, BudgetTracker, Lease
 from handrail.schema.problems import describe_kind
@@ -106,6 +107,8 @@ class RunArguments(_RootArguments, total=False):
     """Maximum number of tokens in each answer of the model."""
     model_settings: ModelSettings | None
     """How the model answers: reasoning effort, seed, stop texts and so on."""
+    compact: Compact | None
+    """When and how the conversation is compacted. By default, the prompt says it."""
     run_id: str | None
     trace_id: str | None
     """The trace that the run belongs to, as 32 hexadecimal digits. Without one, it follows from the run's id."""
@@ -151,6 +154,8 @@ class NestedArguments(TypedDict, total=False):
     max_tokens: int | None
     model_settings: ModelSettings | None
     """How the model answers. Settings that are None are inherited from the call, unless another model is passed."""
+    compact: Compact | None
+    """When and how the conversation is compacted. By default, the prompt says it."""
     opened: Sequence[str]
     attachments: Sequence[AttachmentSource]
     """Files that come with the message: attachments, paths on disk or http addresses."""
@@ -199,6 +204,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     temperature: float | None = None
     max_tokens: int | None = None
     model_settings: ModelSettings | None = None
+    compact: Compact | None = None
 
     def updated(self, verb: str, kind: type, arguments: Mapping[str, Any], **own: Any) -> RunOptions:
         """Return these options updated with the arguments of a call. An argument that is None is ignored.
@@ -316,6 +322,7 @@ _WANTED: Mapping[str, tuple[Any, str]] = {
     "budget": ((Budget, BudgetTracker), "a Budget, for example Budget(tool_calls=100)"),
     "attachments": (Iterable, "a list of attachments: [Path('plot.png')]"),
     "bus": (EventBus, "an EventBus, with `publish` and `subscribe`"),
+    "compact": (Compact, "a Compact, for example Compact(by='summary')"),
     "clock": (Clock, "a Clock, with `now` and `monotonic`"),
     "deadline": (Deadline, "a Deadline, for example Deadline.after(60)"),
     "environment": (

@@ -40,6 +40,7 @@ from handrail.messages import (
     ThinkingPart,
     Usage,
     UserMessage,
+    Why,
 )
 from handrail.models import ModelAnswerBroken, ModelKeyMissing, ModelRequestTooLong
 from handrail.models.blocks import outside_lines
@@ -316,7 +317,8 @@ def charge(
             len(evaluation.conversation.sent) + 1,
             usage.tokens,
         )  # the answer itself is counted
-        evaluation.window.count(usage.tokens)
+        if evaluation.window is not None:
+            evaluation.window.count(evaluation, usage.tokens)
     stop: Any = answer.stop
     tell = run.session.record if recorded is None else run.session.keep
     tell(ModelResponded(answer.model, stop.reason, usage, cost, seconds, answer.attempt, run.run_context))
@@ -371,7 +373,8 @@ async def ask_model(evaluation: Evaluation) -> ModelAnswer:
         place = evaluation.place_of_answer
         await tell_undone(evaluation, place)
         await tell_remarks(evaluation, place)
-        evaluation.window.restore(place)
+        if run.log.has("compaction", place):
+            (evaluation.window or evaluation.measure()).restore(evaluation, place)
         recorded = run.log.find("model answer", place, RecordedAnswer)
         if recorded is not None:
             await load_attachments(run.log.journal, run.log.run_id, recorded.attachments)
@@ -379,18 +382,24 @@ async def ask_model(evaluation: Evaluation) -> ModelAnswer:
         evaluation.leave_record()
     requests = Requests(evaluation)
     try:
-        if evaluation.window.is_full():
-            await in_time(evaluation, evaluation.window.compact(_summary))
+        window = evaluation.window
+        if evaluation.conversation.is_to_be_compacted or (window is not None and window.is_full(evaluation)):
+            await in_time(evaluation, compact(evaluation))
         try:
             return await in_time(evaluation, requests.answer())
         except PromptEvaluationError as error:
             is_too_long = isinstance(error.__cause__, ModelRequestTooLong)
-            if not is_too_long or not await evaluation.window.compact(_summary, "refused"):
+            if not is_too_long or not await compact(evaluation, "refused"):
                 raise
         return await in_time(evaluation, requests.answer())
     except BaseException:
         run.model.unanswered = requests.unanswered()
         raise
+
+
+def compact(evaluation: Evaluation, why: Why = "full") -> Coroutine[Any, Any, bool]:
+    """Compact the run's conversation, and return whether less is sent from now on."""
+    return (evaluation.window or evaluation.measure()).compact(evaluation, _summary, why)
 
 
 def in_time(evaluation: Evaluation, asking: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:

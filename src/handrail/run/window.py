@@ -33,13 +33,12 @@ _MOST_DENSE = 8.0
 class Window:
     """How much of the model's window the next request of an evaluation takes, and what is done when too little is left."""
 
-    __slots__ = ("_counted", "_evaluation", "_fixed", "_sent", "_spent", "_weighed", "how", "limit")
+    __slots__ = ("_counted", "_fixed", "_sent", "_spent", "_weighed", "how", "limit")
 
-    def __init__(self, evaluation: Evaluation, how: Compact) -> None:
+    def __init__(self, how: Compact) -> None:
         self.how = how
         self.limit: int | None = None
         """The number of tokens above which the conversation is compacted; None if it never is."""
-        self._evaluation = evaluation
         self._counted = (0, 0)
         """The number of messages in the provider's last count, and the tokens that it counted; zeros if there is none."""
         self._weighed = (0, 0)
@@ -56,63 +55,62 @@ class Window:
         self.limit = self.how.limit(window_of(model.name, model.traits))
         self._counted = (0, 0)
 
-    def count(self, tokens: int) -> None:
+    def count(self, evaluation: Evaluation, tokens: int) -> None:
         """Take note of the provider's count for the messages sent and the answer that came, before that is added to them."""
         if tokens and self.limit is not None:
-            self._counted = (len(self._evaluation.conversation.sent) + 1, tokens)
+            self._counted = (len(evaluation.conversation.sent) + 1, tokens)
 
-    def is_full(self) -> bool:
+    def is_full(self, evaluation: Evaluation) -> bool:
         """Return whether the conversation has to be compacted before the next request."""
-        return (
-            self.limit is not None and self.tokens() > self.limit
-        ) or self._evaluation.conversation.is_to_be_compacted
+        return self.limit is not None and self.tokens(evaluation) > self.limit
 
-    def tokens(self) -> int:
+    def tokens(self, evaluation: Evaluation) -> int:
         """Return about how many tokens the next request has. Only what came after the provider's last count is estimated."""
         known, tokens = self._counted
         if not known:
-            return int((self._weight() + self._fixed_weight()) / _DENSITY)
-        new = sum(map(weight_of, self._evaluation.conversation.sent.since(known)))
-        return tokens + int(new / min(self._density(), _DENSITY))
+            return int((self._weight(evaluation) + self._fixed_weight(evaluation)) / _DENSITY)
+        new = sum(map(weight_of, evaluation.conversation.sent.since(known)))
+        return tokens + int(new / min(self._density(evaluation), _DENSITY))
 
-    def _density(self) -> float:
+    def _density(self, evaluation: Evaluation) -> float:
         """Return the weight of a token, by the provider's last count."""
         known, tokens = self._counted
         if not known:
             return _DENSITY
-        new = sum(map(weight_of, self._evaluation.conversation.sent.since(known)))
-        return min(max((self._weight() - new + self._fixed_weight()) / tokens, 1.0), _MOST_DENSE)
+        new = sum(map(weight_of, evaluation.conversation.sent.since(known)))
+        return min(
+            max((self._weight(evaluation) - new + self._fixed_weight(evaluation)) / tokens, 1.0), _MOST_DENSE
+        )
 
-    def _weight(self) -> int:
-        sent = self._evaluation.conversation.sent
+    def _weight(self, evaluation: Evaluation) -> int:
+        sent = evaluation.conversation.sent
         known, weight = self._weighed if sent is self._sent else (0, 0)
         weight += sum(map(weight_of, sent.since(known)))
         self._sent, self._weighed = sent, (len(sent), weight)
         return weight
 
-    def _fixed_weight(self) -> int:
-        evaluation = self._evaluation
+    def _fixed_weight(self, evaluation: Evaluation) -> int:
         if self._fixed[0] != len(evaluation.tools):
             self._fixed = (len(evaluation.tools), len(evaluation.system.encode()) + evaluation.offered_size())
         return self._fixed[1]
 
-    def restore(self, place: Place) -> None:
+    def restore(self, evaluation: Evaluation, place: Place) -> None:
         """Repeat the compaction that is recorded before the answer at a place, if there is one."""
-        recorded = self._evaluation.run.log.find("compaction", place, RecordedCompaction)
+        recorded = evaluation.run.log.find("compaction", place, RecordedCompaction)
         if recorded is not None:
             for each in recorded.spent:
-                charge_again(self._evaluation.run, each)
-            self._apply(recorded)
+                charge_again(evaluation.run, each)
+            self._apply(evaluation, recorded)
 
-    async def compact(self, summarise: Summarise, why: Why = "full") -> bool:
+    async def compact(self, evaluation: Evaluation, summarise: Summarise, why: Why = "full") -> bool:
         """Compact the conversation, record that, and return whether less is sent from now on.
 
         Raises `PromptEvaluationError` if a function that decides what is sent fails. The conversation then stays as it is.
         """
-        evaluation, conversation = self._evaluation, self._evaluation.conversation
+        conversation = evaluation.conversation
         if conversation.is_to_be_compacted:
             conversation.is_to_be_compacted, why = False, "asked"
-        given, messages, tokens = conversation.pieces, conversation.messages, self.tokens()
+        given, messages, tokens = conversation.pieces, conversation.messages, self.tokens(evaluation)
         spent: list[FailedRequest] = []
         if callable(self.how.by) and why != "refused":
             by = getattr(self.how.by, "__name__", type(self.how.by).__name__)
@@ -122,8 +120,8 @@ class Window:
             if self.how.by == "summary" and why != "refused" and not conversation.masks:
                 note = await summarise(evaluation, spent)
             by = "summary" if note else "trim"
-            density, limit = self._density(), min(self.limit or tokens, tokens)
-            room = int(self.how.keep * limit * density) - self._fixed_weight() - len(note.encode())
+            density, limit = self._density(evaluation), min(self.limit or tokens, tokens)
+            room = int(self.how.keep * limit * density) - self._fixed_weight(evaluation) - len(note.encode())
             pinned = {offered.tool.name for offered in evaluation.tools if offered.tool.pinned}
             pieces = trimmed(
                 given, messages, room=max(room, 0), limit=int(limit * density), pinned=pinned, note=note
@@ -142,11 +140,10 @@ class Window:
         )
         evaluation.leave_record()
         await finish(evaluation.run.log.note("compaction", evaluation.place_of_answer, recorded))
-        self._apply(recorded)
+        self._apply(evaluation, recorded)
         return True
 
-    def _apply(self, recorded: RecordedCompaction) -> None:
-        evaluation = self._evaluation
+    def _apply(self, evaluation: Evaluation, recorded: RecordedCompaction) -> None:
         evaluation.conversation.compact(
             recorded.compaction, evaluation.run.run_context.run_id, again=evaluation.replays
         )

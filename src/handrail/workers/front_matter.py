@@ -134,6 +134,19 @@ class SettingsRule(Part):
         return ModelSettings(**given)
 
 
+class CompactRule(Part):
+    """When and how a long conversation of the worker is compacted. See `Compact`."""
+
+    by: Literal["trim", "summary"] = "trim"
+    at: Annotated[
+        float, Field(gt=0, le=1, description="The share of the model's window at which it is compacted.")
+    ] = 0.8
+    tokens: Annotated[
+        int | None, Field(ge=1, description="Tokens at which it is compacted at the latest.")
+    ] = None
+    keep: Annotated[float, Field(gt=0, le=0.9, description="The share of these tokens that is kept.")] = 0.5
+
+
 class AttachmentRule(Part):
     """The files that the worker may be given. Without this rule, it may be given none."""
 
@@ -244,6 +257,7 @@ class FrontMatter(Part):
         ),
     ] = "all"
     settings: SettingsRule = SettingsRule()
+    compact: CompactRule = CompactRule()
     workers: Annotated[
         list[str] | Literal["*"],
         Field(description='The workers that this one may call; "*" for all in the folder.'),

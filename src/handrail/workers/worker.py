@@ -19,6 +19,7 @@ from handrail.guard import (
 from handrail.messages import Model
 from handrail.models.names import check_name, model_named, split_name, split_names
 from handrail.prompt import OPENER, MarkdownSection, Prompt, Section
+from handrail.prompt.compact import Compact
 from handrail.protocols import ToolPolicy
 from handrail.resources.shell import Allow, Shell
 from handrail.run.limits import Budget
@@ -324,6 +325,8 @@ class Draft:
         options: dict[str, Any] = {} if output is None else {"output": output}
         if front.settings.model_fields_set:
             options["model_settings"] = front.settings.model_settings()
+        if front.compact.model_fields_set:
+            options["compact"] = Compact(**front.compact.model_dump())
         try:
             prompt = Prompt[Any](
                 self.name,

@@ -31,6 +31,7 @@ from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, CommitUnit, Entry, RunRecord, RunRow, SessionTurn
 from handrail.messages import Compaction, Message, StopPart, Usage
 from handrail.prompt import Prompt, RenderedPrompt
+from handrail.prompt.compact import Compact
 from handrail.run.answer import RecordedCompaction
 from handrail.run.conversation import ROOT, Conversation
 from handrail.run.limits import Budget
@@ -214,6 +215,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
             temperature=begin.temperature,
             max_tokens=begin.max_tokens,
             model_settings=begin.model_settings,
+            compact=options.compact or (None if begin.compact is None else Compact.again(*begin.compact)),
             # If the deadline pauses for people, the time that they took to answer does not count.
             deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock),
             budget=None if limits is None else Budget(**limits),
