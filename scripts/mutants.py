@@ -328,7 +328,7 @@ MUTANTS = [
     ),
     Mutant(
         "undo over a later read",
-        "runs/undo.py",
+        "runs/reversal.py",
         "    touched = (*other.reads, *other.writes)\n",
         "    touched = tuple(other.writes)\n",
         "tests/runs/test_undo.py",

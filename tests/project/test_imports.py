@@ -95,3 +95,11 @@ def test_the_version_loads_no_pydantic_and_the_help_no_tools():
             if name.startswith(("handrail.tools", "handrail.run", "handrail.environment"))
         ]
         assert "handrail.cli" in loaded
+
+
+def test_listing_runs_loads_neither_the_gate_nor_an_adapter():
+    """What lists runs is loaded without what executes them. The other commands load that when they need it."""
+    loaded = loaded_by("import handrail.cli.runs_commands\nfrom handrail.runs import list_runs")
+    assert "handrail.runs.catalog" in loaded
+    assert not loaded & {f"handrail.run.{each}" for each in ("adapter", "gate", "entry", "record.begin")}
+    assert not loaded & {"handrail.agent", "handrail.guard.approval", "handrail.runs.check"}

@@ -23,7 +23,7 @@ from handrail.journal.records import CallKey
 from handrail.run.conversation import root_conversation
 from handrail.run.options import RunFiles
 from handrail.run.place import Place
-from handrail.runs.undo import built_on
+from handrail.runs.reversal import built_on
 from handrail.text.rendering import escape, escape_line
 
 if TYPE_CHECKING:

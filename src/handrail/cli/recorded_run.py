@@ -7,22 +7,21 @@ import copy
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from handrail import runs
 from handrail.cli.command_options import find_model, open_files
 from handrail.cli.outcome import UsageError, runs_command
 from handrail.errors import DefinitionError, HandrailError, RunUnknown
-from handrail.guard import CapabilityPolicy
 from handrail.imports import import_app
 from handrail.journal.any_journal import AnyJournal
 from handrail.journal.records import RunRecord, RunRow
-from handrail.messages import Model
-from handrail.models.names import give, model_named, reference_to
-from handrail.question import Question
-from handrail.run.adapter import Adapter
-from handrail.run.record.begin import code_of, decode_begin, prompt_of
 from handrail.text.raised_errors import with_place
+
+if TYPE_CHECKING:
+    from handrail.messages import Model
+    from handrail.question import Question
+    from handrail.run.adapter import Adapter
 
 
 class Program(NamedTuple):
@@ -45,6 +44,9 @@ class Program(NamedTuple):
         If the module has an adapter with this model, that adapter is returned. If its adapter has a different model, a
         copy with this model is returned.
         """
+        from handrail.models.names import reference_to
+        from handrail.run.adapter import Adapter
+
         own, wanted = self.own, model or recorded
         if own is not None and wanted in (own.model.name, reference_to(own.model)):
             return own
@@ -60,6 +62,8 @@ class Program(NamedTuple):
 
         Raises `UsageError` if the recorded model can't be found, and `DefinitionError` if the given one can't.
         """
+        from handrail.models.names import give, model_named
+
         folder = None if self.worker is None else self.worker.registry.folder
         if model is not None:
             return find_model(model, folder)
@@ -76,6 +80,8 @@ class Program(NamedTuple):
 
     def models(self, model: str | None, record: RunRecord) -> dict[str, Model]:
         """Return the models that replace those in workers' files, by worker: the recorded ones, or `model` for every worker."""
+        from handrail.run.record.begin import decode_begin
+
         registry = self.worker.registry
         if model is not None:
             return registry.all_on(self.find_model(model, ""))
@@ -93,10 +99,13 @@ class Program(NamedTuple):
         tools in its prompt instead. Raises `UsageError` if a file can't be used, and `ServerUnavailable` if a worker's
         server can't be used.
         """
+        from handrail.run.record.begin import decode_begin
+
         recorded = decode_begin(record).sources if record.begin else {}
         paths = list(recorded) if servers is None else [str(servers)]
         if not paths:
             return self, [], []
+        from handrail.guard import CapabilityPolicy
         from handrail.mcp import load_servers
 
         options: dict[str, Any] = {} if self.worker is not None else {"policies": [CapabilityPolicy()]}
@@ -171,6 +180,8 @@ class RecordedRun:
 
         Raises `UsageError` or a `HandrailError` if it can't be loaded.
         """
+        from handrail.run.record.begin import code_of, prompt_of
+
         record = self.row.record
         named = app or record.app
         try:
@@ -202,6 +213,7 @@ class RecordedRun:
         """
         from handrail.resources.directory import DirectoryFilesystem
         from handrail.resources.workspace import Workspace
+        from handrail.run.record.begin import decode_begin
 
         begin = decode_begin(self.row.record) if self.row.record.begin else None
         if startup_files is None:
@@ -255,6 +267,7 @@ class RecordedRun:
 def _adapter_at(app: str) -> Adapter | None:
     """Return the adapter of the agent that an app's name refers to, or the one beside its prompt; None if there is none."""
     from handrail.agent import Agent
+    from handrail.run.adapter import Adapter
 
     module, _, name = app.partition(":")
     found = import_app(module)

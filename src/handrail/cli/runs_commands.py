@@ -17,7 +17,6 @@ import typer
 
 from handrail import runs
 from handrail.cli import runs_view as view
-from handrail.cli.activity import answer_text, attachment_line, attachments_data
 from handrail.cli.command_options import (
     JournalFile,
     Json,
@@ -46,14 +45,11 @@ from handrail.cli.recorded_run import Program, RecordedRun, continuation
 from handrail.cli.streams import terminal_environment
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunParked
-from handrail.journal.answers import secret_refused
 from handrail.journal.any_journal import AnyJournal, open_by_name
 from handrail.journal.location import former_journals
 from handrail.journal.records import OVER, queue_of
 from handrail.question import Answer, Question
-from handrail.run.record.begin import decode_begin
-from handrail.runs.catalog import approval_json
-from handrail.runs.tree import Standing
+from handrail.runs.catalog import Standing, approval_json
 from handrail.text.rendering import counted, escape
 
 app = typer.Typer(name="runs", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -255,6 +251,7 @@ async def resume(
     as_json: Json = False,
 ) -> Report:
     """Continue a parked or interrupted run. Open questions are asked at the terminal; elsewhere they park it again."""
+    from handrail.cli.activity import answer_text, attachment_line, attachments_data
     from handrail.environment import LaterEnvironment
 
     mode = parse_approvals(approve)
@@ -341,6 +338,8 @@ async def answer(
     if value is not None and approve is not None:
         raise UsageError("--value can't be combined with --approve or --deny. Pass only one of them.")
     if asked.secret:
+        from handrail.journal.answers import secret_refused
+
         raise secret_refused(asked)  # raised before the user types a secret that would be refused
     if approve is not None and asked.kind != "approval":
         raise UsageError(f"the question {asked.name!r} is not an approval. Give its answer: --value JSON.")
@@ -536,6 +535,8 @@ async def replay(
     recorded = await RecordedRun.find(journal, run)
     program = recorded.load_program(app_)
     tally = Tally()
+    from handrail.run.record.begin import decode_begin
+
     params = program.render(decode_begin(recorded.row.record).message)
     async with recorded.open_folder(files) as folder:
         found = await runs.replay(

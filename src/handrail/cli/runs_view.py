@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pydantic_core
@@ -15,17 +15,17 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from handrail.cli.activity import format_money, format_spending
 from handrail.cli.screens import make_console
-from handrail.environment.form import DIFF_LINES, diff_lines
-from handrail.events import ApprovalRemembered
 from handrail.journal.records import QuestionRecord, RunRecord, RunRow, Verification, WorkerRow
-from handrail.mcp.served_tools import CallMessage
-from handrail.question import Question
-from handrail.run.answer import FailedRequest, Unanswered
-from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
-from handrail.runs.tree import Nested
 from handrail.text.rendering import escape, exact
+
+if TYPE_CHECKING:
+    from handrail.events import ApprovalRemembered
+    from handrail.mcp.served_tools import CallMessage
+    from handrail.question import Question
+    from handrail.run.answer import FailedRequest, Unanswered
+    from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
+    from handrail.runs.tree import Nested
 from handrail.text.terminal import Styler, format_rows, is_terminal
 
 _COLOURS = {
@@ -96,8 +96,15 @@ def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow]
 
 def _source(record: RunRecord) -> str:
     """Return the name of a run's prompt, followed by the tool's name if the run is a call from an MCP client."""
-    call = CallMessage.of_run(record)
+    call = _call_of(record)
     return record.prompt if call is None else f"{record.prompt}: {call.tool}"
+
+
+def _call_of(record: RunRecord) -> CallMessage | None:
+    """Return the call of an MCP client that a run makes; None if it makes none."""
+    from handrail.mcp.served_tools import CallMessage
+
+    return CallMessage.of_run(record)
 
 
 def waits_for(line: RunLine, workers: Sequence[WorkerRow], now: float) -> str:
@@ -136,6 +143,8 @@ def _worker_needed(row: RunRow, workers: Sequence[WorkerRow]) -> list[str]:
 
 def run_tree(tree: RunTree, full: bool) -> Any:
     """Build a tree that shows a run's turns, calls and questions."""
+    from handrail.cli.activity import format_spending
+
     row, record = tree.row, tree.row.record
     head = Text(escape(record.id), "bold")
     head.append(f"  {tree.standing}", _COLOURS[tree.standing])
@@ -172,6 +181,8 @@ def _text(text: str, full: bool) -> str:
 
 
 def _add_turn(above: Tree, turn: Turn, full: bool, usual: str = "") -> None:
+    from handrail.cli.activity import format_money
+
     text = Text(f"step {turn.number}", "bold cyan")
     if turn.failed or (usual and turn.model != usual and "," in usual):
         text.append(f"  {_line(turn.model, 60)}", "not bold default")
@@ -275,6 +286,8 @@ def question_text(question: Question, full: bool = False) -> Text:
 
     A long message is cut. Without `full`, long rows and a long diff are cut too.
     """
+    from handrail.environment.form import DIFF_LINES, diff_lines
+
     text = Text(f"? {_line(exact(question.message))}", "yellow")
     text.append(f"  {escape(question.id)}", "dim")
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 240
@@ -359,7 +372,7 @@ def divergence_text(found: Divergence) -> Text:
 
 def run_data(line: RunLine) -> dict[str, Any]:
     record = line.row.record
-    call = CallMessage.of_run(record)
+    call = _call_of(record)
     return {
         "run_id": line.id, "standing": line.standing, "session_id": record.session_id, "prompt": record.prompt,
         "model": record.model, "app": record.app, "began_at": record.began_at, "changed_at": line.row.changed_at,
@@ -369,6 +382,8 @@ def run_data(line: RunLine) -> dict[str, Any]:
 
 
 def tree_data(tree: RunTree) -> dict[str, Any]:
+    from handrail.runs import RunLine
+
     said: Any = {
         **run_data(RunLine(tree.row, tree.standing)), "message": tree.begin.message, "turns": tree.turns,
         "unanswered": tree.outcome.unanswered, "text": tree.outcome.text, "error": tree.outcome.error, "usage": tree.usage,

@@ -1,15 +1,22 @@
 """Operations on recorded runs: list, show, cancel, fork, undo, discard, replay, export, import and forget.
 
 There are also operations that copy files into workspaces and out of them. All operations work on a journal, and none needs the
-process that executed the run.
+process that executed the run. Each is imported on first use, so that listing runs does not load the gate.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from handrail.imports import names_on_first_use
 from handrail.journal.records import WorkspaceLine
-from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs
-from handrail.runs.check import Divergence, replay
-from handrail.runs.copies import FilesPut, export, fork, get_files, import_, list_workspaces, put_files
-from handrail.runs.tree import CallNode, RunTree, Turn, said, session, show
-from handrail.runs.undo import Undoing, discard, unapplied, undo, undo_problems
+
+if TYPE_CHECKING:
+    from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs
+    from handrail.runs.check import Divergence, replay
+    from handrail.runs.copies import FilesPut, export, fork, get_files, import_, list_workspaces, put_files
+    from handrail.runs.reversal import Undoing, discard, unapplied, undo, undo_problems
+    from handrail.runs.tree import CallNode, RunTree, Turn, said, session, show
 
 __all__ = [
     "CallNode",
@@ -39,3 +46,15 @@ __all__ = [
     "undo",
     "undo_problems",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
+    __getattr__ = names_on_first_use(
+        __name__,
+        {
+            "catalog": "RunLine approvals cancel forget list_runs",
+            "check": "Divergence replay",
+            "copies": "FilesPut export fork get_files import_ list_workspaces put_files",
+            "tree": "CallNode RunTree Turn said session show",
+            "reversal": "Undoing discard unapplied undo undo_problems",
+        },
+    )

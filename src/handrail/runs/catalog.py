@@ -1,28 +1,37 @@
-"""The catalog of a journal's runs: list them, cancel one, forget finished ones, and manage remembered approvals."""
+"""The catalog of a journal's runs: list them, cancel one, forget finished ones, and manage remembered approvals.
+
+What only some of these need is imported where it is used, so that a list of runs is there before the gate could be loaded.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, RunBusy, SessionUnknown
-from handrail.events import ApprovalRemembered
-from handrail.guard import ApprovalMemory
-from handrail.guard.remembered import bring_in, decisions_in, keep_decisions
-from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, Mark, RunRow
-from handrail.run.record.begin import base_of, decode_begin, decode_request
-from handrail.run.record.lineage import NEVER_BEGAN, end_cancelled
-from handrail.runs.tree import Standing, standing_of
-from handrail.session import Session
-from handrail.session.serialization import decode_item
+
+if TYPE_CHECKING:
+    from handrail.events import ApprovalRemembered
+    from handrail.guard import ApprovalMemory
+    from handrail.journal.protocol import Journal
 
 _PAGE = 500
+
+Standing = Literal["queued", "running", "parked", "interrupted", "done", "failed", "cancelled"]
+"""The standing of a run: its status, or `interrupted` if it is running without a live owner."""
+
+
+def standing_of(row: RunRow) -> Standing:
+    """Return the standing of a run when its row was read."""
+    if row.status == "running" and not row.held:
+        return "interrupted"
+    return row.status
 
 
 class RunLine(msgspec.Struct, frozen=True):
@@ -89,6 +98,8 @@ def _missing(row: RunRow, holders: Mapping[str, str]) -> tuple[str, str] | None:
     is_due = row.status == "parked" and row.due_at is not None
     if not row.record.request or not (is_due or standing_of(row) in ("queued", "interrupted")):
         return None
+    from handrail.run.record.begin import decode_request
+
     name = decode_request(row.record).workspace
     holder = holders.get(name, row.record.id)
     return None if holder == row.record.id else (name, holder)
@@ -146,6 +157,12 @@ async def approvals(
     session is read, so the code that defines its types is not needed. Raises `SessionUnknown` if the principal has no run in
     this session.
     """
+    from handrail.guard import ApprovalMemory
+    from handrail.guard.remembered import bring_in, decisions_in, keep_decisions
+    from handrail.run.record.begin import base_of, decode_begin
+    from handrail.session import Session
+    from handrail.session.serialization import decode_item
+
     runs = await journal.runs.list(session_id=session_id, principal=principal)
     if not runs:
         raise SessionUnknown(session_id, principal)
@@ -180,6 +197,8 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
     seconds, and the returned row has `stopping` set unless the run has ended already. A finished run is left unchanged.
     Raises `RunUnknown` if there is no such run.
     """
+    from handrail.run.record.lineage import NEVER_BEGAN, end_cancelled
+
     row = await journal.runs.get(run_id)
     if row.status in OVER:
         return row

@@ -44,8 +44,8 @@ from handrail.run.record.recorded_session import ResumedRun, load_resumed
 from handrail.run.response import Output
 from handrail.run.run import Run, open_run
 from handrail.run.transaction import new_transaction
+from handrail.runs.reversal import meet
 from handrail.runs.tree import answers_in
-from handrail.runs.undo import meet
 from handrail.session import Session
 from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, Tool, ToolResult

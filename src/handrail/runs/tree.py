@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -22,19 +22,10 @@ from handrail.run.record.begin import RunBegin, RunOutcome, decode_begin, decode
 from handrail.run.record.format import InnerCall, Tried, text_of
 from handrail.run.record.lineage import retold
 from handrail.run.record.recorded_session import load_session
-from handrail.runs.undo import unapplied
+from handrail.runs.catalog import Standing, standing_of
+from handrail.runs.reversal import unapplied
 from handrail.session import Session
 from handrail.session.serialization import name_of
-
-Standing = Literal["queued", "running", "parked", "interrupted", "done", "failed", "cancelled"]
-"""The standing of a run: its status, or `interrupted` if it is running without a live owner."""
-
-
-def standing_of(row: RunRow) -> Standing:
-    """Return the standing of a run when its row was read."""
-    if row.status == "running" and not row.held:
-        return "interrupted"
-    return row.status
 
 
 class CallNode(msgspec.Struct, kw_only=True):
