@@ -62,7 +62,7 @@ def measure() -> None:
     def plain(params: Any, *, context: Any) -> Any:
         return side.ToolResult.ok(params.city, "fine")
 
-    plain.__annotations__ = suspending.__annotations__ = get_type_hints(side.handler, vars(run))
+    plain.__annotations__ = suspending.__annotations__ = get_type_hints(side.handler, side.__dict__)
     model: Any = Stub()
     adapter = Adapter(model)
     prompt = Prompt("bench", "Be brief.", tools=[side.Tool("forecast", "Forecast.", side.handler)])
