@@ -26,19 +26,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from handrail import Adapter, PostgresJournal, Prompt, SqliteJournal, ToolContext, tool
+from handrail import Adapter, DirectoryFilesystem, PostgresJournal, Prompt, SqliteJournal, ToolContext, tool
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import LaterEnvironment
 from handrail.errors import RunParked
 from handrail.journal.postgres.chains import FENCED
 from handrail.journal.postgres.statements import PostgresConnection
+from handrail.journal.records import RunCopy, RunRecord, RunRow
 from handrail.journal.sql.chains import INSERT, MAC_BYTES, Chains, NewRecord
 from handrail.journal.sql.connection import Connection
 from handrail.journal.sqlite import Durability, SqliteDatabase
 from handrail.messages import CallPart, ModelPart, ModelRequest, Price, StopPart, Traits
 from handrail.models.scripted import ScriptedModel
 from handrail.question import Answer
-from handrail.run import open_gate
+from handrail.run import Gate, open_gate
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 postgres: Any = importlib.import_module("support.postgres")
@@ -72,8 +73,12 @@ def say(what: str, figure: str) -> None:
 
 
 TURNS = 20
-PROCESS_LIMIT, POWER_LIMIT, POSTGRES_LIMIT = 4.0, 2.0, 2.0
+PROCESS_LIMIT, POWER_LIMIT, POSTGRES_LIMIT = 4.0, 2.5, 2.0
 """Maximum cost of a record: in bare inserts for each durability of SQLite, and in fenced statements for PostgreSQL."""
+FILE_LIMITS: dict[Durability, float] = {"process": 4.0, "power": 5.0}
+"""Maximum cost of a recorded call that writes a file, in bare writes of a file followed by a bare insert."""
+LIST_LIMIT = 2.0
+"""Maximum cost of the first list of a journal with ten times as many runs, compared with the first list of the other."""
 
 
 class Side:
@@ -173,9 +178,97 @@ async def costs(folder: Path, count: int) -> None:
         say(f"a call without a journal: {'elapsed' if is_synced else 'CPU'} time", f"{without:.0f} µs")
         say(f'with a journal, durability="{durability}"', f"{whole:.0f} µs")
         say(f"  a bare insert of the same {size} bytes", f"{one:.0f} µs")
-        say(f"  the cost of the record, in bare inserts (limit {limit:.0f})", verdict(cost / one, limit))
+        say(f"  the cost of the record, in bare inserts (limit {limit:g})", verdict(cost / one, limit))
         # After other work, the caches of the processor hold neither SQLite's code nor its pages.
         say("  the same, if each bare insert follows a call", f"{cost / (inserted - without):.1f}")
+
+
+CONTENT = "x" * 2000
+
+
+@tool(effect="staged")
+async def rewrite(context: ToolContext) -> None:
+    """Write one file."""
+    context.filesystem.write("file", CONTENT)
+
+
+def replaces(path: Path, *, synced: bool) -> Callable[[], object]:
+    """Return a function that writes a temporary file, syncs it if `synced`, and renames it to `path`."""
+    temporary = path.with_suffix(".new")
+
+    def replace() -> None:
+        with temporary.open("w") as file:
+            file.write(CONTENT)
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.rename(path)
+
+    return replace
+
+
+async def files(folder: Path, count: int) -> None:
+    """Print the cost of a recorded call that writes a file, in bare writes of a file, each with a bare insert.
+
+    It is CPU time, or elapsed time where both wait for the disk.
+    """
+    for durability, limit in FILE_LIMITS.items():
+        at, is_synced = folder / f"files-{durability}", durability == "power"
+        at.mkdir()
+        journal = SqliteJournal(folder / f"files-{durability}.db", durability=durability)
+        opened = DirectoryFilesystem(at)
+        gate = open_gate([rewrite], journal=journal, filesystem=opened)
+        insert = inserts(folder / f"files-bare-{durability}.db", 400, "FULL" if is_synced else "OFF")
+        replace = replaces(folder / f"bare-{durability}", synced=is_synced)
+
+        async def work(count: int, gate: Gate = gate) -> None:
+            for _ in range(count):
+                assert (await gate.invoke("rewrite", {})).success
+
+        call, bare = Side(work), statements(lambda replace=replace, insert=insert: (replace(), insert()))
+        await compare(count, call, bare)
+        opened.close()
+        journal.close()
+        whole, both = (call.elapsed, bare.elapsed) if is_synced else (call.cpu, bare.cpu)
+        say(f'a call that writes a file, durability="{durability}"', f"{whole:.0f} µs")
+        say("  a bare write of the file and a bare insert", f"{both:.0f} µs")
+        say(f"  the call, in these (limit {limit:g})", verdict(whole / both, limit))
+
+
+async def lists(folder: Path, count: int) -> None:
+    """Print what a new process waits for the first list, for the first run of a session and for one run, by the journal's size."""
+    firsts: list[float] = []
+    for runs in (count // 10, count):
+        path = folder / f"{runs}-runs.db"
+        journal = SqliteJournal(path, watch=None)
+        begin = b"x" * 600
+        for number in range(runs):
+            id = f"run-{number}"
+            record = RunRecord(
+                id=id, session_id=id, principal="p", prompt="p", model="m", began_at=number, begin=begin
+            )
+            await journal.runs.add(RunCopy(row=RunRow(record=record, status="done")))
+        journal.close()
+        took: dict[str, float] = {}
+        for what in ("list", "session", "get"):
+            journal = SqliteJournal(path, watch=None)
+            began = time.process_time()
+            if what == "get":
+                await journal.runs.get("run-1")
+            else:
+                await journal.runs.list(session_id="new" if what == "session" else None, limit=50)
+            took[what] = (time.process_time() - began) * 1e3
+            journal.close()
+        firsts.append(took["list"])
+        say(f"{runs:,} runs: CPU time of the first list", f"{took['list']:.1f} ms")
+        say(
+            "  to find that a session is new, to read one run", f"{took['session']:.1f}, {took['get']:.1f} ms"
+        )
+    growth = firsts[1] / firsts[0]
+    say(
+        f"  the first list, in that of a tenth of the runs (limit {LIST_LIMIT:g})",
+        verdict(growth, LIST_LIMIT),
+    )
 
 
 def fenced(journal: PostgresJournal, size: int) -> Callable[[], object]:
@@ -318,6 +411,8 @@ def main() -> None:
     count, longest = ([int(each) for each in sys.argv[1:]] + [2000, 10_000][len(sys.argv) - 1 :])[:2]
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(costs(Path(folder), count))
+        asyncio.run(files(Path(folder), count))
+        asyncio.run(lists(Path(folder), 10_000))
         asyncio.run(postgres_costs(count))
         chains(Path(folder), 10 * count)
         for steps in (longest // 10, longest // 4, longest // 2, longest):
