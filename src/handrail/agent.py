@@ -65,6 +65,7 @@ class Agent(Generic[OutputT]):
         policies: Iterable[ToolPolicy] = ...,
         model_settings: ModelSettings = ...,
         compact: Compact = ...,
+        result_limit: int | None = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -79,6 +80,7 @@ class Agent(Generic[OutputT]):
         policies: Iterable[ToolPolicy] = ...,
         model_settings: ModelSettings = ...,
         compact: Compact = ...,
+        result_limit: int | None = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -93,6 +95,7 @@ class Agent(Generic[OutputT]):
         policies: Iterable[ToolPolicy] = ...,
         model_settings: ModelSettings = ...,
         compact: Compact = ...,
+        result_limit: int | None = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -110,6 +113,7 @@ class Agent(Generic[OutputT]):
         policies: Iterable[ToolPolicy] = (),
         model_settings: ModelSettings = DEFAULT_SETTINGS,
         compact: Compact = AT_THE_WINDOW,
+        result_limit: int | None = None,
     ) -> None:
         if isinstance(model, str):
             from handrail.models.names import check_name  # a model of one's own needs no providers
@@ -129,10 +133,11 @@ class Agent(Generic[OutputT]):
                 policies=policies,
                 model_settings=model_settings,
                 compact=compact,
+                result_limit=result_limit,
             )
-        elif (name, output, model_settings, compact) != (_NAME, None, DEFAULT_SETTINGS, AT_THE_WINDOW) or (
-            tools or policies
-        ):
+        elif (name, output, model_settings, compact, result_limit) != (
+            *(_NAME, None, DEFAULT_SETTINGS, AT_THE_WINDOW, None),
+        ) or (tools or policies):
             raise DefinitionError(
                 f"the prompt {instructions.name!r} already has a name, tools, output, policies and settings. "
                 "Pass them to the Prompt, or pass the Agent its instructions as text."

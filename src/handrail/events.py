@@ -17,7 +17,7 @@ import msgspec
 from handrail.content import Attachment
 from handrail.context.facts import Approval, RunContext
 from handrail.messages import Compaction, Message, StopReason, Usage
-from handrail.tools.result import ToolResult
+from handrail.tools.result import ToolResult, Whole, whole_of
 
 DecidedBy = Literal["asked", "remembered", "mode", "nobody"]
 """How an approval request was decided: by the people asked or a custom broker, a remembered decision, a mode, or nobody."""
@@ -74,6 +74,21 @@ class ToolInvoked(Fact, frozen=True):
     calls that are over. If the exception also ends the run, this is a copy without a traceback.
     """
     run_context: RunContext
+
+
+class ResultShortened(Fact, frozen=True):
+    """A result was longer than its limit, so the model was shown an excerpt of it, and can read on."""
+
+    call_id: str
+    tool: str
+    whole: Whole
+    run_context: RunContext
+
+
+def shortened_by(end: ToolInvoked, result: ToolResult[Any]) -> ResultShortened | None:
+    """Return the fact that the result of a call was shortened; None if it was not. `result` is the one that the model was shown."""
+    whole = whole_of(result)
+    return None if whole is None else ResultShortened(end.call_id, end.tool, whole, end.run_context)
 
 
 class ToolRolledBack(Fact, frozen=True):

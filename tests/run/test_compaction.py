@@ -1,6 +1,7 @@
 """Compaction: a conversation that outgrows its model's window goes on, and nothing of it is lost."""
 
 import random
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -359,7 +360,10 @@ async def test_a_fork_from_before_it_has_the_whole_conversation(tmp_path: Any):
         other = Provider(in_turn("done"))
         await Agent(other.model, "Be brief.", tools=[look]).resume(row.record.id, journal=journal)
         assert ("left out" not in texts(other.sent[-1])) is whole
-        assert texts(other.sent[-1]) == texts(provider.sent[step])
+        sent, again = texts(provider.sent[step]), texts(other.sent[-1])
+        assert re.sub(r"call-\w+-", "", again) == re.sub(
+            r"call-\w+-", "", sent
+        )  # its calls have ids of their own
 
 
 async def test_what_a_person_asks_for_happens_before_the_next_request():

@@ -239,6 +239,7 @@ OWN = (
     "max_tokens",
     "model_settings",
     "compact",
+    "result_limit",
 )
 
 

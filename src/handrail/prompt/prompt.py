@@ -49,6 +49,7 @@ from handrail.schema import Schema
 from handrail.schema.problems import describe
 from handrail.text.spelling import checked_arguments
 from handrail.tools import Tool
+from handrail.tools.definition import problem_with_limit
 from handrail.tools.signature import caller_namespace
 from handrail.tools.toolbox import out_of_scope
 
@@ -113,6 +114,8 @@ class Prompt(Generic[OutputT]):
     """Settings for the model in this prompt's runs. A run's own settings take precedence."""
     compact: Compact
     """When and how the conversations of this prompt's runs are compacted."""
+    result_limit: int | None
+    """Largest number of characters of a result that the model is shown whole; None for no limit. A tool's own limit takes precedence."""
 
     params_type: Any = dataclasses.field(init=False, repr=False, compare=False)
     """The type of the params, which all sections share, or None if no section takes params."""
@@ -136,6 +139,7 @@ class Prompt(Generic[OutputT]):
         overrides: Overrides | None = None,
         model_settings: ModelSettings = ...,
         compact: Compact = ...,
+        result_limit: int | None = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -152,6 +156,7 @@ class Prompt(Generic[OutputT]):
         overrides: Overrides | None = None,
         model_settings: ModelSettings = ...,
         compact: Compact = ...,
+        result_limit: int | None = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -168,6 +173,7 @@ class Prompt(Generic[OutputT]):
         overrides: Overrides | None = None,
         model_settings: ModelSettings = ...,
         compact: Compact = ...,
+        result_limit: int | None = ...,
     ) -> None: ...
     def __init__(
         self,
@@ -183,6 +189,7 @@ class Prompt(Generic[OutputT]):
         overrides: Any = None,
         model_settings: Any = DEFAULT_SETTINGS,
         compact: Any = AT_THE_WINDOW,
+        result_limit: Any = None,
     ) -> None:
         given = {
             "name": name,
@@ -196,6 +203,7 @@ class Prompt(Generic[OutputT]):
             "overrides": overrides,
             "model_settings": model_settings,
             "compact": compact,
+            "result_limit": result_limit,
         }
         for field, value in given.items():
             object.__setattr__(self, field, value)
@@ -360,6 +368,9 @@ class _Check:
             )
         if not isinstance(prompt.compact, Compact):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise self.error(f"compact is {shown(prompt.compact)}", "Pass a Compact: Compact(by='summary').")
+        problem = problem_with_limit(prompt.result_limit)
+        if problem:
+            raise self.error(*problem)
         parts = {
             "sections": check_sections(place, "sections", sections),
             "tools": check_tools(place, prompt.tools),

@@ -230,6 +230,7 @@ class Tree:
         "own_policies",
         "policies",
         "prompt",
+        "result_limit",
         "secretive",
         "tools",
     )
@@ -263,6 +264,7 @@ class Tree:
         self.policies = self._scoped(policies)
         self.live = any(node.live is not None for node in self._by_path.values())
         self.every_tool = (*self.tools, *(tool for node in self._by_path.values() for tool in node.tools))
+        self.result_limit = max((tool.result_limit or 0 for tool in self.every_tool), default=0)
         answers = output_schema is not None and output_schema.secret
         self.secretive = answers or any(tool.secret for tool in self.every_tool)
 
@@ -418,6 +420,11 @@ class RenderedPrompt(Generic[OutputT]):
     def every_tool(self) -> tuple[AnyTool, ...]:
         """The prompt's tools and those of all enabled sections, including sections that are closed."""
         return self._tree.every_tool
+
+    @property
+    def result_limit(self) -> int:
+        """The largest limit that one of these tools has for its results; 0 if none has one."""
+        return self._tree.result_limit
 
     def open(self, paths: Sequence[str]) -> Opening[OutputT]:
         """Show these sections in full, together with any closed sections that contain them.

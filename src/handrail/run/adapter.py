@@ -23,6 +23,7 @@ from handrail.prompt import OPENER, Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import EventBus, Filesystem, WorkerSource
 from handrail.run.current_call import call_around, check_given, refuse_inside_call
+from handrail.run.large_results import READER
 from handrail.run.options import (
     DEPTH_LIMIT,
     HostArguments,
@@ -245,7 +246,7 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
         return
     taken = {tool.name for tool in prompt.tools}
     taken.update(tool.name for _, section in walk(prompt.sections) for tool in section.tools)
-    taken.update((OPENER, ANSWER_TOOL))
+    taken.update((OPENER, ANSWER_TOOL, READER))
     for tool in tools:
         check_tool(tool)
         if tool.name in taken:

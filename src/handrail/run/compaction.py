@@ -60,14 +60,15 @@ def stub_of(message: Message) -> Message:
 
 
 def _stub(result: CallAnswered) -> CallAnswered:
-    return replace(result, text=_short(result.text, result.attachments), attachments=())
+    text = _short(result.text, result.attachments, f" from {result.id}")
+    return replace(result, text=text, attachments=())
 
 
-def _short(text: str, attachments: Collection[Any]) -> str:
+def _short(text: str, attachments: Collection[Any], whose: str = "") -> str:
     files = f" [{len(attachments)} attachments are left out]" if attachments else ""
     if len(text) <= 2 * _SHORT:
         return f"{text}{files}"
-    return f"{text[:_SHORT]} [… {len(text) - _SHORT:,} more characters are left out]{files}"
+    return f"{text[:_SHORT]} [… {len(text) - _SHORT:,} more characters are left out{whose}]{files}"
 
 
 def weight_of(message: Message) -> int:

@@ -36,6 +36,7 @@ from handrail.run.call import Attempt, Call, Passage
 from handrail.run.conversation import Conversation, SecretMask
 from handrail.run.failures import Refused
 from handrail.run.gate import Gate
+from handrail.run.large_results import large_results
 from handrail.run.place import Place
 from handrail.run.policies import check_policies, close_policies, close_resources, reason_to_ask
 from handrail.run.response import ANSWER_TOOL, Output
@@ -155,6 +156,9 @@ class Evaluation:
             *([opener(lambda: self.rendered, settings.opens_in_place)] if rendered.closed else []),
             *([output.tool()] if output and self.answers_by_call else []),
         ]
+        large = run.large = large_results(run, prompt.result_limit, rendered, conversation)
+        if large is not None:
+            self._extra_tools.append(large.reader())
         self.window: Window | None = None
         """How much of the model's window is taken; None if nothing says how large it is."""
         self.compact = run.options.compact or prompt.compact

@@ -29,7 +29,7 @@ from handrail.concurrency.threads import run_in_thread
 from handrail.concurrency.user_code import begin_isolated, is_closing
 from handrail.context import ToolContext
 from handrail.errors import Conflict, TransientError
-from handrail.events import ToolInvoked, ToolResumed, ToolRolledBack
+from handrail.events import ToolInvoked, ToolResumed, ToolRolledBack, shortened_by
 from handrail.protocols import RenderedPromptView, ToolPolicy
 from handrail.run.approval import ask_approval, diff_of, outside_scope, runs_first, why_ask
 from handrail.run.call import Attempt, Call, Passage, check_name, new_call
@@ -244,6 +244,8 @@ class Gate:
                         await self._approve_changes(attempt)  # 4, its changes
                     if policies and (waiting := tell_policies(attempt)) is not None:
                         await waiting
+                    if run.large is not None:
+                        attempt.finished = await run.large.shorten(attempt, attempt.finished)
                     if attempt.transaction is None and run.journal is None:  # 9, success
                         done = True
                     else:
@@ -391,7 +393,12 @@ class Gate:
                 raise
             log.exception("undoing %s failed", name)
         kept = () if attempt.transaction is None else attempt.transaction.kept
-        passage.result = failure.told(tuple(dict.fromkeys((*passage.left, *undone))), kept)
+        passage.result = told = failure.told(tuple(dict.fromkeys((*passage.left, *undone))), kept)
+        if self.run.large is not None:
+            try:
+                passage.result = await shielded(self.run.large.shorten(attempt, told))
+            except Exception as problem:  # the model is shown the whole result
+                log_error(log, logging.WARNING, "the result of %s can't be stored", name, error=problem)
         return None if attempt.kind.is_auxiliary else failure.reraise
 
     def _abandon(self, attempt: Attempt, error: BaseException, scope: CancelScope) -> None:
@@ -479,6 +486,8 @@ class Gate:
                 run.run_context,
             )
             record(end)
+            if run.large is not None and (shortened := shortened_by(end, result)) is not None:
+                record_unrepeated(attempt, shortened)
             if run.journal is not None and not passage.recorded:
                 leave_to_outcome(attempt, end)
         if run.subscriptions:

@@ -23,6 +23,7 @@ from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem
 from handrail.run.limits import Budget, BudgetTracker, Lease
 from handrail.schema.problems import describe_kind
 from handrail.session import Session
+from handrail.tools.definition import problem_with_limit
 
 if TYPE_CHECKING:
     from handrail.guard.approval import ApprovalMode
@@ -109,6 +110,8 @@ class RunArguments(_RootArguments, total=False):
     """How the model answers: reasoning effort, seed, stop texts and so on."""
     compact: Compact | None
     """When and how the conversation is compacted. By default, the prompt says it."""
+    result_limit: int | None
+    """Largest number of characters of a result that the model is shown whole. By default, the prompt or the run around it says it."""
     run_id: str | None
     trace_id: str | None
     """The trace that the run belongs to, as 32 hexadecimal digits. Without one, it follows from the run's id."""
@@ -156,6 +159,8 @@ class NestedArguments(TypedDict, total=False):
     """How the model answers. Settings that are None are inherited from the call, unless another model is passed."""
     compact: Compact | None
     """When and how the conversation is compacted. By default, the prompt says it."""
+    result_limit: int | None
+    """Largest number of characters of a result that the model is shown whole. By default, the prompt or the run around it says it."""
     opened: Sequence[str]
     attachments: Sequence[AttachmentSource]
     """Files that come with the message: attachments, paths on disk or http addresses."""
@@ -205,6 +210,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     max_tokens: int | None = None
     model_settings: ModelSettings | None = None
     compact: Compact | None = None
+    result_limit: int | None = None
 
     def updated(self, verb: str, kind: type, arguments: Mapping[str, Any], **own: Any) -> RunOptions:
         """Return these options updated with the arguments of a call. An argument that is None is ignored.
@@ -365,6 +371,8 @@ def check_value(name: str, value: Any) -> None:
         raise DefinitionError(
             f"trace_id is {value!r}. Pass 32 lowercase hexadecimal digits that are not all 0, as in a traceparent."
         )
+    elif name == "result_limit" and (problem := problem_with_limit(value)):
+        raise DefinitionError(f"{problem[0]}. {problem[1]}")
     elif name == "depth_limit" and (type(value) is not int or value < 0):
         raise DefinitionError(f"the depth limit {value!r} is invalid. Pass a whole number of at least 0.")
     elif name == "approval_seconds" and not is_span(value):

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from handrail.run.adapter import Settings
     from handrail.run.answer import ModelAnswer
     from handrail.run.call import Attempt
+    from handrail.run.large_results import LargeResults
     from handrail.run.record.parking import Parking
 
 
@@ -240,6 +241,7 @@ class Run:
         "counter",
         "deadline",
         "journal",
+        "large",
         "lease",
         "limited",
         "live",
@@ -375,6 +377,8 @@ class Run:
     def _begin(self, options: RunOptions, session: Session, outer: Costs | None) -> None:
         self.options = options
         self.secretive = False
+        self.large: LargeResults | None = None
+        """Shortens results that are longer than a limit; None in a run without limits."""
         self.show(NO_TOOLS, ())
         self.session = session
         self.record = session.record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -35,6 +36,7 @@ from handrail.run.conversation import root_conversation
 from handrail.run.evaluation import shown_sections
 from handrail.run.failures import Refused
 from handrail.run.gate import Gate
+from handrail.run.large_results import READER
 from handrail.run.options import DEPTH_LIMIT, RunOptions
 from handrail.run.place import RUN, Place
 from handrail.run.policies import check_policies, close_policies
@@ -49,7 +51,7 @@ from handrail.runs.tree import answers_in
 from handrail.session import Session
 from handrail.session.serialization import decode_item
 from handrail.tools import EFFECTS, Tool, ToolResult
-from handrail.tools.result import clean_text, shown_text
+from handrail.tools.result import clean_text, shown_text, whole_of, with_excerpt
 from handrail.tools.toolbox import NO_TOOLS
 
 What = Literal[
@@ -320,8 +322,10 @@ class _Walk:
 
     async def _call(self, outer: Attempt, step: int, asked: CallAsked, unit: CommitUnit) -> Divergence | None:
         tool = self._run.tools.get(asked.name)
-        if tool is None and asked.name in self._added:
-            self._take(outer, unit)  # the original caller provided this tool, which is missing here
+        if tool is None and (asked.name in self._added or asked.name == READER):
+            self._take(
+                outer, unit
+            )  # the original caller, or the run itself, provided this tool, which is missing here
             return None
         if tool is None:
             return self._missing(step, unit)
@@ -338,7 +342,8 @@ class _Walk:
             return None
         self._tally.ran += 1
         result = await self._gate.pass_through(new_call(self._gate, tool.name, asked.arguments, parent=outer))
-        was, now = _told(read_result(tool, unit.result)), _told(result)
+        recorded = read_result(tool, unit.result)
+        was, now = _told(recorded), _told(_shortened_like(recorded, result))
         return None if was == now else self._differs(step, "result", unit, was, now)
 
     def _differs(self, step: int, what: What, unit: CommitUnit, recorded: str, now: str) -> Divergence:
@@ -442,6 +447,14 @@ class _Walk:
                 for event in each.events:
                     outer.open_transaction.session.redo(decode_item(bytes(event), self._run.session.id))
                 self._unknown.update(place[5:] for place in each.writes if place.startswith("file "))
+
+
+def _shortened_like(recorded: ToolResult[Any], result: ToolResult[Any]) -> ToolResult[Any]:
+    """Return a result with the recorded excerpt, if its text is the one that was shortened, and as it is otherwise."""
+    whole = whole_of(recorded)
+    if whole is None or whole.digest != hashlib.sha256(clean_text(shown_text(result)).encode()).hexdigest():
+        return result
+    return with_excerpt(result, shown_text(recorded), whole)
 
 
 def _told(result: ToolResult[Any]) -> str:

@@ -86,7 +86,7 @@ async def fork(
     check_id("run id", new_id)
     entries, units = await journal.calls.entries(run_id), await journal.calls.load(run_id)
     kept = _calls_until(run_id, entries, step)
-    now = clock.now().timestamp()
+    now, lineage = clock.now().timestamp(), await lineage_of(journal, row)
     entries = list(_kept(entries, step, kept, units))
     last = max((entry.at for entry in entries), default=record.began_at)
     deadline = None if begin.deadline is None else begin.deadline + now - last
@@ -98,7 +98,7 @@ async def fork(
                 session_id=new_id,
                 began_at=now,
                 forked_from=f"{run_id}#{step}",
-                begin=detach(begin, await lineage_of(journal, row), new_id, deadline=deadline),
+                begin=detach(begin, lineage, new_id, deadline=deadline),
             ),
             status="parked",
             changed_at=now,
@@ -110,15 +110,20 @@ async def fork(
             for key, value in await journal.steps.load(run_id)
             if key.startswith(run_id) and (leading_call(key.removeprefix(run_id)) or 0) <= kept
         ],
-        blobs=await _blobs(journal, run_id),
+        blobs=await _blobs(journal, run_id, lineage),
         forked_from=f"{run_id}#{step}",
     )
     await journal.runs.add(copy)
     return await journal.runs.get(new_id)
 
 
-async def _blobs(journal: Journal, run_id: str) -> list[bytes]:
-    return [await journal.blobs.get(digest) for digest in await journal.blobs.list(run_id)]
+async def _blobs(journal: Journal, run_id: str, lineage: Lineage) -> list[bytes]:
+    """Return the blobs of a run, and the large results of earlier runs of its session that are still stored."""
+    blobs = {digest: await journal.blobs.get(digest) for digest in await journal.blobs.list(run_id)}
+    for digest in lineage.large_results():
+        if digest not in blobs and await journal.blobs.has(digest):
+            blobs[digest] = await journal.blobs.get(digest)
+    return list(blobs.values())
 
 
 def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
@@ -187,7 +192,8 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
     row = await journal.runs.get(run_id)
     check_begun(row)
     record = row.record
-    begin = detach(decode_begin(record), await lineage_of(journal, row), record.session_id)
+    lineage = await lineage_of(journal, row)
+    begin = detach(decode_begin(record), lineage, record.session_id)
     lines: list[Any] = [_Head("run", FORMAT, run_id)]
     lines.append(
         {
@@ -204,7 +210,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
     units = await journal.calls.load(run_id)
     lines += [{"unit": msgspec.structs.replace(unit, files=(), workspaces=(), root="")} for unit in units]
     lines += [{"step": step} for step in await journal.steps.load(run_id)]
-    lines += [{"blob": data} for data in await _blobs(journal, run_id)]
+    lines += [{"blob": data} for data in await _blobs(journal, run_id, lineage)]
     target = Path(path)
     unfinished = ""
     try:

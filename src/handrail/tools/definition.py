@@ -104,6 +104,7 @@ class ToolOptions(TypedDict, total=False):
     run_mode: RunMode | None
     heartbeat: float | None
     pinned: bool
+    result_limit: int | None
 
 
 @checked_arguments
@@ -138,6 +139,11 @@ class Tool(Generic[ParamsT, ResultT]):
     """
     pinned: bool = False
     """Whether the tool's newest result is still sent to the model when a long conversation is compacted."""
+    result_limit: int | None = None
+    """Largest number of characters of a result that a model is shown whole; None to use the limit of the run, if it has one.
+
+    Of a longer result, the model is shown the beginning and the end, and reads the rest with the tool `read_result`.
+    """
 
     delegates: ClassVar[bool] = False
     """Whether the tool, like a worker, only makes inner calls. The policies decide on each of these calls."""
@@ -276,6 +282,18 @@ class Tool(Generic[ParamsT, ResultT]):
         return self._paths.find(params)
 
 
+LEAST_LIMIT = 200
+"""The smallest limit on results. What is shown of a longer result says how to read on, which takes about as many characters."""
+
+
+def problem_with_limit(limit: Any) -> tuple[str, str] | None:
+    """Return why this is not a limit on results, with a hint; None if it is one, or None itself."""
+    if limit is None or (type(limit) is int and limit >= LEAST_LIMIT):
+        return None
+    hint = f"Pass a whole number of characters of at least {LEAST_LIMIT}, or None for no limit."
+    return f"result_limit is {limit!r}", hint
+
+
 def _decoded(data: str | bytes) -> Any:
     try:
         return pydantic_core.from_json(data)
@@ -362,6 +380,9 @@ class _Check:
             if seconds is not None and not (is_number and 0 < seconds < math.inf):
                 hint = f"Pass a positive number of seconds, or None for {without}."
                 raise self.error(f"{field} is {seconds!r}", hint)
+        problem = problem_with_limit(tool.result_limit)
+        if problem:
+            raise self.error(*problem)
         self.fill("is_timed", tool.timeout is not None or tool.heartbeat is not None)
         self.fill("writes", EFFECTS[tool.effect].writes)
         self.fill("shown", tool.shown)  # a default is read faster from the instance than from the class

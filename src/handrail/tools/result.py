@@ -145,6 +145,33 @@ def rendering_of(result: ToolResult[Any]) -> tuple[str, bytes]:
     return shown_text(result), json
 
 
+ResultT = TypeVar("ResultT", bound=ToolResult[Any])
+
+
+class Whole(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The whole text of a result of which the model was shown an excerpt."""
+
+    size: int
+    """The number of characters."""
+    digest: str = ""
+    """The digest of the text, which is a blob of the journal; "" in a run without a journal."""
+    text: str = ""
+    """The text itself, in a run without a journal."""
+
+
+def with_excerpt(result: ResultT, excerpt: str, whole: Whole) -> ResultT:
+    """Return a copy of a result whose text is an excerpt. The value stays as it is."""
+    made = msgspec.structs.replace(result)
+    kept: Any = made.__dict__  # a Struct with dict=True has a plain dict
+    kept.update(result.__dict__, text=excerpt, whole=whole)
+    return made
+
+
+def whole_of(result: ToolResult[Any]) -> Whole | None:
+    """Return the whole text of a result; None if its own text is whole."""
+    return result.__dict__.get("whole")
+
+
 def clean_text(text: str) -> str:
     """Return text without lone surrogates, since no provider or journal accepts them.
 

@@ -20,6 +20,7 @@ from handrail.messages import ModelSettings
 from handrail.schema import JsonSchema, Schema
 from handrail.schema.problems import location_of
 from handrail.text.spelling import nearest
+from handrail.tools.definition import LEAST_LIMIT
 
 Refuse = Callable[[str, str, str], None]
 """A function that reports a problem, given its place in the front matter, what is wrong there, and a hint."""
@@ -258,6 +259,10 @@ class FrontMatter(Part):
     ] = "all"
     settings: SettingsRule = SettingsRule()
     compact: CompactRule = CompactRule()
+    result_limit: Annotated[
+        int | None,
+        Field(ge=LEAST_LIMIT, description="Characters of a result that the worker's model is shown whole."),
+    ] = None
     workers: Annotated[
         list[str] | Literal["*"],
         Field(description='The workers that this one may call; "*" for all in the folder.'),

@@ -22,6 +22,7 @@ from handrail.prompt import OPENER, MarkdownSection, Prompt, Section
 from handrail.prompt.compact import Compact
 from handrail.protocols import ToolPolicy
 from handrail.resources.shell import Allow, Shell
+from handrail.run.large_results import READER
 from handrail.run.limits import Budget
 from handrail.run.response import ANSWER_TOOL
 from handrail.schema import JsonSchema
@@ -157,6 +158,7 @@ BUILT_IN: frozenset[str] = frozenset(
         CALL,
         ANSWER_TOOL,
         OPENER,
+        READER,
     ]
 )
 """Names of the built-in tools. No worker may have one of these names."""
@@ -327,6 +329,8 @@ class Draft:
             options["model_settings"] = front.settings.model_settings()
         if front.compact.model_fields_set:
             options["compact"] = Compact(**front.compact.model_dump())
+        if front.result_limit is not None:
+            options["result_limit"] = front.result_limit
         try:
             prompt = Prompt[Any](
                 self.name,

@@ -219,6 +219,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     said: list[Message] = []  # the messages of the runs whose events are in `events`
     compact: tuple[str, float, int | None, float] | None = None
     """When and how the run compacts its conversation, unless its prompt says it. A function is left to whoever resumes the run."""
+    result_limit: int | None = None  # the run's limit on results, unless its prompt says it
     compaction: Compaction | None = None  # in a copy: what of the messages in `base` and `said` is sent
     shown: list[str] = []  # the sections that were opened in the runs whose events are in `events`
     trace_id: str = ""  # the trace id that the run was given, if any
@@ -322,6 +323,7 @@ async def _record(run: Run, prompt: Prompt[Any], rendered: RenderedPrompt[Any]) 
         max_tokens=options.max_tokens,
         model_settings=options.model_settings,
         compact=None if options.compact is None else options.compact.recorded(),
+        result_limit=options.result_limit,
         deadline=None if deadline is None else deadline.at.timestamp(),
         pauses=deadline is not None and deadline.pauses_for_people,
         budget=None if budget is None else dict(budget.left()),

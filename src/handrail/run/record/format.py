@@ -26,7 +26,7 @@ from handrail.schema import secrets as schema_secrets
 from handrail.schema.secrets import MASK
 from handrail.session.serialization import encode_item
 from handrail.tools import EFFECTS, Tool, ToolResult
-from handrail.tools.result import clean_text, json_of, rendering_of
+from handrail.tools.result import Whole, clean_text, json_of, rendering_of, whole_of, with_excerpt
 
 if TYPE_CHECKING:
     from handrail.run.call import Attempt
@@ -192,6 +192,8 @@ class _Written(msgspec.Struct, frozen=True, omit_defaults=True):
     """References to the attachments, whose bytes are blobs of the journal."""
     number: str = ""
     """The value as text, if it has a number that JSON does not have, such as NaN. `value` is then null."""
+    whole: Whole | None = None
+    """Where the whole text is, if `text` is an excerpt."""
 
     @property
     def json(self) -> bytes:
@@ -216,7 +218,8 @@ def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
     message, excluded = clean_text(result.message), bool(result.exclude_value_from_context)
     number = "" if _is_strict(json) else json.decode()
     value, success = msgspec.Raw(b"null" if number else json), bool(result.success)
-    return _encode(_Written(message, value, success, excluded, shown, result.attachments, number))
+    whole = whole_of(result)
+    return _encode(_Written(message, value, success, excluded, shown, result.attachments, number, whole))
 
 
 def _is_strict(json: bytes) -> bool:
@@ -240,9 +243,10 @@ def read_result(tool: Tool[Any, Any] | None, written: bytes, *, has_value: bool 
         value = read_value(tool, found.json)
     else:
         value = pydantic_core.from_json(found.json) if has_value else None
-    return RecordedResult(
+    result = RecordedResult(
         found.message, value, found.success, found.excluded, found.attachments, text=found.text
     )
+    return result if found.whole is None else with_excerpt(result, found.text, found.whole)
 
 
 def text_of(result: bytes) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from handrail.errors import RunBusy, RunError
-from handrail.events import MessageAdded
+from handrail.events import MessageAdded, ResultShortened
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, CommitUnit, Decision, Entry, RunRow
 from handrail.messages import CallAnswered, CallAsked, Compaction, Message, ToolMessage, UserMessage
@@ -35,6 +35,7 @@ from handrail.run.record.notices import undone_in
 from handrail.run.record.recorded_session import last_compaction, logs_of, run_end
 from handrail.session import Session
 from handrail.session.serialization import decode_item, encode_item, said_in
+from handrail.session.slices import name_of
 
 
 class Lineage(msgspec.Struct, frozen=True):
@@ -49,6 +50,15 @@ class Lineage(msgspec.Struct, frozen=True):
     """The session's remembered denials and all its revocations. Approvals are left out: they never apply to another session."""
     compaction: Compaction | None = None
     """What of the messages is sent; None if all of them are."""
+
+    def large_results(self) -> Iterator[str]:
+        """Yield the digests of the session's large results."""
+        facts = [] if self.base is None else said_in(self.base, ResultShortened)
+        name = f'{{"type":"{name_of(ResultShortened)}"'.encode()
+        facts += [decode_item(each, "") for each in self.logged if each.startswith(name)]
+        for fact in facts:
+            if fact.whole.digest:
+                yield fact.whole.digest
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:

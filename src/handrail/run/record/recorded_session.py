@@ -19,11 +19,12 @@ from handrail.events import (
     ApprovalRemembered,
     ApprovalRevoked,
     ConversationCompacted,
+    Fact,
     MessageAdded,
     ModelResponded,
     PromptExecuted,
     SectionOpened,
-    ToolInvoked,
+    shortened_by,
 )
 from handrail.guard.remembered import bring_in, decisions_in, keep_decisions
 from handrail.ids import span_of, trace_of
@@ -117,9 +118,7 @@ class RecordedLogs:
             for each in self._read(True, {})
         ]
 
-    def _read(
-        self, is_over: bool, tools: Mapping[str, Tool[Any, Any]]
-    ) -> Iterator[bytes | ToolInvoked | ModelResponded]:
+    def _read(self, is_over: bool, tools: Mapping[str, Tool[Any, Any]]) -> Iterator[bytes | Fact]:
         for place, end in self._ends:
             if not (is_over or self._is_inside_ended(place)) and _is_repeated(end):
                 continue
@@ -131,7 +130,10 @@ class RecordedLogs:
                 )
             else:
                 yield from end.logged
-                yield end_of(end, context, tools)
+                ended = end_of(end, context, tools)
+                yield ended
+                if (shortened := shortened_by(ended, ended.result)) is not None:
+                    yield shortened
         calls = dict.fromkeys(
             [*self._tried, *(each.parent for each in self._begun if each.parent is not None)]
         )
@@ -215,6 +217,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
             temperature=begin.temperature,
             max_tokens=begin.max_tokens,
             model_settings=begin.model_settings,
+            result_limit=options.result_limit or begin.result_limit,
             compact=options.compact or (None if begin.compact is None else Compact.again(*begin.compact)),
             # If the deadline pauses for people, the time that they took to answer does not count.
             deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock),
