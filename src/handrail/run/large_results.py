@@ -189,7 +189,7 @@ def page(text: str, start: int, end: int, limit: int) -> str:
     """Return a line that says which part of a text this is, and then this part, exactly as it is, at most `limit` characters."""
     stop = end if end - start <= limit else _whole_lines(text, start, start + limit)
     lines = _Lines(text)
-    more = f" Read on with start={stop}." if stop < len(text) else ""
+    more = f" Read on with start={stop}." if stop < end else ""
     return (
         f"[Characters {start} to {stop} of {len(text)}, lines {lines.at(start)} to {lines.at(max(stop - 1, start))} of "
         f"{lines.total}.{more}]\n{text[start:stop]}"
