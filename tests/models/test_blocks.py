@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from handrail import Adapter, PromptResponse, Session, SqliteJournal
 from handrail.messages import AssistantMessage
-from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelRequestRefused, ModelUnavailable
+from handrail.models import (
+    ModelAnswerBroken,
+    ModelRateLimited,
+    ModelRequestRefused,
+    ModelRequestTooLong,
+    ModelUnavailable,
+)
 from handrail.run.conversation import root_conversation
 from handrail.runs.copies import fork
 from models.provider_blocks import BLOCKS, asked_back, sent_back, streamed, whole
@@ -198,7 +204,7 @@ ERRORS: list[tuple[Any, type[Exception]]] = [
     ({"message": "failed", "type": "invalid_request_error", "code": "tool_use_failed"}, ModelAnswerBroken),
     (
         {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"},
-        ModelRequestRefused,
+        ModelRequestTooLong,
     ),
     ({"message": "no credits", "code": 402}, ModelRequestRefused),
     ({"message": "flagged", "code": "403"}, ModelRequestRefused),

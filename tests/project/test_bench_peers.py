@@ -46,7 +46,7 @@ def test_floor_and_handrail_run(tmp_path: Path):
     assert len(results) == 10
     assert all(result["figures"] for result in results)
     assert re.search(
-        r"\| in process: tool loop, µs per call \| [\d,]+ \| [\d,]+ \| [\d.]+× \| ≤ 4×, ", ended.stdout
+        r"\| in process: tool loop, µs per call \| [\d,]+ \| [\d,]+ \| [\d.]+× \| ≤ 3×, ", ended.stdout
     )
     assert "These counts are tiny." in ended.stdout
 

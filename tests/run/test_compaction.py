@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -121,7 +121,8 @@ async def test_a_long_conversation_goes_on_below_its_window(by: Any):
     def answer(request: ModelRequest) -> Any:
         sizes.append(tokens_of(request))
         number = len(sizes)
-        if isinstance(request.messages[-1], UserMessage) and request.messages[-1].by_run:
+        last = request.messages[-1]
+        if isinstance(last, UserMessage) and last.by_run:
             return "A summary."
         if number % 7 == 6:
             return "done " * 20
@@ -228,7 +229,7 @@ async def test_without_a_summary_it_is_trimmed(answer: Any):
 
 
 async def test_a_function_decides_what_is_sent():
-    def newest(messages: list[Message]) -> list[Message]:
+    def newest(messages: Sequence[Message]) -> list[Message]:
         return [UserMessage("What came before is in the archive."), *messages[-2:]]
 
     provider = Provider(in_turn(*[ToolCall("look", {"words": 1_200})] * 8, "done"))

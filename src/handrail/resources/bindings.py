@@ -117,6 +117,11 @@ class RunResources:
                     self._scope = Scoped()
         return self._scope
 
+    @property
+    def scope_so_far(self) -> Scoped | None:
+        """The resources that the run's calls share; None if there are none yet."""
+        return self._scope
+
     def nested(self, bindings: Iterable[Binding[Any]]) -> RunResources:
         """Return the resources of a nested run: those it binds itself, and this run's for everything else.
 
@@ -342,7 +347,7 @@ class CallResources:
                 "it lives for one call, but a resource with the scope 'run' requests it",
                 "Give it the scope 'run', or give the resource that requests it the scope 'call'.",
             )
-        scope = self._run._scope if binding.scope == "run" else self._call
+        scope = self._run.scope_so_far if binding.scope == "run" else self._call
         kept = None if scope is None else scope.made.get(protocol)
         return _NOTHING if kept is None else self._shown(binding, kept, within)
 

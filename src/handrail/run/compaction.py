@@ -129,8 +129,8 @@ def trimmed(
 ) -> tuple[Piece, ...]:
     """Return the pieces that are sent from now on, of those that are sent now. The weights of `room` and `limit` are in bytes.
 
-    The newest unit always stays; stubs take its results' place if it does not fit. Before older units are considered, these are
-    kept: what the person said, up to its share of the limit; units that opened sections; and the newest result of each pinned tool.
+    The newest unit always stays; stubs take its results' place if it does not fit, but a message of the person stays whole. Before
+    older units are considered, these are kept: what the person said, up to its share of the limit; units that opened sections; and the newest result of each pinned tool.
     The rest of the room goes to the newest units, whole or as stubs. What is left out is told in a note at the beginning.
     """
     units = _units(pieces, messages)
@@ -149,6 +149,8 @@ def trimmed(
         return 0
 
     newest = len(units) - 1
+    if units[newest].is_persons:
+        room = max(room, units[newest].whole)
     room -= take(newest, room) or take(newest, sum(unit.whole for unit in units))
     seen: set[str] = set()
     for at in range(newest, -1, -1):

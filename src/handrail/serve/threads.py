@@ -242,9 +242,8 @@ class Threads:
         loop = asyncio.get_running_loop()
         polled_at = loop.time()
         while True:
-            pause = min(_LOOK_PAUSE, seconds)
             if not (self._waiting or self._setup.working):
-                await asyncio.sleep(pause)
+                await asyncio.sleep(seconds)
                 continue
             # begun before the look, so that no change between the two is missed
             changed = loop.create_task(self.journal.queue.wait(seconds))
@@ -258,7 +257,7 @@ class Threads:
                     await self._resume_due()
                 for run_id in await self.journal.queue.stopping():
                     await renew_now(self.journal, run_id)
-                await asyncio.sleep(min(max(pause, 20 * (loop.time() - began)), seconds))
+                await asyncio.sleep(min(max(_LOOK_PAUSE, 20 * (loop.time() - began)), seconds))
                 await changed
             except Exception:
                 log.exception("could not check for answers from other processes; trying again")

@@ -70,6 +70,7 @@ def served() -> Generator[str]:
     )
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
+    listening.listen()  # the browser may come before the server has started
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="error", lifespan="off", timeout_keep_alive=PATIENCE // 1000)
     )
