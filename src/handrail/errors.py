@@ -663,6 +663,15 @@ class AnswerRefused(HandrailError, ValueError):
         """What is wrong with the answer's value; empty if the answer was refused for another reason."""
 
 
+class MessageRefused(HandrailError, ValueError):
+    """A message to a run, or a change of one, was refused."""
+
+    def __init__(self, run_id: str, problem: str, hint: str) -> None:
+        super().__init__(f"message to run {run_id!r} refused: {problem}. {hint}")
+        self.run_id = run_id
+        self.problem = problem
+
+
 class ModelError(HandrailError, RuntimeError):
     """A request to a model failed. The run may retry it if `transient` is true."""
 
@@ -717,6 +726,13 @@ class RunError(HandrailError, RuntimeError):
     def __init__(self, run_id: str, problem: str, hint: str) -> None:
         super().__init__(f"run {run_id!r}: {problem}. {hint}")
         self.run_id = run_id
+
+
+class MessagesWaiting(RunError):
+    """A run can't end, because messages were sent to it that its model has not been told."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id, "it was sent messages that its model has not been told", "Tell them first.")
 
 
 class RunUnknown(RunError, LookupError):

@@ -206,7 +206,7 @@ class Compaction(msgspec.Struct, frozen=True, omit_defaults=True):
 
 # --- the parts of an answer --------------------------------------------------------------------
 
-StopReason = Literal["done", "calls", "length", "refused", "paused"]
+StopReason = Literal["done", "calls", "length", "refused", "paused", "interrupted"]
 """Why a model stopped: it is done, requests calls, reached the length limit, or refused to answer.
 
 `paused` means that the provider interrupted a long answer, and continues it when it gets the conversation back.

@@ -657,10 +657,10 @@ async def test_a_worker_is_told_which_of_its_runs_to_stop(processes: tuple[Journ
         await worker.queue.claim([QUEUE])
         await begin(worker, request(id))
     await door.runs.stop("two")
-    assert await worker.queue.stopping() == ("two",)
-    assert await door.queue.stopping() == ()
+    assert await worker.queue.signalled() == ("two",)
+    assert await door.queue.signalled() == ()
     await worker.runs.leave("two", "cancelled")
-    assert await worker.queue.stopping() == ()
+    assert await worker.queue.signalled() == ()
 
 
 async def test_a_lost_run_that_was_to_be_stopped_is_stopped_by_its_next_worker(
@@ -674,7 +674,7 @@ async def test_a_lost_run_that_was_to_be_stopped_is_stopped_by_its_next_worker(
     clock.seconds = LEASE_SECONDS
     assert await claimed(second) == "run"
     await second.runs.take("run")
-    assert await second.queue.stopping() == ("run",)
+    assert await second.queue.signalled() == ("run",)
     assert await kept(second, "run") is True
 
 

@@ -296,6 +296,13 @@ def open_scope(run: Cancellation | None = None, loop: asyncio.AbstractEventLoop 
     return CancelScope(task, task.cancelling(), run or NO_RUN)
 
 
+def scope_of(task: asyncio.Task[Any]) -> CancelScope:
+    """Open a scope for what a task does from now on, from outside the task."""
+    if deliveries:
+        settle(task)
+    return CancelScope(task, task.cancelling(), NO_RUN)
+
+
 def _do_nothing() -> None: ...
 
 

@@ -240,7 +240,7 @@ class Runner:
                 if self._narrator is not None:
                     await self._narrator.tend()
                 await self._release()
-                for run_id in await self.journal.queue.stopping():
+                for run_id in await self.journal.queue.signalled():
                     await renew_now(self.journal, run_id)
                 if self._engine is not None and not self._draining:
                     handed = await self._hand_over(handed, now)

@@ -1,4 +1,4 @@
-"""Steps and questions within one process.
+"""Steps, questions and messages within one process.
 
 Runs without a journal use them as they are. A journal uses them for the steps and the askers of its own process.
 """
@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -21,12 +21,13 @@ from handrail.errors import (
     Declined,
     DefinitionError,
     JournalError,
+    MessageRefused,
     NoAnswer,
     QuestionTimedOut,
 )
 from handrail.journal.digest import new_key
-from handrail.journal.protocol import Check, Mask
-from handrail.journal.records import QuestionRecord
+from handrail.journal.protocol import Check, Choose, Mask
+from handrail.journal.records import OVER, QuestionRecord, QueuedMessage, RunStatus
 from handrail.question import Answer, AnswerOutcome, Question
 
 if TYPE_CHECKING:
@@ -424,3 +425,108 @@ class LocalQuestions:
 def _wake(settled: asyncio.Future[Answer], answer: Answer) -> None:
     if not settled.done():
         settled.set_result(answer)
+
+
+def check_message(
+    run_id: str,
+    message: QueuedMessage,
+    known: Mapping[str, QueuedMessage],
+    principal: str,
+    status: RunStatus,
+) -> bool:
+    """Return whether a message is new. Raises `MessageRefused` if the run can't be sent it."""
+    before = known.get(message.id)
+    if before is not None and (before.text, before.when, before.by) == (
+        message.text,
+        message.when,
+        message.by,
+    ):
+        return False
+    if before is not None:
+        raise MessageRefused(run_id, f"the id {message.id!r} is that of another message", "Leave the id out.")
+    _check_sender(run_id, message, principal)
+    if status in OVER:
+        raise MessageRefused(
+            run_id, f"the run is over ({status})", "Say it in a new run of its session, which continues it."
+        )
+    return True
+
+
+def check_edit(
+    run_id: str,
+    message: QueuedMessage,
+    known: Mapping[str, QueuedMessage],
+    principal: str,
+    status: RunStatus,
+) -> None:
+    """Raise `MessageRefused` if a message can't be edited or withdrawn."""
+    before = known.get(message.id)
+    if before is None:
+        shown = ", ".join(known) or "none"
+        raise MessageRefused(run_id, f"it was sent no message {message.id!r}", f"It was sent these: {shown}.")
+    _check_sender(run_id, message, principal)
+    if before.state == "told":
+        raise MessageRefused(
+            run_id,
+            f"its model was already told message {message.id!r}",
+            "Send another message that corrects it.",
+        )
+    if before.state == "withdrawn":
+        raise MessageRefused(run_id, f"message {message.id!r} was withdrawn", "Send another message.")
+    if status in OVER:
+        raise MessageRefused(run_id, f"the run is over ({status})", "There is nothing left to change.")
+
+
+def _check_sender(run_id: str, message: QueuedMessage, principal: str) -> None:
+    if message.by != principal:
+        raise MessageRefused(
+            run_id, f"{message.by!r} may not send messages to it", f"Only {principal!r} may, whose run it is."
+        )
+
+
+class LocalMessages:
+    """The messages to a run without a journal. This may be used from any thread."""
+
+    def __init__(self, principal: str, clock: Clock) -> None:
+        self.principal = principal
+        self.look: Callable[[], Awaitable[None]] | None = None
+        """Lets the run look for messages, once it has begun."""
+        self._clock = clock
+        self._known: dict[str, QueuedMessage] = {}
+        self._lock = threading.Lock()
+        self._status: RunStatus = "running"
+
+    async def send(self, run_id: str, message: QueuedMessage, /) -> RunStatus:
+        with self._lock:
+            if check_message(run_id, message, self._known, self.principal, self._status):
+                self._put(message)
+            return self._status
+
+    async def edit(self, run_id: str, message: QueuedMessage, /) -> None:
+        with self._lock:
+            check_edit(run_id, message, self._known, self.principal, self._status)
+            self._put(message)
+
+    async def deliver(self, run_id: str, choose: Choose, /) -> None:
+        with self._lock:
+            chosen = choose(self._waiting())
+            for id in () if chosen is None else chosen[0]:
+                self._known[id] = msgspec.structs.replace(self._known[id], state="told")
+
+    async def list(self, run_id: str, /) -> Sequence[QueuedMessage]:
+        with self._lock:
+            return tuple(self._known.values())
+
+    def end(self, status: RunStatus) -> bool:
+        """End the run, unless messages wait. Returns whether it has ended."""
+        with self._lock:
+            if self._waiting():
+                return False
+            self._status = status
+            return True
+
+    def _put(self, message: QueuedMessage) -> None:
+        self._known[message.id] = msgspec.structs.replace(message, at=self._clock.now().timestamp())
+
+    def _waiting(self) -> Sequence[QueuedMessage]:
+        return [each for each in self._known.values() if each.state == "waiting"]

@@ -4,7 +4,7 @@ Each role is a small protocol, so code that only asks questions depends on `Ques
 covers every implementation.
 
 While a process holds the lease of a run, other processes add nothing to the run but answers, votes, deposits, withdrawals of
-questions and requests to cancel. A process that has lost its lease to another gets `RunBusy`.
+questions, messages and requests to cancel. A process that has lost its lease to another gets `RunBusy`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from handrail.journal.records import (
     Entry,
     Mark,
     QuestionRecord,
+    QueuedMessage,
     RunCopy,
     RunRecord,
     RunRow,
@@ -119,8 +120,8 @@ class Queue(Protocol):
         """
         ...
 
-    async def stopping(self) -> Sequence[str]:
-        """Return the ids of the runs that this process owns and that somebody has asked to cancel."""
+    async def signalled(self) -> Sequence[str]:
+        """Return the ids of the runs that this process owns and that have signals: a request to cancel them, or messages."""
         ...
 
     async def wait(self, seconds: float, /) -> None:
@@ -142,6 +143,10 @@ Check = Callable[[Any], object]
 """A function that raises `ToolValidationError` if a value is invalid."""
 Mask = Callable[[Any], Any]
 """A function that returns a value as plain JSON with its secrets masked."""
+
+
+Choose = Callable[[Sequence[QueuedMessage]], tuple[Sequence[str], Entry] | None]
+"""A function that chooses which messages are told. It returns their ids and the entry that records it."""
 
 
 class Runs(Protocol):
@@ -172,8 +177,8 @@ class Runs(Protocol):
         """
         ...
 
-    async def keep(self, *run_ids: str) -> Mapping[str, bool | HandrailError]:
-        """Renew the leases of several runs. For each run, return whether it should be cancelled, or an error.
+    async def keep(self, *run_ids: str) -> Mapping[str, int | HandrailError]:
+        """Renew the leases of several runs. For each run, return its signals, such as `CANCEL`, or an error.
 
         The error is `RunBusy` if this process does not own the run, `RunUnknown` if there is no such run, and `JournalAltered`
         if its record was altered. The other runs are renewed nevertheless.
@@ -181,18 +186,27 @@ class Runs(Protocol):
         ...
 
     async def stop(self, run_id: str, /) -> None:
-        """Ask the owner of a run to cancel it. The owner's next `keep` returns True for the run.
+        """Ask the owner of a run to cancel it. The owner's next `keep` returns `CANCEL` for the run.
 
         Raises `RunUnknown` if there is no such run.
         """
         ...
 
     async def leave(
-        self, run_id: str, status: RunStatus, outcome: bytes = b"", /, *, due_at: float | None = None
+        self,
+        run_id: str,
+        status: RunStatus,
+        outcome: bytes = b"",
+        /,
+        *,
+        due_at: float | None = None,
+        all_told: bool = False,
     ) -> None:
         """Release the lease and record the run's status. If the run is over, its open questions are deleted.
 
         Raises `RunBusy` if this process does not own the run, and `RunUnknown` if there is no such run.
+
+        With `all_told`, a run that would be over raises `MessagesWaiting` instead if messages wait for it.
 
         A request to cancel the run stays until the run is over, or until another process resumes it with `take`.
 
@@ -424,6 +438,38 @@ class Votes(Protocol):
         ...
 
 
+class Messages(Protocol):
+    """Messages that are sent to runs while they work. The principal of a run sends them, edits them and withdraws them."""
+
+    async def send(self, run_id: str, message: QueuedMessage, /) -> RunStatus:
+        """Accept a message for a run, and return the run's status. Sending the same message again is harmless.
+
+        Raises `MessageRefused` if the run is over or another principal's, or if the id is in use, and `RunUnknown` if there
+        is no such run.
+        """
+        ...
+
+    async def edit(self, run_id: str, message: QueuedMessage, /) -> None:
+        """Replace a message that waits with this one of the same id, which may be `withdrawn`.
+
+        Raises `MessageRefused` if there is no such message, or if it was told or withdrawn, and `RunUnknown` if there is no such run.
+        """
+        ...
+
+    async def deliver(self, run_id: str, choose: Choose, /) -> None:
+        """Record what the model of a run of this process is told.
+
+        `choose` gets the messages that wait, in the order in which they were accepted. It returns the ids of those that are told and
+        the entry that records it, or None if nothing is told. The choice and the record are one transaction. Raises `RunBusy` if this
+        process does not own the run.
+        """
+        ...
+
+    async def list(self, run_id: str, /) -> Sequence[QueuedMessage]:
+        """Return the messages that were sent to a run, in the order in which they were accepted."""
+        ...
+
+
 class Decisions(Protocol):
     """Decisions that apply to whole sessions. They outlive the runs in which they were made."""
 
@@ -624,6 +670,8 @@ class Journal(Protocol):
     def decisions(self) -> Decisions: ...
     @property
     def votes(self) -> Votes: ...
+    @property
+    def messages(self) -> Messages: ...
     @property
     def tickets(self) -> Tickets: ...
     @property

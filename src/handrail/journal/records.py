@@ -20,6 +20,30 @@ A `queued` run was submitted and has not begun. A run whose process died keeps i
 live owner.
 """
 
+CANCEL, MESSAGES = 1, 2
+"""The signals to a run, as bits: somebody has asked to cancel it, and messages wait for it."""
+
+When = Literal["now", "next step", "afterwards"]
+"""When a message that is sent to a run is told to its model.
+
+`now`: before the next request, and the model's current answer is stopped. `next step`: before the next request. `afterwards`: when
+the model would be done.
+"""
+
+
+class QueuedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message that was sent to a run."""
+
+    id: str
+    text: str
+    when: When = "next step"
+    by: str = ""
+    """The principal who sent it."""
+    at: float = 0.0
+    """When it was accepted or last edited, in seconds since 1970."""
+    state: Literal["waiting", "told", "withdrawn"] = "waiting"
+
+
 OVER: frozenset[RunStatus] = frozenset(("done", "failed", "cancelled"))
 
 EntryKind = Literal[
@@ -122,6 +146,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the run's open questions."""
     stopping: bool = False
     """Whether somebody has asked for the run to be cancelled."""
+    has_messages: bool = False
+    """Whether the run's model has not been told every message that was sent to it."""
     deaths: int = 0
     """How many consecutive processes ended while they executed the run. If one made progress first, the count restarts at 1."""
     queue: str = ""

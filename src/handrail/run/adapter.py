@@ -17,6 +17,7 @@ from handrail.concurrency.operation import Operation
 from handrail.concurrency.threads import forget_closed
 from handrail.errors import DefinitionError, ModelError
 from handrail.ids import Chance, random_fraction
+from handrail.journal.local import LocalMessages
 from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings, is_choice, is_model
 from handrail.models.prices import Tariff, tariff_of, window_of
 from handrail.prompt import OPENER, Prompt
@@ -445,9 +446,14 @@ class Adapter:
         options = self._given("stream", prompt, params, message, arguments)
         session = options.session or Session(new_id=options.new_id)
         run_id = options.run_id or options.new_id()
-        options = options.replace(session=session, run_id=run_id)
+        heard = LocalMessages(session.principal, options.clock) if options.journal is None else None
+        options = options.replace(session=session, run_id=run_id, messages=heard)
         return RunStream(
-            lambda: self._evaluate(prompt, options, streaming=True), session.dispatcher, run_id, prompt.name
+            lambda: self._evaluate(prompt, options, streaming=True),
+            session.dispatcher,
+            run_id,
+            prompt.name,
+            heard or options.journal,
         )
 
     def resume(
@@ -481,7 +487,11 @@ class Adapter:
         options = self._options.updated("resume_stream", ResumeArguments, arguments)
         heard = Dispatcher()
         return RunStream(
-            lambda: self._resume(run_id, prompt, options, heard), heard, run_id, f"resume {run_id}"
+            lambda: self._resume(run_id, prompt, options, heard),
+            heard,
+            run_id,
+            f"resume {run_id}",
+            options.journal,
         )
 
     def _given(

@@ -150,6 +150,19 @@ class ModelAnswer:
         return self.stop is not None and self.stop.reason == "paused"
 
     @property
+    def is_interrupted(self) -> bool:
+        """Whether the answer was stopped because somebody said something."""
+        return self.stop is not None and self.stop.reason == "interrupted"
+
+    def cut(self) -> None:
+        """End the answer here. Its calls and thoughts are dropped, because they are not complete."""
+        self._pieces.clear()
+        self._thoughts.clear()
+        self.stop = StopPart("interrupted")
+        if not self.interrupted:  # it was not asked for yet
+            self.usage = Usage()
+
+    @property
     def text(self) -> str:
         texts = self._texts
         return clean_text(texts[0] if len(texts) == 1 else "".join(texts)) if texts else ""

@@ -39,6 +39,7 @@ from handrail.run.adapter import Settings, check_added, check_files, forward_eve
 from handrail.run.answer import spent_by
 from handrail.run.conversation import NO_MESSAGE, Conversation, root_conversation
 from handrail.run.loop import run_in
+from handrail.run.mailbox import Mailbox
 from handrail.run.nested import nested_run
 from handrail.run.options import NestedArguments, Recoverable, RunFiles, RunOptions, check_value
 from handrail.run.record.begin import (
@@ -46,6 +47,7 @@ from handrail.run.record.begin import (
     attach_sections,
     begin_run,
     carry_out,
+    carry_out_heard,
     check_resumed,
     continue_turn,
     decode_begin,
@@ -166,6 +168,9 @@ async def resume(
             continue_turn(resumed.session, journal)
             await keep_decisions(resumed.session, journal, is_restored=True)
             run = _open(adapter, prompt, resumed.options(options), heard is not None, resumed.log)
+            if row.has_messages:
+                run.mailbox = Mailbox(run, journal.messages)
+                await run.mailbox.look()
             return await _go(run, prompt, resumed.begin_again, heard)
 
 
@@ -283,11 +288,17 @@ async def _go(
                 rendered = await _render(run, prompt, session)
                 system = await begin(run, prompt, rendered, conversation)
                 work = run_in(run, conversation, prompt, rendered, system=system)
-                outcome = await (carry_out(run, conversation, work) if run.log.is_kept else work)
+                if run.log.is_kept:
+                    work = carry_out(run, conversation, work)
+                elif run.options.messages is not None:
+                    work = carry_out_heard(run, conversation, run.options.messages, work)
+                outcome = await work
     except BaseException as error:
         forward()
         await run.world.resources.close_logged(error)
         raise
+    finally:
+        run.mailbox = None
     forward()
     return respond(outcome, run, conversation, await run.world.resources.close_logged())
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 from pydantic import Field
@@ -47,6 +47,9 @@ from handrail.run.window import Window
 from handrail.tools import ProviderTool, Tool, ToolResult
 from handrail.tools.effect import effect_refusal
 from handrail.tools.toolbox import NO_TOOLS, check_named_tools, without_late
+
+if TYPE_CHECKING:
+    from handrail.run.answer import ModelAnswer
 
 
 async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | None:
@@ -127,6 +130,10 @@ class Evaluation:
         self.settings = settings
         self.model = settings.model
         self.tariff = settings.tariff
+        self.asked: ModelAnswer | None = None
+        """The newest answer that was asked for, as far as it has arrived; None if none was."""
+        self.told_before: Place | None = None
+        """The place of the answer before which the model was last told, from the record, what people said."""
         self.answered_by = ""
         """The name of the model that gave the newest answer; "" if there is no answer yet."""
         self.has_shown = False

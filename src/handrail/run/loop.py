@@ -29,7 +29,7 @@ from handrail.run.conversation import Conversation, first_text
 from handrail.run.evaluation import Evaluation
 from handrail.run.place import Place
 from handrail.run.record.format import Advice, RecordedResult, is_masked
-from handrail.run.record.notices import leave_remarks, untold
+from handrail.run.record.notices import leave_remarks, tell_remarks, untold
 from handrail.run.request import ask_model
 from handrail.run.response import ANSWER_TOOL, REPAIRS, Outcome, Output, made_in, what_to_correct
 from handrail.run.run import Run
@@ -288,6 +288,11 @@ async def run_until_done(evaluation: Evaluation) -> Outcome:
             answer = await ask_model(evaluation)
             turns += 1
             calls = conversation.fresh_ids(answer.calls())
+            if answer.is_interrupted:
+                begun.clear()
+                if answer.text:
+                    evaluation.say(answer.message(()))
+                continue
             evaluation.say(answer.message(calls))
             if not calls and answer.is_paused and len(begun) < _MOST_PAUSES:
                 begun.append(answer.text)
@@ -320,17 +325,31 @@ async def run_until_done(evaluation: Evaluation) -> Outcome:
                         raise _no_answer(evaluation, str(error)) from error
                     await _correct(evaluation, error)
                     continue
-            if advisers is None:
+            held = None if advisers is None else await advisers.hold(outcome.text, outcome.output)
+            if held:
+                evaluation.say(UserMessage(held, True))
+                continue
+            if held is not None:
+                outcome = Outcome(outcome.text, outcome.output, "incomplete")
+            if not await _has_more(evaluation, outcome):
                 return outcome
-            held = await advisers.hold(outcome.text, outcome.output)
-            if held is None:
-                return outcome
-            if not held:
-                return Outcome(outcome.text, outcome.output, "incomplete")
-            evaluation.say(UserMessage(held, True))
     finally:
         if advisers is not None:
             advisers.close()
+
+
+async def _has_more(evaluation: Evaluation, outcome: Outcome) -> bool:
+    """Return whether the model has to be told something although it is done. If not, and the run is recorded, it ends here."""
+    run, place = evaluation.run, evaluation.run.place.answer(evaluation.answers + 1)
+    if run.outer is not None or run.end is None:
+        return False
+    while True:
+        if run.mailbox is not None:
+            run.mailbox.ends = True
+        if await tell_remarks(evaluation, place):
+            return True
+        if await run.end(outcome):
+            return False
 
 
 async def _correct(evaluation: Evaluation, error: ToolValidationError) -> None:

@@ -16,6 +16,7 @@ from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.context.extras import NO_EXTRAS, Extras, ExtraValues
 from handrail.errors import DefinitionError
 from handrail.ids import NewId, check_id, random_id
+from handrail.journal.local import LocalMessages
 from handrail.journal.protocol import Journal
 from handrail.messages import ModelSettings
 from handrail.prompt.compact import Compact
@@ -211,6 +212,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     model_settings: ModelSettings | None = None
     compact: Compact | None = None
     result_limit: int | None = None
+    messages: LocalMessages | None = None
+    """What is said to a run without a journal while it works; None if nobody can say anything to it."""
 
     def updated(self, verb: str, kind: type, arguments: Mapping[str, Any], **own: Any) -> RunOptions:
         """Return these options updated with the arguments of a call. An argument that is None is ignored.

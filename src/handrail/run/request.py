@@ -196,6 +196,8 @@ async def ask_once(
     masking = evaluation.masking
     answer = ModelAnswer(model.name, request, attempt, masking)
     throttle = evaluation.settings.throttle
+    evaluation.asked = answer
+    run.model.is_asked = closing is None
     try:
         if throttle is not None:
             await throttle.enter()
@@ -228,6 +230,7 @@ async def ask_once(
             if answer.stop.kept is not None:
                 _tell_outside(evaluation, answer, request.stream)
         finally:
+            run.model.is_asked = False
             if throttle is not None:
                 throttle.leave()
         seconds = run.monotonic() - began
@@ -380,6 +383,8 @@ async def ask_model(evaluation: Evaluation) -> ModelAnswer:
             await load_attachments(run.log.journal, run.log.run_id, recorded.attachments)
             return _replay(evaluation, recorded)
         evaluation.leave_record()
+    elif run.mailbox is not None:
+        await tell_remarks(evaluation, evaluation.place_of_answer)
     requests = Requests(evaluation)
     try:
         window = evaluation.window
@@ -393,6 +398,8 @@ async def ask_model(evaluation: Evaluation) -> ModelAnswer:
                 raise
         return await in_time(evaluation, requests.answer())
     except BaseException:
+        if run.mailbox is not None and run.mailbox.take_back():
+            return await requests.cut()
         run.model.unanswered = requests.unanswered()
         raise
 
@@ -552,14 +559,37 @@ class Requests:
                 self._refused(answer, cost, after)
                 raise _FellOver
             evaluation.answered_by = answer.model
-            if evaluation.run.log.is_kept:
-                offered = {tool.name: offer_of(tool) for tool in evaluation.new_tools}
-                evaluation.new_tools.clear()
-                recorded = write_answer(
-                    answer, seconds, cost, evaluation.masking, tuple(self._failed), offered
-                )
-                await finish(evaluation.run.log.note("model answer", evaluation.place_of_answer, recorded))
+            await self._record(answer, seconds, cost)
             return answer
+
+    async def _record(self, answer: ModelAnswer, seconds: float, cost: Decimal | None) -> None:
+        evaluation = self._evaluation
+        if evaluation.run.log.is_kept:
+            offered = {tool.name: offer_of(tool) for tool in evaluation.new_tools}
+            evaluation.new_tools.clear()
+            recorded = write_answer(answer, seconds, cost, evaluation.masking, tuple(self._failed), offered)
+            await finish(evaluation.run.log.note("model answer", evaluation.place_of_answer, recorded))
+
+    async def cut(self) -> ModelAnswer:
+        """Return the text of an answer that was stopped for a message, as an answer. Its unfinished calls and thoughts are dropped.
+
+        It was charged already. A request that was not sent yet has cost nothing.
+        """
+        evaluation, answer = self._evaluation, self._evaluation.asked
+        assert answer is not None
+        cost: Decimal | None = Decimal(0)
+        if answer.interrupted:
+            cost = self._failed.pop().cost
+        answer.cut()
+        seconds = evaluation.run.monotonic() - self._began
+        run = evaluation.run
+        run.session.record(
+            ModelResponded(
+                answer.model, "interrupted", answer.usage, cost, seconds, answer.attempt, run.run_context
+            )
+        )
+        await self._record(answer, seconds, cost)
+        return answer
 
     def _wait_after(self, retry: Retry, tries: int, error: ModelError, after: str | None) -> float | None:
         """Return the number of seconds until the next attempt; None if this model is not asked again.

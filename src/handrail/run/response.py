@@ -18,16 +18,20 @@ from handrail.concurrency.operation import Operation, cancel_and_await
 from handrail.concurrency.threads import background_loop, run_on
 from handrail.content import Attachment
 from handrail.context import ToolContext
-from handrail.errors import OperationUsedTwice, ToolValidationError
+from handrail.errors import MessageRefused, OperationUsedTwice, ToolValidationError
 from handrail.events import MessageAdded
+from handrail.journal.local import LocalMessages
+from handrail.journal.records import QueuedMessage, When
 from handrail.messages import AssistantMessage, Message, Usage
 from handrail.protocols import EventBus
+from handrail.run.mailbox import new_message, send
 from handrail.run.place import is_in_run
 from handrail.schema import Schema, list_problems
 from handrail.session import Session
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
+    from handrail.journal.protocol import Journal
     from handrail.run.conversation import Conversation
     from handrail.run.run import Run
     from handrail.schema.partial_values import PartialType, PartialValue
@@ -249,7 +253,9 @@ class RunStream(Generic[OutputT]):
         bus: EventBus,
         run_id: str,
         name: str,
+        messages: LocalMessages | Journal | None,
     ) -> None:
+        self._messages = messages
         self._begin = begin
         self._bus = bus
         self._run_id = run_id
@@ -273,6 +279,28 @@ class RunStream(Generic[OutputT]):
     def response(self) -> Operation[PromptResponse[OutputT]]:
         """The run's response. Awaiting it starts the run, unless iterating has already started it."""
         return Operation(self._finish, f"stream({self._name!r}).response")
+
+    def send(self, text: str, *, when: When = "next step") -> Operation[QueuedMessage]:
+        """Say something to the run while it works, as `handrail.runs.send` does. Returns an operation that returns the accepted message.
+
+        The operation raises `MessageRefused` if the run has not begun or is over.
+        """
+        return Operation(lambda: self._send(text, when), f"stream({self._name!r}).send")
+
+    async def _send(self, text: str, when: When) -> QueuedMessage:
+        if self._task is None:
+            problem = "the run has not begun"
+            raise MessageRefused(
+                self._run_id, problem, "Iterate over the stream, or await its response, first."
+            )
+        if not isinstance(self._messages, LocalMessages):
+            assert self._messages is not None
+            return (await send(self._messages, self._run_id, text, when=when)).message
+        message = new_message(text, when, self._messages.principal)
+        await self._messages.send(self._run_id, message)
+        if self._messages.look is not None:
+            await self._messages.look()
+        return message
 
     async def _finish(self) -> PromptResponse[OutputT]:
         task = self._start()

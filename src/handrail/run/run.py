@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
 
@@ -52,7 +52,9 @@ if TYPE_CHECKING:
     from handrail.run.answer import ModelAnswer
     from handrail.run.call import Attempt
     from handrail.run.large_results import LargeResults
+    from handrail.run.mailbox import Mailbox
     from handrail.run.record.parking import Parking
+    from handrail.run.response import Outcome
 
 
 _first_use = threading.RLock()
@@ -185,6 +187,8 @@ class ModelSide(msgspec.Struct, eq=False):
     """The answer that asked for the current calls; None if no model made them."""
     settings: Settings | None = None
     """How the run asks its model; None if no model makes its calls."""
+    is_asked: bool = False
+    """Whether an answer is being awaited that can be stopped."""
     adapter: Callable[[Any], BoundAdapter] | None = None
     prompt_model: Callable[[Any], PromptModel] | None = None
     unanswered: Any = None
@@ -240,6 +244,7 @@ class Run:
         "costs",
         "counter",
         "deadline",
+        "end",
         "journal",
         "large",
         "lease",
@@ -247,6 +252,7 @@ class Run:
         "live",
         "log",
         "lost",
+        "mailbox",
         "model",
         "monotonic",
         "open_tools",
@@ -288,6 +294,10 @@ class Run:
     """Facts about the worker this run belongs to; None outside a worker."""
     log: RunLog
     parking: Parking | None
+    mailbox: Mailbox | None
+    """What was said to the run while it works; None if nothing was."""
+    end: Callable[[Outcome], Awaitable[bool]] | None
+    """Records that the run is done, unless its model has to be told something. Returns whether it has ended. None without a record."""
 
     # What the model may call.
     tools: Mapping[str, Tool[Any, Any]]
@@ -381,6 +391,7 @@ class Run:
         """Shortens results that are longer than a limit; None in a run without limits."""
         self.show(NO_TOOLS, ())
         self.session = session
+        self.mailbox = self.end = None
         self.record = session.record
         self.publish = session.dispatcher.publish
         plain = type(session.dispatcher).publish is Dispatcher.publish

@@ -1,4 +1,4 @@
-"""Operations on recorded runs: list, show, cancel, fork, undo, discard, replay, export, import and forget.
+"""Operations on recorded runs: list, show, cancel, fork, send messages, undo, discard, replay, export, import and forget.
 
 There are also operations that copy files into workspaces and out of them. All operations work on a journal, and none needs the
 process that executed the run. Each is imported on first use, so that listing runs does not load the gate.
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from handrail.runs.check import Divergence, replay
     from handrail.runs.copies import FilesPut, export, fork, get_files, import_, list_workspaces, put_files
     from handrail.runs.reversal import Undoing, discard, unapplied, undo, undo_problems
+    from handrail.runs.sending import Receipt, edit, messages, send, withdraw
     from handrail.runs.tree import CallNode, RunTree, Turn, said, session, show
 
 __all__ = [
     "CallNode",
     "Divergence",
     "FilesPut",
+    "Receipt",
     "RunLine",
     "RunTree",
     "Turn",
@@ -30,6 +32,7 @@ __all__ = [
     "approvals",
     "cancel",
     "discard",
+    "edit",
     "export",
     "forget",
     "fork",
@@ -37,14 +40,17 @@ __all__ = [
     "import_",
     "list_runs",
     "list_workspaces",
+    "messages",
     "put_files",
     "replay",
     "said",
+    "send",
     "session",
     "show",
     "unapplied",
     "undo",
     "undo_problems",
+    "withdraw",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of the package's
@@ -55,6 +61,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of the pac
             "check": "Divergence replay",
             "copies": "FilesPut export fork get_files import_ list_workspaces put_files",
             "tree": "CallNode RunTree Turn said session show",
+            "sending": "Receipt edit messages send withdraw",
             "reversal": "Undoing discard unapplied undo undo_problems",
         },
     )

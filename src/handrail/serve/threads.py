@@ -255,7 +255,7 @@ class Threads:
                     await self.poll()
                 else:
                     await self._resume_due()
-                for run_id in await self.journal.queue.stopping():
+                for run_id in await self.journal.queue.signalled():
                     await renew_now(self.journal, run_id)
                 await asyncio.sleep(min(max(_LOOK_PAUSE, 20 * (loop.time() - began)), seconds))
                 await changed

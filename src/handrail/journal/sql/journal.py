@@ -9,6 +9,7 @@ from handrail.clock import Clock
 from handrail.journal.decisions import SqlDecisions
 from handrail.journal.sql.calls import SqlCalls, SqlSteps
 from handrail.journal.sql.database import Database
+from handrail.journal.sql.messages import SqlMessages
 from handrail.journal.sql.questions import SqlQuestions, SqlVotes
 from handrail.journal.sql.queue import SqlQueue
 from handrail.journal.sql.runs import SqlRuns
@@ -49,6 +50,7 @@ class SqlJournal(Generic[D]):
         self.questions = SqlQuestions(database, self.clock, self.key, watch)
         self.decisions = SqlDecisions(database)
         self.votes = SqlVotes(database)
+        self.messages = SqlMessages(database)
         self.tickets = SqlTickets(database)
         self.blobs = SqlBlobs(database)
         self.workspaces = SqlWorkspaces(database)

@@ -195,8 +195,8 @@ class SqlQueue(Role):
         release(connection, database.chains, row, "cancelled", outcome, now)
         return True
 
-    async def stopping(self) -> Sequence[str]:
-        query = "SELECT id FROM runs WHERE owner = ? AND stopping = 1 AND status IN ('queued', 'running', 'parked')"
+    async def signalled(self) -> Sequence[str]:
+        query = "SELECT id FROM runs WHERE owner = ? AND signals != 0 AND status IN ('queued', 'running', 'parked')"
         return tuple(str(id) for (id,) in await self._database.select(query, self._database.owner))
 
     async def wait(self, seconds: float, /) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from handrail.errors import HandrailError, JournalAltered, RunBusy, RunUnknown
-from handrail.journal.records import RunRecord, RunRow, RunStatus
+from handrail.journal.records import CANCEL, MESSAGES, RunRecord, RunRow, RunStatus
 from handrail.journal.sql.chains import Chains, outside_chain, reading, run_chain
 from handrail.journal.sql.connection import Connection, chunks, fetch, marks, texts_decoded
 
@@ -29,7 +29,8 @@ class StoredRun(NamedTuple):
     leased_until: float
     began_at: float
     changed_at: float
-    stopping: int
+    signals: int
+    """What was asked of the run from outside: `CANCEL`, `MESSAGES`, both or neither."""
     deaths: int
     progress: int
     queue: str
@@ -64,7 +65,8 @@ class StoredRun(NamedTuple):
             changed_at=self.changed_at,
             outcome=self.outcome,
             questions=questions,
-            stopping=bool(self.stopping),
+            stopping=bool(self.signals & CANCEL),
+            has_messages=bool(self.signals & MESSAGES),
             deaths=self.deaths,
             queue=self.queue,
             host=self.host,

@@ -18,9 +18,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from handrail.errors import HandrailError, JournalAltered, RunBusy, RunError, SessionBusy, SessionOutdated
+from handrail.errors import (
+    HandrailError,
+    JournalAltered,
+    MessagesWaiting,
+    RunBusy,
+    RunError,
+    SessionBusy,
+    SessionOutdated,
+)
 from handrail.ids import random_id
 from handrail.journal.records import (
+    CANCEL,
+    MESSAGES,
     OVER,
     Mark,
     RunCopy,
@@ -49,7 +59,7 @@ from handrail.journal.sql.run_rows import (
 )
 from handrail.journal.sql.verification import (
     BEGUN,
-    CANCEL,
+    CANCELLED,
     FORK,
     IMPORT,
     OUTCOME,
@@ -346,7 +356,7 @@ class SqlRuns(Role):
             if turn != "none" and not (turn == "new" and row.status in OVER):
                 take_turn(connection, database, row.session, run_id, is_new=turn == "new")
             same = {"status": row.status, "due_at": row.due_at, "legs": row.legs}
-            changes: dict[str, Any] = {"stopping": 0} if turn == "new" else same
+            changes: dict[str, Any] = {"signals": row.signals & MESSAGES} if turn == "new" else same
             taken = acquire(connection, database, row, now, **changes)
             return msgspec.structs.replace(self.shown(connection, row), deaths=taken.deaths, legs=taken.legs)
 
@@ -354,13 +364,13 @@ class SqlRuns(Role):
         self._lost(run_id)  # another process may have had the run
         return taken
 
-    async def keep(self, *run_ids: str) -> Mapping[str, bool | HandrailError]:
+    async def keep(self, *run_ids: str) -> Mapping[str, int | HandrailError]:
         database = self._database
         now = database.now()
 
-        def keep(connection: Connection) -> Mapping[str, bool | HandrailError]:
+        def keep(connection: Connection) -> Mapping[str, int | HandrailError]:
             found = find_owned(connection, database.chains, database.owner, run_ids)
-            kept: dict[str, bool | HandrailError] = {}
+            kept: dict[str, int | HandrailError] = {}
             for run_id, row in found.items():
                 kept[run_id] = _renew(connection, database, row, now) if isinstance(row, StoredRun) else row
             return kept
@@ -371,11 +381,19 @@ class SqlRuns(Role):
     def stop(self, connection: Connection, run_id: str, /) -> None:
         database = self._database
         now = database.now()
-        update_run(connection, database.chains, find_run(connection, database.chains, run_id), stopping=1)
-        add_outside(connection, database.chains, run_id, CANCEL, "", b"", at=now)
+        row = find_run(connection, database.chains, run_id)
+        update_run(connection, database.chains, row, signals=row.signals | CANCEL)
+        add_outside(connection, database.chains, run_id, CANCELLED, "", b"", at=now)
 
     async def leave(
-        self, run_id: str, status: RunStatus, outcome: bytes = b"", /, *, due_at: float | None = None
+        self,
+        run_id: str,
+        status: RunStatus,
+        outcome: bytes = b"",
+        /,
+        *,
+        due_at: float | None = None,
+        all_told: bool = False,
     ) -> None:
         database = self._database
         now = database.now()
@@ -383,6 +401,8 @@ class SqlRuns(Role):
         def leave(connection: Connection) -> None:
             check_owner(connection, database.owner, run_id)
             row = find_run(connection, database.chains, run_id)
+            if all_told and status in OVER and row.signals & MESSAGES:
+                raise MessagesWaiting(run_id)
             release(connection, database.chains, row, status, outcome, now, due_at)
 
         await database.transact(leave)
@@ -611,8 +631,9 @@ def release(
     Otherwise it is due at `due_at`, or earlier if it was due earlier. Without either time, a queued run is due now. A submitted
     run that somebody has asked to stop is due now, or within a second if it has a due time, because a worker has to end it.
     """
-    stops = bool(row.stopping) and status not in OVER
-    left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": int(stops)}
+    stops = bool(row.signals & CANCEL) and status not in OVER
+    signals = (CANCEL if stops else 0) | (row.signals & MESSAGES)
+    left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "signals": signals}
     left["deaths"] = row.deaths if status in OVER else 0
     due = None if status in OVER else earliest(row.due_at, due_at)
     if row.queue and (stops or (due is None and status == "queued")):
@@ -633,11 +654,13 @@ def withdraw(connection: Connection, chains: Chains, now: float, where: str, *va
         chains.append(connection, run_chain(run_id), WITHDRAWN, id, b"", at=now)
 
 
-def _renew(connection: Connection, database: Database, row: StoredRun, now: float) -> bool | HandrailError:
-    """Renew the lease of a run. Returns whether the run should be cancelled, or an error if that can't be verified."""
+def _renew(connection: Connection, database: Database, row: StoredRun, now: float) -> int | HandrailError:
+    """Renew the lease of a run. Returns its signals, or an error if a request to cancel it can't be verified."""
     database.leases.renew(connection, database.chains, row, now)
     try:
-        return bool(row.stopping) and verified(connection, database.chains, row.id).cancelled
+        if row.signals & CANCEL and not verified(connection, database.chains, row.id).cancelled:
+            return row.signals & ~CANCEL
+        return row.signals
     except JournalAltered as error:
         return error
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from handrail.errors import JournalError
 
-VERSION = 15
+VERSION = 16
 """Version of the schema. A journal with another version is refused."""
 
 APPLICATION_ID = 0x48726A6C
@@ -29,7 +29,7 @@ TABLES: Sequence[str] = (
     """CREATE TABLE runs (
         id TEXT PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL, status TEXT NOT NULL,
         owner TEXT NOT NULL, leased_until REAL NOT NULL, began_at REAL NOT NULL, changed_at REAL NOT NULL,
-        stopping INTEGER NOT NULL DEFAULT 0, deaths INTEGER NOT NULL DEFAULT 0, progress INTEGER NOT NULL DEFAULT 0,
+        signals INTEGER NOT NULL DEFAULT 0, deaths INTEGER NOT NULL DEFAULT 0, progress INTEGER NOT NULL DEFAULT 0,
         queue TEXT NOT NULL DEFAULT '', host TEXT NOT NULL DEFAULT '', key TEXT NOT NULL DEFAULT '', due_at REAL,
         legs INTEGER NOT NULL DEFAULT 0,
         record BLOB NOT NULL, outcome BLOB NOT NULL, mac BLOB NOT NULL

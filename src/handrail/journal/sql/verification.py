@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from handrail.errors import JournalAltered, RunUnknown
-from handrail.journal.records import OVER, CommitUnit, Entry, Verification
+from handrail.journal.records import MESSAGES, OVER, CommitUnit, Entry, QueuedMessage, Verification
 from handrail.journal.sql.chains import (
     SESSIONS,
     ChainRecord,
@@ -190,7 +190,8 @@ UNIT, VOID = "unit", "void"
 STEP, SETTLED, CLEARED = "step", "step settled", "step cleared"
 QUESTION, WITHDRAWN, TICKET, BLOB = "question", "withdrawn", "ticket", "blob"
 OUTSIDE = "outside"
-ANSWER, ANSWER_CLEARED, VOTE, DEPOSIT, CANCEL = "answer", "answer cleared", "vote", "deposit", "cancel"
+ANSWER, ANSWER_CLEARED, VOTE, DEPOSIT, CANCELLED = "answer", "answer cleared", "vote", "deposit", "cancel"
+MESSAGE, TOLD = "message", "message told"
 
 _INTERNAL = frozenset(
     (
@@ -312,9 +313,21 @@ class RunRecords:
         return {each.key: each.body for each in self.outside if each.kind == DEPOSIT}
 
     @property
+    def messages(self) -> dict[str, QueuedMessage]:
+        """The messages that were sent to the run, by id, in the order in which they were accepted."""
+        sent: dict[str, QueuedMessage] = {}
+        for each in self.outside:
+            if each.kind == MESSAGE:
+                sent[each.key] = msgspec.msgpack.decode(each.body, type=QueuedMessage)
+            elif each.kind == TOLD:
+                for id in msgspec.msgpack.decode(each.body, type=list[str]):
+                    sent[id] = msgspec.structs.replace(sent[id], state="told")
+        return sent
+
+    @property
     def cancelled(self) -> bool:
         """Whether somebody has asked for the run to be cancelled."""
-        return any(each.kind == CANCEL for each in self.outside)
+        return any(each.kind == CANCELLED for each in self.outside)
 
     @property
     def outcome(self) -> tuple[str, bytes]:
@@ -342,7 +355,7 @@ def add_outside(
     *,
     at: float,
 ) -> None:
-    """Add a record to a run's `outside` chain, such as an answer, a vote, a deposit or a request to cancel.
+    """Add a record to a run's `outside` chain, such as an answer, a vote, a deposit, a message or a request to cancel.
 
     The first record of that chain is noted in the run's own chain.
     """
@@ -454,7 +467,8 @@ def _check_row(connection: Connection, chains: Chains, run_id: str, records: Run
             if end_of(row.status, row.outcome) != records.outcome:
                 end = next((each for each in reversed(records.own) if each.kind == OUTCOME), began)
                 raise chains.altered(chain, end.link, "the run's outcome is not what was recorded", end)
-            if chains.is_row("runs", row, rows[0][-1]):
+            waits = any(each.state == "waiting" for each in records.messages.values())
+            if chains.is_row("runs", row, rows[0][-1]) and waits == bool(row.signals & MESSAGES):
                 return
     raise chains.altered(chain, began.link, "its row in the table of runs is not what was recorded", began)
 

@@ -14,10 +14,11 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from handrail.concurrency.cancellation import open_scope
+from handrail.concurrency.cancellation import finish, open_scope
 from handrail.content import Attachment
 from handrail.errors import (
     DefinitionError,
+    MessagesWaiting,
     PromptEvaluationError,
     RunBusy,
     RunError,
@@ -27,6 +28,7 @@ from handrail.errors import (
 from handrail.events import MessageAdded
 from handrail.guard.remembered import keep_decisions
 from handrail.imports import find_app, import_app
+from handrail.journal.local import LocalMessages
 from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunRecord, RunRow, RunStatus, SessionTurn, workspace_name
 from handrail.messages import Compaction, Message, ModelSettings, Usage
@@ -36,9 +38,10 @@ from handrail.resources.paths import folder_of
 from handrail.resources.startup_files import allowed_in
 from handrail.run.answer import Unanswered, offer_of
 from handrail.run.conversation import Conversation, SecretMask, sendable
+from handrail.run.mailbox import Mailbox
 from handrail.run.record.lease import STOPPED, leased, note_deadline, stopped
 from handrail.run.record.log import RunLog, attached_to, load_attachments, store_attachments
-from handrail.run.record.notices import UndoneCalls, forget_undone, undone_in
+from handrail.run.record.notices import UndoneCalls, forget_undone, tell_nobody, undone_in
 from handrail.run.record.parking import next_end
 from handrail.run.response import Outcome, Output
 from handrail.run.run import Run
@@ -438,13 +441,42 @@ async def carry_out(run: Run, conversation: Conversation, work: Coroutine[Any, A
     status: RunStatus = "cancelled"
     due_at: float | None = None
     outcome = RunOutcome(stop_reason="cancelled")
-    try:
-        async with leased(journal, run):
-            ended = await _unless_parked(journal, run, work)
-        status = "done"
+    has_ended = False
+
+    def completed(outcome: RunOutcome) -> bytes:
+        """Return the outcome with what the run has added to its session, encoded."""
+        return msgspec.msgpack.encode(
+            msgspec.structs.replace(
+                outcome,
+                usage=run.costs.models.usage,
+                cost=run.costs.models.cost,
+                messages=conversation.shown_since(began),
+                opened=conversation.opened[shown:],
+                logged=run.log.unrecorded,
+                unanswered=run.model.unanswered if status in ("failed", "cancelled") else None,
+            )
+        )
+
+    async def end(ended: Outcome) -> bool:
+        nonlocal has_ended
+        if run.left_to_the_record:
+            return True  # the record says how it goes on
         output = to_json(ended.output, round_trip=True)
-        outcome = RunOutcome(text=ended.text, output=output, stop_reason=ended.stop_reason)
-        return ended
+        done = RunOutcome(text=ended.text, output=output, stop_reason=ended.stop_reason)
+        lease.pause()
+        try:
+            await finish(journal.runs.leave(run_id, "done", completed(done), all_told=True))
+            has_ended = True
+        except MessagesWaiting:
+            lease.resume()
+            run.mailbox = run.mailbox or Mailbox(run, journal.messages)
+            await run.mailbox.look()
+        return has_ended
+
+    run.end = end
+    try:
+        async with leased(journal, run) as lease:
+            return await _unless_parked(journal, run, work)
     except RunParked as parked:
         status = "parked"
         due_at = parked.due_at
@@ -470,24 +502,43 @@ async def carry_out(run: Run, conversation: Conversation, work: Coroutine[Any, A
         outcome = RunOutcome(stop_reason="failed", error=words, phase=phase)
         raise
     finally:
-        outcome = msgspec.structs.replace(
-            outcome,
-            usage=run.costs.models.usage,
-            cost=run.costs.models.cost,
-            messages=conversation.shown_since(began),
-            opened=conversation.opened[shown:],
-            logged=run.log.unrecorded,
-            unanswered=run.model.unanswered if status in ("failed", "cancelled") else None,
-        )
-        if not run.log.closed or status in ("parked", "running"):
+        run.end = None
+        if not has_ended and (not run.log.closed or status in ("parked", "running")):
             with contextlib.suppress(RunBusy):
                 if status == "parked" and run.deadline is not None and run.deadline.pauses_for_people:
                     await note_deadline(journal, run_id, run.deadline, run.clock, paused=True)
                 if status == "parked":
                     await _note_told(journal, run)
-                encoded = b"" if status in ("parked", "running") else msgspec.msgpack.encode(outcome)
-                left = journal.runs.leave(run_id, status, encoded, due_at=due_at)
-                await asyncio.shield(asyncio.ensure_future(left))
+                while True:
+                    encoded = b"" if status in ("parked", "running") else completed(outcome)
+                    left = journal.runs.leave(run_id, status, encoded, due_at=due_at, all_told=True)
+                    try:
+                        await asyncio.shield(asyncio.ensure_future(left))
+                        break
+                    except MessagesWaiting:
+                        await tell_nobody(run, conversation)
+
+
+async def carry_out_heard(
+    run: Run, conversation: Conversation, messages: LocalMessages, work: Coroutine[Any, Any, Outcome]
+) -> Outcome:
+    """Run `work` without a record, and let it hear what is said to the run meanwhile."""
+    mailbox = run.mailbox = Mailbox(run, messages)
+    messages.look = mailbox.look
+
+    async def end(outcome: Outcome) -> bool:
+        has_ended = messages.end("done")
+        if not has_ended:
+            await mailbox.look()
+        return has_ended
+
+    run.end = end
+    try:
+        return await work
+    finally:
+        run.end = messages.look = None
+        while not messages.end("failed"):
+            await tell_nobody(run, conversation)
 
 
 async def _note_told(journal: Journal, run: Run) -> None:

@@ -16,8 +16,9 @@ from handrail.clock import Clock
 from handrail.concurrency.deadline import Deadline
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunBusy
 from handrail.journal.protocol import Journal
-from handrail.journal.records import Entry, RunRow, TakenTurn
+from handrail.journal.records import CANCEL, MESSAGES, Entry, RunRow, TakenTurn
 from handrail.journal.sql.leases import give_up
+from handrail.run.mailbox import Mailbox
 from handrail.run.place import RUN
 from handrail.run.record.log import RunLog
 from handrail.run.run import Run
@@ -84,10 +85,10 @@ def is_executing(journal: Journal, run_id: str) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def leased(journal: Journal, run: Run) -> AsyncGenerator[None]:
+async def leased(journal: Journal, run: Run) -> AsyncGenerator[Renewal]:
     """Renew the run's lease during the block, and record its deadline whenever that is paused or moved.
 
-    The run is cancelled if somebody asks for that. If another process takes the run over, the run stops in this process,
+    The run is cancelled if somebody asks for that, and looks for messages if it was sent some. If another process takes the run over, the run stops in this process,
     and no end is recorded. Nor is an end recorded if the block fails because the connection to the journal is lost. In both cases
     the run can be resumed, as if its process had ended.
     """
@@ -98,7 +99,7 @@ async def leased(journal: Journal, run: Run) -> AsyncGenerator[None]:
     keeper = _Keeper.of(journal, asyncio.get_running_loop())
     keeper.add(run_id, run)
     try:
-        yield
+        yield Renewal(keeper, run)
     except JournalError as error:
         if error.is_lost:
             run.log.close()
@@ -150,6 +151,10 @@ class _Keeper:
             # A run's context variables must not outlive it, so the task starts without any.
             self._task = self.loop.create_task(self._keep(), context=Context())
 
+    def pause(self, run_id: str) -> None:
+        """Do not renew the lease of a run until it is added again."""
+        self._runs.pop(run_id, None)
+
     def remove(self, run_id: str) -> None:
         """Stop renewing the lease of a run."""
         self._runs.pop(run_id, None)
@@ -180,26 +185,30 @@ class _Keeper:
         except JournalError:
             log.warning("the leases of %s could not be renewed; will retry", ", ".join(asked), exc_info=True)
             return
-        for run_id, should_stop in found.items():
+        for run_id, signals in found.items():
             kept = asked[run_id]
             if self._runs.get(run_id) is not kept:
                 continue  # the run has ended, and may have been resumed since
-            if not await self._goes_on(run_id, kept, should_stop) and self._runs.get(run_id) is kept:
+            if not await self._goes_on(run_id, kept, signals) and self._runs.get(run_id) is kept:
                 del self._runs[run_id]
 
-    async def _goes_on(self, run_id: str, kept: _Kept, should_stop: bool | HandrailError) -> bool:
+    async def _goes_on(self, run_id: str, kept: _Kept, signals: int | HandrailError) -> bool:
         """Act on what the journal said about a run. Returns whether the run goes on."""
         run, deadline = kept.run, kept.run.deadline
-        if isinstance(should_stop, JournalError):
-            log.warning("the lease of run %s could not be renewed; will retry", run_id, exc_info=should_stop)
+        if isinstance(signals, JournalError):
+            log.warning("the lease of run %s could not be renewed; will retry", run_id, exc_info=signals)
             return True
-        if isinstance(should_stop, HandrailError):
+        if isinstance(signals, HandrailError):
             run.log.close()
             run.cancellation.cancel("another process has taken over the run")
             return False
-        if should_stop:
+        if signals & CANCEL:
             run.cancellation.cancel(STOPPED)
             return False
+        if signals & MESSAGES and run.mailbox is None:
+            run.mailbox = Mailbox(run, self._journal.messages)
+        if run.mailbox is not None:
+            await run.mailbox.look()
         if deadline is not None and (deadline.paused or deadline.at != kept.noted):
             kept.noted = deadline.at
             try:
@@ -212,12 +221,28 @@ class _Keeper:
         return True
 
 
+class Renewal:
+    """The renewal of a run's lease, which pauses while the run is about to end."""
+
+    __slots__ = ("_keeper", "_run")
+
+    def __init__(self, keeper: _Keeper, run: Run) -> None:
+        self._keeper = keeper
+        self._run = run
+
+    def pause(self) -> None:
+        self._keeper.pause(self._run.run_context.run_id)
+
+    def resume(self) -> None:
+        self._keeper.add(self._run.run_context.run_id, self._run)
+
+
 _keepers: dict[int, tuple[_Keeper, ...]] = {}
 """The keepers of each journal, by the `id()` of its object: one for each event loop that executes runs with it."""
 
 
 async def renew_now(journal: Journal, run_id: str) -> None:
-    """Renew a run's lease now, so that the run is cancelled at once if somebody has requested that.
+    """Renew a run's lease now, so that the run is cancelled at once if somebody has requested that, and hears what it was sent.
 
     Does nothing unless this process executes the run.
     """

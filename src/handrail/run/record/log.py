@@ -55,6 +55,8 @@ class Told(msgspec.Struct, frozen=True):
 
     questions: list[str]
     message: UserMessage
+    messages: list[str] = []
+    """The ids of the messages to the run that are part of this one."""
 
 
 class RunLog:

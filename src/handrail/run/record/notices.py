@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from handrail.concurrency.cancellation import finish
 from handrail.journal.protocol import Journal
-from handrail.journal.records import CommitUnit
+from handrail.journal.records import CommitUnit, QueuedMessage
 from handrail.messages import UserMessage
 from handrail.question import Answer
+from handrail.run.mailbox import Mailbox
 from handrail.run.place import Place
 from handrail.run.record.log import Told, load_attachments
 from handrail.session import Session
 from handrail.session.serialization import decode_item, load_imported
 
 if TYPE_CHECKING:
+    from handrail.run.conversation import Conversation
     from handrail.run.evaluation import Evaluation
+    from handrail.run.run import Run
 
 
 class UndoneCall(msgspec.Struct, frozen=True):
@@ -160,20 +164,24 @@ def forget_undone(
         session.state = state
 
 
-async def tell_remarks(evaluation: Evaluation, place: Place) -> None:
-    """Tell the model of the outermost run, before a request, what people have said along with their answers since the last one.
+async def tell_remarks(evaluation: Evaluation, place: Place) -> bool:
+    """Tell the model of the outermost run, before a request, what people have said since the last one: to the run, or along with answers.
 
     Does nothing in a nested run, or if nothing was said. Each remark is told once, also over resumptions: a replay repeats the message.
+    Returns whether anything was told.
     """
-    log = evaluation.run.log
-    if evaluation.run.outer is not None:
-        return
+    log, mailbox = evaluation.run.log, evaluation.run.mailbox
+    if evaluation.run.outer is not None or evaluation.told_before == place:
+        return False
     told = log.find("remark", place, Told)
     if told is None:
         said = untold(evaluation)
-        if not said or log.has("model answer", place):
-            return
+        is_due = mailbox is not None and mailbox.is_due
+        if not (said or is_due) or log.has("model answer", place):
+            return False
         evaluation.leave_record()
+        if mailbox is not None and is_due:
+            return await finish(_tell_messages(evaluation, mailbox, place, said))
         told = Told(list(said), _message_of(said.values()))
         await load_attachments(log.journal, log.run_id, told.message.attachments)
         _forget(evaluation)
@@ -181,9 +189,40 @@ async def tell_remarks(evaluation: Evaluation, place: Place) -> None:
             told.message
         )  # before it is recorded as told, so that others always find it in one place or the other
         await log.note("remark", place, told)
-        return
+        return True
     await load_attachments(log.journal, log.run_id, told.message.attachments)
+    evaluation.told_before = place
     evaluation.say(told.message)
+    return True
+
+
+async def _tell_messages(
+    evaluation: Evaluation, mailbox: Mailbox, place: Place, said: Mapping[str, Answer]
+) -> bool:
+    """Tell the model the messages to the run that are due, after what people have said along with these answers."""
+    log = evaluation.run.log
+    if said:
+        files = _message_of(said.values()).attachments
+        await load_attachments(log.journal, log.run_id, files)
+
+    def write(due: Sequence[QueuedMessage]) -> Told | None:
+        return Told(list(said), _message_of(said.values(), due)) if said or due else None
+
+    told = await mailbox.deliver(str(place), write)
+    if told is None:
+        return False
+    _forget(evaluation)
+    evaluation.say(told.message)
+    return True
+
+
+async def tell_nobody(run: Run, conversation: Conversation) -> None:
+    """Add the messages to a run that ends, and that its model was not told, to its conversation, so that the next run's model reads them."""
+    mailbox = run.mailbox = run.mailbox or Mailbox(run, run.log.journal.messages)
+    mailbox.ends = True
+    told = await mailbox.deliver("", lambda due: Told([], _message_of((), due)) if due else None)
+    if told is not None:
+        conversation.add(told.message, run.run_context.run_id)
 
 
 def untold(evaluation: Evaluation) -> Mapping[str, Answer]:
@@ -226,8 +265,9 @@ def _forget(evaluation: Evaluation) -> None:
         evaluation.run.log.remarks = {}
 
 
-def _message_of(answers: Iterable[Answer]) -> UserMessage:
+def _message_of(answers: Iterable[Answer], messages: Iterable[QueuedMessage] = ()) -> UserMessage:
     said = list(answers)
-    text = "\n\n".join(each.remark for each in said if each.remark)
+    texts = [*(each.remark for each in said if each.remark), *(each.text for each in messages)]
+    text = "\n\n".join(texts)
     files = tuple(file for each in said for file in each.attachments)
     return UserMessage(text, attachments=files, midway=True)

@@ -1,0 +1,138 @@
+"""`Mailbox`: what was said to a run while it works, and is not told to its model yet; and how it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, get_args
+
+import msgspec
+
+from handrail.concurrency.cancellation import CancelScope, scope_of
+from handrail.errors import DefinitionError, MessageRefused
+from handrail.ids import random_id
+from handrail.journal.protocol import Journal, Messages
+from handrail.journal.records import Entry, QueuedMessage, RunStatus, When
+from handrail.run.place import split_run_id
+from handrail.run.record.log import Told
+from handrail.tools.result import clean_text
+
+if TYPE_CHECKING:
+    from handrail.run.run import Run
+
+
+class Mailbox:
+    """The messages that wait for a run at the root. A run gets its mailbox with its first message."""
+
+    __slots__ = ("_messages", "_run", "_stopping", "ends", "waiting")
+
+    def __init__(self, run: Run, messages: Messages) -> None:
+        self._run = run
+        self._messages = messages
+        self._stopping: CancelScope | None = None
+        """The answer that is being stopped for a message; None if none is."""
+        self.waiting: Sequence[QueuedMessage] = ()
+        """The messages that wait, as far as this process knows, in the order in which they were accepted."""
+        self.ends = False
+        """Whether the model is done, so that everything that waits is told to it."""
+
+    async def look(self) -> None:
+        """Find the messages that wait. If one is for `now`, the model's current answer is stopped. Called on the run's loop."""
+        run = self._run
+        known = await self._messages.list(run.run_context.run_id)
+        self.waiting = [each for each in known if each.state == "waiting"]
+        is_urgent = any(each.when == "now" for each in self.waiting)
+        if is_urgent and run.model.is_asked and run.task is not None and self._stopping is None:
+            self._stopping = scope_of(run.task)
+            self._stopping.end()
+
+    def take_back(self) -> bool:
+        """Return whether the model's answer was stopped for a message and for nothing else. The run then goes on."""
+        stopping, self._stopping = self._stopping, None
+        return stopping is not None and stopping.take_back() and not stopping.interrupted
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a message is told before the next request."""
+        return any(self.ends or each.when != "afterwards" for each in self.waiting)
+
+    async def deliver(self, key: str, write: Callable[[Sequence[QueuedMessage]], Told | None]) -> Told | None:
+        """Record what is told before the next request under this key, and return the record; None if nothing is told.
+
+        `write` gets the messages that are due when the record is made, which may be others than those known before.
+        """
+        told: Told | None = None
+        now = self._run.log.now()
+
+        def choose(waiting: Sequence[QueuedMessage]) -> tuple[Sequence[str], Entry] | None:
+            nonlocal told
+            due = [each for each in waiting if self.ends or each.when != "afterwards"]
+            told = write(due)
+            if told is None:
+                return None
+            told = msgspec.structs.replace(told, messages=[each.id for each in due])
+            return told.messages, Entry("remark", key, now, msgspec.msgpack.encode(told))
+
+        await self._messages.deliver(self._run.run_context.run_id, choose)
+        self.ends = False
+        await self.look()
+        return told
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """An accepted message, and the status of its run when it was accepted.
+
+    A `running` run is told it as `when` says, a `parked` one after its answers, and a `queued` one before its first step.
+    """
+
+    message: QueuedMessage
+    status: RunStatus
+
+
+async def send(
+    journal: Journal,
+    run_id: str,
+    text: str,
+    *,
+    when: When = "next step",
+    by: str | None = None,
+    id: str | None = None,
+) -> Receipt:
+    """Say something to a run while it works, in this process or another, and return the receipt once it is recorded.
+
+    The run's model is told it once: before its `next step`; `now`, which also stops the answer that it is giving; or
+    `afterwards`, when it would be done. A run does not end before that. `by` is the principal who says it; by default the run's
+    own. Sending a message with an `id` again is harmless.
+
+    Raises `DefinitionError` for a text or a time that can't be sent, `MessageRefused` if the run is over, nested, or another principal's, and
+    `RunUnknown` if there is no such run.
+    """
+    row = await journal.runs.get(check_root(run_id))
+    message = new_message(text, when, row.record.principal if by is None else by, id)
+    status = await journal.messages.send(run_id, message)
+    await ring(journal, run_id)
+    return Receipt(message, status)
+
+
+def new_message(text: str, when: When, by: str, id: str | None = None) -> QueuedMessage:
+    """Create a message. Raises `DefinitionError` for a text or a time that can't be sent."""
+    if not isinstance(text, str) or not text.strip():  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be unchecked
+        raise DefinitionError("a message to a run is empty. Say something.")
+    if when not in get_args(When):
+        options = ", ".join(map(repr, get_args(When)))
+        raise DefinitionError(f"when is {when!r}. Pass one of {options}.")
+    return QueuedMessage(id=id or random_id(), text=clean_text(text), when=when, by=by)
+
+
+def check_root(run_id: str) -> str:
+    """Return the id of a run. Raises `MessageRefused` if it is that of a nested run."""
+    outer, _ = split_run_id(run_id)
+    if outer != run_id:
+        raise MessageRefused(run_id, "it is nested in another run", f"Say it to that run, {outer!r}.")
+    return run_id
+
+
+async def ring(journal: Journal, run_id: str) -> None:
+    """Let a run of this process look for messages now. Another process looks when it next renews the run's lease, or sooner."""
+    from handrail.run.record.lease import renew_now
+
+    await renew_now(journal, run_id)

@@ -1,0 +1,45 @@
+"""Messages to runs: edit or withdraw what a run's model was not told yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from handrail.journal.records import QueuedMessage
+from handrail.run.mailbox import Receipt, check_root, new_message, ring, send
+
+if TYPE_CHECKING:
+    from handrail.journal.protocol import Journal
+
+__all__ = ["Receipt", "edit", "messages", "send", "withdraw"]
+
+
+async def edit(journal: Journal, run_id: str, message_id: str, text: str, *, by: str | None = None) -> None:
+    """Replace the text of a message that the run's model was not told yet.
+
+    Raises `MessageRefused` if it was told or withdrawn, and the errors of `send`.
+    """
+    known = await _find(journal, run_id, message_id)
+    edited = new_message(text, known.when, known.by if by is None else by, message_id)
+    await journal.messages.edit(run_id, edited)
+    await ring(journal, run_id)
+
+
+async def withdraw(journal: Journal, run_id: str, message_id: str, *, by: str | None = None) -> None:
+    """Take back a message that the run's model was not told yet. Raises `MessageRefused` if it was told or withdrawn."""
+    known = await _find(journal, run_id, message_id)
+    by = known.by if by is None else by
+    await journal.messages.edit(run_id, msgspec.structs.replace(known, state="withdrawn", by=by))
+    await ring(journal, run_id)
+
+
+async def messages(journal: Journal, run_id: str) -> Sequence[QueuedMessage]:
+    """Return the messages that were sent to a run, in the order in which they were accepted. Raises `RunUnknown` if there is no such run."""
+    return await journal.messages.list(run_id)
+
+
+async def _find(journal: Journal, run_id: str, message_id: str) -> QueuedMessage:
+    known = {each.id: each for each in await journal.messages.list(check_root(run_id))}
+    return known.get(message_id) or QueuedMessage(id=message_id, text="")
