@@ -28,7 +28,7 @@ from handrail.errors import (
 )
 from handrail.journal.postgres.journal import PostgresJournal
 from handrail.journal.protocol import Journal
-from handrail.journal.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow, WorkerRow
+from handrail.journal.records import CANCEL, CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow, WorkerRow
 from handrail.journal.sql import queue
 from handrail.journal.sql.leases import LEASE_SECONDS
 from handrail.journal.sql.questions import Watch
@@ -179,7 +179,7 @@ async def test_a_lease_is_held_by_one_process_until_it_expires(
     clock.seconds = LEASE_SECONDS - 1
     with pytest.raises(RunBusy):
         await second.runs.take("run")
-    assert await kept(first, "run") is False
+    assert await kept(first, "run") == 0
     clock.seconds = 2 * LEASE_SECONDS - 2
     with pytest.raises(RunBusy):
         await second.runs.take("run")
@@ -224,10 +224,10 @@ async def test_a_process_that_lost_its_lease_writes_nothing_more(
 
 async def test_the_owner_of_a_run_is_told_to_stop_it(journal: Journal):
     await journal.runs.begin(run())
-    assert await kept(journal, "run") is False
+    assert await kept(journal, "run") == 0
     await journal.runs.stop("run")
     assert (await journal.runs.get("run")).stopping
-    assert await kept(journal, "run") is True
+    assert await kept(journal, "run") == CANCEL
     await journal.runs.leave("run", "cancelled")
     assert not (await journal.runs.get("run")).stopping
 
@@ -675,7 +675,7 @@ async def test_a_lost_run_that_was_to_be_stopped_is_stopped_by_its_next_worker(
     assert await claimed(second) == "run"
     await second.runs.take("run")
     assert await second.queue.signalled() == ("run",)
-    assert await kept(second, "run") is True
+    assert await kept(second, "run") == CANCEL
 
 
 async def test_a_run_that_is_to_be_stopped_does_not_wait_for_its_time(

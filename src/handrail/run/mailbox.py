@@ -55,27 +55,39 @@ class Mailbox:
         """Whether a message is told before the next request."""
         return any(self.ends or each.when != "afterwards" for each in self.waiting)
 
-    async def deliver(self, key: str, write: Callable[[Sequence[QueuedMessage]], Told | None]) -> Told | None:
-        """Record what is told before the next request under this key, and return the record; None if nothing is told.
-
-        `write` gets the messages that are due when the record is made, which may be others than those known before.
-        """
-        told: Told | None = None
-        now = self._run.log.now()
-
-        def choose(waiting: Sequence[QueuedMessage]) -> tuple[Sequence[str], Entry] | None:
-            nonlocal told
-            due = [each for each in waiting if self.ends or each.when != "afterwards"]
-            told = write(due)
-            if told is None:
-                return None
-            told = msgspec.structs.replace(told, messages=[each.id for each in due])
-            return told.messages, Entry("remark", key, now, msgspec.msgpack.encode(told))
-
-        await self._messages.deliver(self._run.run_context.run_id, choose)
+    async def deliver(self, key: str, write: Write) -> Told | None:
+        """Record what is told before the next request under this key, and return the record; None if nothing is told."""
+        run_id, now = self._run.run_context.run_id, self._run.log.now()
+        told = await deliver(self._messages, run_id, key, now, write, also_afterwards=self.ends)
         self.ends = False
         await self.look()
         return told
+
+
+Write = Callable[[Sequence[QueuedMessage]], Told | None]
+"""A function that gets the messages that are due and returns the record of what is told; None if nothing is."""
+
+
+async def deliver(
+    messages: Messages, run_id: str, key: str, now: float, write: Write, *, also_afterwards: bool
+) -> Told | None:
+    """Record what the model of a run is told under this key, and return the record; None if nothing is told.
+
+    `write` is called when the record is made, so no message can be edited after that.
+    """
+    told: Told | None = None
+
+    def choose(waiting: Sequence[QueuedMessage]) -> tuple[Sequence[str], Entry] | None:
+        nonlocal told
+        due = [each for each in waiting if also_afterwards or each.when != "afterwards"]
+        told = write(due)
+        if told is None:
+            return None
+        told = msgspec.structs.replace(told, messages=[each.id for each in due])
+        return told.messages, Entry("remark", key, now, msgspec.msgpack.encode(told))
+
+    await messages.deliver(run_id, choose)
+    return told
 
 
 class Receipt(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ from handrail.run.record.begin import (
 from handrail.run.record.format import Advice, InnerCall, attachments_in, text_of
 from handrail.run.record.lease import acquire_run
 from handrail.run.record.log import Told
-from handrail.run.record.notices import undone_in
+from handrail.run.record.notices import undone_in, untold_messages
 from handrail.run.record.recorded_session import last_compaction, logs_of, run_end
 from handrail.session import Session
 from handrail.session.serialization import decode_item, encode_item, said_in
@@ -172,6 +172,8 @@ class _Retold:
             self._say_remark(number)
             answer = msgspec.msgpack.decode(body, type=RecordedAnswer)
             calls = self._conversation.fresh_ids(answer.calls)
+            if answer.stop.reason == "interrupted" and not answer.text:
+                continue  # it was stopped before it had said anything
             self._say(answer.message(calls))
             found = (self._result(call, RUN.child(made + at)) for at, call in enumerate(calls, 1))
             results = tuple(result for result in found if result is not None)
@@ -254,9 +256,13 @@ async def end_cancelled(journal: Journal, run_id: str) -> None:
             await journal.runs.leave(run_id, "cancelled", NEVER_BEGAN)
         elif row.status not in OVER:
             usage, cost = spent_by(await journal.calls.entries(run_id))
+            messages = await retold(journal, row, UNFINISHED)
+            if row.has_messages:
+                unread = await untold_messages(journal.messages, run_id, journal.clock.now().timestamp())
+                messages += [unread] if unread is not None else []
             outcome = RunOutcome(
                 stop_reason="cancelled",
-                messages=await retold(journal, row, UNFINISHED),
+                messages=messages,
                 usage=usage,
                 cost=cost if row.status == "parked" else None,  # otherwise a request may have been lost
                 opened=_opened(await journal.calls.load(run_id)),

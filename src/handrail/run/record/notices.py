@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from handrail.concurrency.cancellation import finish
-from handrail.journal.protocol import Journal
+from handrail.journal.protocol import Journal, Messages
 from handrail.journal.records import CommitUnit, QueuedMessage
 from handrail.messages import UserMessage
 from handrail.question import Answer
-from handrail.run.mailbox import Mailbox
+from handrail.run.mailbox import Mailbox, deliver
 from handrail.run.place import Place
 from handrail.run.record.log import Told, load_attachments
 from handrail.session import Session
@@ -218,11 +218,20 @@ async def _tell_messages(
 
 async def tell_nobody(run: Run, conversation: Conversation) -> None:
     """Add the messages to a run that ends, and that its model was not told, to its conversation, so that the next run's model reads them."""
-    mailbox = run.mailbox = run.mailbox or Mailbox(run, run.log.journal.messages)
-    mailbox.ends = True
-    told = await mailbox.deliver("", lambda due: Told([], _message_of((), due)) if due else None)
-    if told is not None:
-        conversation.add(told.message, run.run_context.run_id)
+    messages = run.options.messages or run.log.journal.messages
+    message = await untold_messages(messages, run.run_context.run_id, run.log.now())
+    if message is not None:
+        conversation.add(message, run.run_context.run_id)
+
+
+async def untold_messages(messages: Messages, run_id: str, now: float) -> UserMessage | None:
+    """Return the messages to a run that ends and that its model was not told, as one; None if there are none. They then count as told."""
+
+    def write(due: Sequence[QueuedMessage]) -> Told | None:
+        return Told([], _message_of((), due)) if due else None
+
+    told = await deliver(messages, run_id, "", now, write, also_afterwards=True)
+    return None if told is None else told.message
 
 
 def untold(evaluation: Evaluation) -> Mapping[str, Answer]:
