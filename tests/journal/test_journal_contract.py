@@ -28,7 +28,16 @@ from handrail.errors import (
 )
 from handrail.journal.postgres.journal import PostgresJournal
 from handrail.journal.protocol import Journal
-from handrail.journal.records import CANCEL, CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow, WorkerRow
+from handrail.journal.records import (
+    CANCEL,
+    CommitUnit,
+    Decision,
+    Entry,
+    RunCopy,
+    RunRecord,
+    RunRow,
+    WorkerRow,
+)
 from handrail.journal.sql import queue
 from handrail.journal.sql.leases import LEASE_SECONDS
 from handrail.journal.sql.questions import Watch
