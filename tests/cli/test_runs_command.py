@@ -175,6 +175,33 @@ def test_answer_and_resume(line: Line):
     assert "the end" in said
 
 
+def test_messages_to_a_run(line: Line):
+    """`send` says something to a run, and changes it or takes it back until the model is told; `show` lists what was said."""
+    line.record("tea", call("choose"))
+    said = line("send", "te", "use\x1b[31m metres")
+    assert "waiting, next step" in said
+    assert "told after the run's questions are answered" in said
+    assert "\x1b" not in said
+    sent = [line.json("send", "tea", each, "--when", "afterwards")["message"] for each in ("and kilos", "x")]
+    assert [each["when"] for each in sent] == ["afterwards", "afterwards"]
+    edited = line.json("send", "tea", "and grams", "--edit", sent[0]["id"], "--when", "next-step")["message"]
+    assert {**edited, "at": 0} == {**sent[0], "text": "and grams", "when": "next step", "at": 0}
+    assert "Withdrawn" in line("send", "tea", "--withdraw", sent[1]["id"])
+    assert [(each["text"][-5:], each["state"]) for each in line.json("show", "tea")["messages"]] == [
+        ("etres", "waiting"),
+        ("grams", "waiting"),
+        ("x", "withdrawn"),
+    ]
+    assert "» and grams  waiting, next step" in line("show", "tea")
+    line("answer", "tea", "--value", '{"n": 3}', "--digest", line.json("show", "tea")["waiting"][0]["digest"])
+    line("resume", "tea", "--model", "the_app:model")
+    shown = line("show", "tea")
+    assert f"» and grams  told  {edited['id']}" in shown
+    assert "» x  withdrawn" in shown
+    refused = line.json("send", "tea", "--edit", edited["id"], "and tons", code=1)["error"]
+    assert "already told" in refused["message"]
+
+
 def test_a_call_that_was_not_approved(line: Line):
     """`show` prints the diff of a call that waits for approval. If the call is denied, `resume` exits with code 3."""
     script = call("draft", path="a.md", text="".join(f"line {n}\n" for n in range(40)))
@@ -301,6 +328,11 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
         (["export", "tea", "nowhere/tea.jsonl"], "can't be written to nowhere/tea.jsonl: No such file", 1),
         (["answer", "tea", "--approve"], "See `handrail runs show tea`", 2),
         (["show", "t"], "2 runs begin with 't'", 2),
+        (["send", "tea", "more"], "the run is over (done)", 1),
+        (["send", "tea"], "TEXT is missing", 2),
+        (["send", "tea", "more", "--withdraw", "m"], "Leave out TEXT", 2),
+        (["send", "tea", "more", "--when", "soon"], "when is 'soon'. Pass one of", 2),
+        (["send", "tea", "--edit", "m", "more"], "it was sent no message 'm'", 1),
     ],
 )
 def test_mistakes_are_reported(line: Line, words: list[str], said: str, code: int):

@@ -180,7 +180,8 @@ async def test_a_message_can_be_edited_and_withdrawn_until_it_is_told() -> None:
     running = asyncio.ensure_future(_response(stream))
     await model.begun.wait()
     first, second, third = [(await send(journal, "r", text)).message.id for text in ("one", "two", "three")]
-    await edit(journal, "r", first, "uno")
+    await edit(journal, "r", first, "uno", when="afterwards")
+    await edit(journal, "r", first, when="next step")
     await withdraw(journal, "r", second)
     model.go_on.set()
     await running

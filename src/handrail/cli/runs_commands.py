@@ -8,11 +8,12 @@ import inspect
 import json
 import re
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+import msgspec
 import typer
 
 from handrail import runs
@@ -47,9 +48,9 @@ from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunParked
 from handrail.journal.any_journal import AnyJournal, open_by_name
 from handrail.journal.location import former_journals
-from handrail.journal.records import OVER, queue_of
+from handrail.journal.records import OVER, When, queue_of
 from handrail.question import Answer, Question
-from handrail.runs.catalog import Standing, approval_json
+from handrail.runs.catalog import Standing, approval_json, standing_of
 from handrail.text.rendering import counted, escape
 
 app = typer.Typer(name="runs", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -401,6 +402,62 @@ async def cancel(journal: AnyJournal, run: RunId) -> Report:
     return Report(
         data, f"{row.record.id}: process {row.owner} was asked to stop the run, which takes a few seconds."
     )
+
+
+_TOLD_BY: Mapping[When, str] = {
+    "now": "now, and its current answer is stopped",
+    "next step": "before its next step",
+    "afterwards": "when it would be done",
+}
+_TOLD_IN: Mapping[Standing, str] = {
+    "parked": "after the run's questions are answered",
+    "queued": "once the run has begun",
+    "interrupted": "once the run is resumed",
+}
+
+
+@command("send")
+async def send(
+    journal: AnyJournal,
+    run: RunId,
+    text: Annotated[
+        str | None, typer.Argument(help="What to say; with --edit, the message's new text.")
+    ] = None,
+    when: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHEN",
+            help="When the model is told. now: stop its current answer; next-step: before its next step, "
+            "which is the default; afterwards: when it would be done.",
+        ),
+    ] = None,
+    edit: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Change this message, which the model was not told yet."),
+    ] = None,
+    withdraw: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Take this message back, which the model was not told yet."),
+    ] = None,
+) -> Report:
+    """Say something to a run while it works, in any process, or change or take back what its model was not told yet."""
+    recorded = await RecordedRun.find(journal, run)
+    moment: Any = when and when.replace("-", " ")
+    if withdraw is not None:
+        if edit is not None or text is not None or when is not None:
+            raise UsageError("--withdraw takes a message back as it is. Leave out TEXT, --when and --edit.")
+        await runs.withdraw(journal, recorded.id, withdraw)
+        return Report({"run_id": recorded.id, "message": {"id": withdraw}}, f"Withdrawn: {escape(withdraw)}.")
+    if edit is not None:
+        await runs.edit(journal, recorded.id, edit, text, when=moment)
+        message = next(each for each in await runs.messages(journal, recorded.id) if each.id == edit)
+    elif text is None:
+        raise UsageError("TEXT is missing. Say something.")
+    else:
+        message = (await runs.send(journal, recorded.id, text, when=moment or "next step")).message
+    told = _TOLD_IN.get(standing_of(recorded.row)) or _TOLD_BY[message.when]
+    data = {"run_id": recorded.id, "message": msgspec.structs.asdict(message)}
+    return Report(data, view.message_text(message), f"The model is told {told}.")
 
 
 @command("adopt")

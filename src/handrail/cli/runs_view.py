@@ -16,7 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from handrail.cli.screens import make_console
-from handrail.journal.records import QuestionRecord, RunRecord, RunRow, Verification, WorkerRow
+from handrail.journal.records import QuestionRecord, QueuedMessage, RunRecord, RunRow, Verification, WorkerRow
 from handrail.text.rendering import escape, exact
 
 if TYPE_CHECKING:
@@ -171,6 +171,8 @@ def run_tree(tree: RunTree, full: bool) -> Any:
     for asked in tree.questions:
         if asked.answer is None:
             shown.add(question_text(asked.question, full))
+    for message in tree.messages:
+        shown.add(message_text(message, full))
     for each in tree.unapplied:
         shown.add(Text(f"! {escape(str(each))}", "red"))
     return shown
@@ -301,6 +303,15 @@ def question_text(question: Question, full: bool = False) -> Text:
     return text
 
 
+def message_text(message: QueuedMessage, full: bool = False) -> Text:
+    """Format a message that was sent to a run while it worked, with its state and its id."""
+    text = Text(f"» {_text(message.text, full)}")
+    when = f", {message.when}" if message.state == "waiting" else ""
+    text.append(f"  {message.state}{when}", "yellow" if when else "dim")
+    text.append(f"  {escape(message.id)}", "dim")
+    return text
+
+
 def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
     """Format a decision that is remembered for a session, with its number, if any, and its id. `--revoke` takes either."""
     text = Text("" if number is None else f"{number}  ")
@@ -389,7 +400,7 @@ def tree_data(tree: RunTree) -> dict[str, Any]:
         "unanswered": tree.outcome.unanswered, "text": tree.outcome.text, "error": tree.outcome.error, "usage": tree.usage,
         "cost": None if tree.cost is None else str(tree.cost),
         "waiting": [question_data(asked.question) for asked in tree.questions if asked.answer is None],
-        "unapplied": tree.unapplied,
+        "unapplied": tree.unapplied, "messages": [msgspec.structs.asdict(each) for each in tree.messages],
     }  # fmt: skip
     return msgspec.json.decode(msgspec.json.encode(said, enc_hook=pydantic_core.to_jsonable_python))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from handrail.journal.records import QueuedMessage
+from handrail.journal.records import QueuedMessage, When
 from handrail.run.mailbox import Receipt, check_root, new_message, ring, send
 
 if TYPE_CHECKING:
@@ -16,14 +16,22 @@ if TYPE_CHECKING:
 __all__ = ["Receipt", "edit", "messages", "send", "withdraw"]
 
 
-async def edit(journal: Journal, run_id: str, message_id: str, text: str, *, by: str | None = None) -> None:
-    """Replace the text of a message that the run's model was not told yet.
+async def edit(
+    journal: Journal,
+    run_id: str,
+    message_id: str,
+    text: str | None = None,
+    *,
+    when: When | None = None,
+    by: str | None = None,
+) -> None:
+    """Replace the text of a message that the run's model was not told yet, or when it is told, or both.
 
     Raises `MessageRefused` if it was told or withdrawn, and the errors of `send`.
     """
     known = await _find(journal, run_id, message_id)
-    edited = new_message(text, known.when, known.by if by is None else by, message_id)
-    await journal.messages.edit(run_id, edited)
+    text, when, by = known.text if text is None else text, when or known.when, known.by if by is None else by
+    await journal.messages.edit(run_id, new_message(text, when, by, message_id))
     await ring(journal, run_id)
 
 

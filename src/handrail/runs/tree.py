@@ -12,7 +12,7 @@ from handrail.content import Attachment
 from handrail.errors import SessionUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.protocol import Journal
-from handrail.journal.records import OVER, CommitUnit, Entry, QuestionRecord, RunRow
+from handrail.journal.records import OVER, CommitUnit, Entry, QuestionRecord, QueuedMessage, RunRow
 from handrail.messages import AssistantMessage, Message, ToolMessage, Traits, Usage
 from handrail.models.prices import tariff_of
 from handrail.resources.directory.recovery import Unapplied
@@ -121,6 +121,8 @@ class RunTree(msgspec.Struct, kw_only=True):
     """The newest events that tools emitted while the run was served, by call id, as plain data."""
     unapplied: Sequence[Unapplied] = ()
     """The run's calls whose recorded file changes are not applied, and why."""
+    messages: Sequence[QueuedMessage] = ()
+    """What was said to the run while it worked, in the order in which it was accepted."""
 
     @property
     def steps(self) -> int:
@@ -149,7 +151,8 @@ async def show(journal: Journal, run_id: str) -> RunTree:
         await journal.calls.load(run_id),
         await journal.questions.history(run_id),
     ).tree(standing_of(row))
-    return msgspec.structs.replace(tree, unapplied=await unapplied(journal, run_id))
+    said_to_it = await journal.messages.list(run_id)
+    return msgspec.structs.replace(tree, unapplied=await unapplied(journal, run_id), messages=said_to_it)
 
 
 class _Builder:
