@@ -3,14 +3,18 @@
 import contextlib
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from handrail import (
     Agent,
+    Compact,
     LaterEnvironment,
     PolicyDecision,
     Prompt,
@@ -21,6 +25,7 @@ from handrail import (
     ToolCall,
     ToolContext,
     ToolResult,
+    open_gate,
     tool,
 )
 from handrail.errors import DefinitionError, RunParked, ToolDefinitionError
@@ -31,8 +36,10 @@ from handrail.messages import CallAnswered, ModelRequest, ToolMessage
 from handrail.run.large_results import excerpt, matches, page
 from handrail.runs import export, forget, fork, import_, replay
 from handrail.session.serialization import load, save
+from handrail.tools.result import shown_text
 from support.examples import at_most
 from support.parked_runs import answer_to
+from support.worker_folders import PLAIN, folder
 
 LIMIT = 400
 REPORT = "".join(f"row {number}: {'ja' if number % 50 else 'Needle'}\r\n" for number in range(300))
@@ -380,7 +387,7 @@ def test_what_is_no_limit_is_refused(limit: Any):
 # --- what is recorded -----------------------------------------------------------------------------------
 
 
-async def test_a_later_run_of_the_session_reads_on(tmp_path: Any):
+async def test_a_later_run_of_the_session_reads_on(tmp_path: Path):
     """In another process, with a session from the journal; and in one that was saved without a journal."""
     with contextlib.closing(SqliteJournal(tmp_path / "runs.db")) as journal:
         agent = Agent(model_of(BIG), "Read.", tools=[report], result_limit=LIMIT)
@@ -400,7 +407,7 @@ async def test_a_later_run_of_the_session_reads_on(tmp_path: Any):
         assert part(texts(model)[-1]) == "row 299: ja\r\n"
 
 
-async def test_a_resumed_run_shows_and_reads_what_it_would_have(tmp_path: Any):
+async def test_a_resumed_run_shows_and_reads_what_it_would_have(tmp_path: Path):
     """A run that was parked for an approval sends the same, with its limit, and reads what was shortened before."""
 
     @tool(effect="pure", capabilities=["book"])
@@ -432,7 +439,7 @@ async def test_a_resumed_run_shows_and_reads_what_it_would_have(tmp_path: Any):
     assert await last_request("parked.db", [CapabilityPolicy({"book": "ask"})]) == plain
 
 
-async def test_copies_have_the_whole_results(tmp_path: Any):
+async def test_copies_have_the_whole_results(tmp_path: Path):
     """A fork and an import read on, also what an earlier run of the session was shown; forgetting the runs removes the texts."""
     journal = MemoryJournal()
 
@@ -496,3 +503,88 @@ async def test_a_recorded_run_is_checked_against_its_whole_results():
     changed = await replay(journal, "run", Prompt("p", "Read.", tools=[shorter], result_limit=LIMIT))
     assert changed is not None
     assert "result" in str(changed)
+
+
+async def test_a_result_is_read_after_it_became_a_stub(tmp_path: Path):
+    """The stub names the call, whose whole result is read, also in a fork, whose calls have ids of their own."""
+    journal = SqliteJournal(tmp_path / "runs.db")
+
+    def answer(request: ModelRequest) -> Any:
+        said = results(request)
+        stubs = [re.search(r"more characters are left out from (\S+)\]", each.text) for each in said]
+        stub = next((found[1] for found in stubs if found), None)
+        if said and said[-1].name == "read_result":
+            return part(said[-1].text)
+        return ToolCall("report") if stub is None else read(stub, search="row 299")
+
+    def agent() -> Agent[Any]:
+        model, compact = ScriptedModel(answer), Compact(tokens=3_000)
+        return Agent(model, "Read.", tools=[report], result_limit=1_500, compact=compact)
+
+    first = await agent().run("go", journal=journal, run_id="run")
+    assert first.text.startswith("line 300, character ")
+    steps = first.usage.requests
+    row = await fork(journal, "run", steps - 2)
+    forked = await agent().resume(row.record.id, journal=journal)
+    assert forked.text.startswith("line 300, character ")
+    journal.close()
+
+
+async def test_a_result_that_cant_be_stored_fails_its_call():
+    """A call is never recorded with a reference to a text that is not there. A failure is shown whole instead."""
+
+    @tool(effect="pure")
+    async def refuse() -> ToolResult[str]:
+        """Return a long failure."""
+        return ToolResult.error(REPORT)
+
+    journal = MemoryJournal()
+
+    async def put(data: bytes, /, *, run_id: str) -> str:
+        raise OSError("the disk is full")
+
+    journal.blobs.put = put  # pyright: ignore[reportAttributeAccessIssue]  # a journal with a full disk
+    model, session = model_of(BIG, ToolCall("refuse")), Session()
+    agent = Agent(model, "Read.", tools=[report, refuse], result_limit=LIMIT)
+    await agent.run("go", journal=journal, session=session, run_id="run")
+    failed, refused = results(model.requests[-1])
+    assert failed.failed
+    assert "the disk is full" in failed.text
+    assert refused.text == REPORT
+    assert not session[ResultShortened].all()
+    assert all(b"digest" not in unit.result for unit in await journal.calls.load("run"))
+
+
+async def test_what_is_masked_stays_masked():
+    @dataclass
+    class Account:
+        password: SecretStr
+        notes: str
+
+    @tool(effect="pure")
+    async def account() -> Account:
+        """Return an account."""
+        return Account(SecretStr("planted"), REPORT)
+
+    journal, model = MemoryJournal(), model_of(ToolCall("account", {}, "a"), read("a", search="password"))
+    await Agent(model, "Read.", tools=[account], result_limit=LIMIT).run("go", journal=journal, run_id="run")
+    (digest,) = await journal.blobs.list("run")
+    assert b"planted" not in await journal.blobs.get(digest)
+    assert b"row 299" in await journal.blobs.get(digest)
+    assert '"password":"***' in texts(model)[1]
+
+
+async def test_a_program_that_calls_a_tool_gets_its_result_whole():
+    @tool(effect="pure", result_limit=LIMIT)
+    async def limited() -> str:
+        """Return a long report."""
+        return REPORT
+
+    gate = open_gate(tools=[limited])
+    assert shown_text(await gate.invoke("limited")) == REPORT
+    await gate.close()
+
+
+def test_a_worker_may_not_have_the_readers_name(tmp_path: Path):
+    registry = folder(tmp_path, main="---\nworkers: [read_result]\n---\nGo.", read_result=PLAIN)
+    assert any("read_result" in str(problem) for problem in registry.check())

@@ -22,7 +22,7 @@ async def dump(characters: int) -> str:
     return "é" * characters
 
 
-def told(asked: list[int]) -> PromptSource:
+def told(asked: list[int], limit: int | None = None) -> PromptSource:
     """Return an app whose model calls `dump` for each of these numbers, and then answers with the results' sizes."""
 
     def play(request: ModelRequest) -> Any:
@@ -31,7 +31,9 @@ def told(asked: list[int]) -> PromptSource:
             return " ".join(str(len(result.text)) for result in last.results)
         return [ToolCall("dump", {"characters": characters}) for characters in asked]
 
-    return PromptSource(Prompt("desk", "Help.", tools=[dump]), Adapter(ScriptedModel(play)))
+    return PromptSource(
+        Prompt("desk", "Help.", tools=[dump], result_limit=limit), Adapter(ScriptedModel(play))
+    )
 
 
 def agent(text: str) -> dict[str, Any]:
@@ -62,6 +64,22 @@ async def test_a_large_result_is_shortened_and_ends_no_stream(tmp_path: Path, as
         tree = (await client.ask("GET", f"/threads/a/runs/{run_id}")).json
         calls = tree["turns"][0]["calls"]
         assert [call["message"] for call in calls] == ["é" * characters for characters in asked]
+
+
+async def test_people_see_the_excerpt_that_the_model_saw(tmp_path: Path):
+    """A result over the limit of its run is shown as the model saw it: in the stream, in a snapshot and in the record."""
+    async with serving(tmp_path, told([3_000], limit=1_000)) as client:
+        async with client.stream("POST", "/agent", agent("dump")) as stream:
+            events = await stream.all()
+        assert events[-1]["type"] == "RUN_FINISHED"
+        [shown] = [each["content"] for each in events if each["type"] == "TOOL_CALL_RESULT"]
+        assert "2,000 of 3,000 characters are left out here" in shown
+        run_id = events[0]["metadata"]["handrail"]["run_id"]
+        seen = await client.idle("a")
+        said = {each["role"]: each["content"] for each in seen["messages"]}
+        assert (said["tool"], said["assistant"]) == (shown, str(len(shown)))
+        tree = (await client.ask("GET", f"/threads/a/runs/{run_id}")).json
+        assert [call["message"] for call in tree["turns"][0]["calls"]] == [shown]
 
 
 @given(st.text(max_size=20), st.integers(-5, 5))

@@ -7,7 +7,8 @@ again by the call's id: in a resumed run, in a later run of the session, and in 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,8 @@ READER = "read_result"
 _AROUND = 100
 """Most characters that are shown on either side of a match, within its line."""
 _LONGEST_SEARCH = 200
+_NAMED = re.compile(rf'To read them, call {READER} with call_id=("(?:[^"\\\n]|\\.)*") ')
+"""The call that an excerpt names."""
 
 
 @dataclass(frozen=True)
@@ -118,21 +121,25 @@ class LargeResults:
 
         A result that was not shortened is found in the run's own conversation only.
         """
-        for fact in self._newest_first():
-            if fact.call_id == call_id:
-                return await self._load(fact)
+        fact = self._fact_of(call_id)
+        if fact is not None:
+            return await self._load(fact)
         messages = self._conversation.messages
         for at in range(len(messages) - 1, -1, -1):
             message = messages[at]
             for result in message.results if isinstance(message, ToolMessage) else ():
                 if result.id == call_id:
-                    return result.text
+                    named = _NAMED.search(result.text)  # in a fork, the calls before it have other ids now
+                    fact = None if named is None else self._fact_of(json.loads(named[1]))
+                    return result.text if fact is None else await self._load(fact)
         return ToolResult.error(
             f"There is no result of a call {json.dumps(call_id)} in this session. Pass the `call_id` that a shortened result gives."
         )
 
-    def _newest_first(self) -> Iterable[ResultShortened]:
-        return reversed(self._run.session[ResultShortened].all())
+    def _fact_of(self, call_id: str) -> ResultShortened | None:
+        """Return the newest fact that a result of a call was shortened; None if there is none."""
+        facts = self._run.session[ResultShortened].all()
+        return next((each for each in reversed(facts) if each.call_id == call_id), None)
 
     async def _load(self, fact: ResultShortened) -> str | ToolResult[Any]:
         whole, journal = fact.whole, self._run.journal
