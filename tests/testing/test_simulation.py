@@ -127,6 +127,50 @@ def test_a_run_in_a_workspace_survives_it_on_another_host():
     assert report.tried["before write"] > 2
 
 
+def library(stage: Stage) -> Play:
+    """Return the play of a run that reads on in large results, one of them a failure, and asks before it ends."""
+
+    @tool(effect="staged")
+    async def look() -> str:
+        """Look something up."""
+        return "".join(f"page {number}\n" for number in range(100))
+
+    @tool(effect="pure")
+    async def fail() -> ToolResult[str]:
+        """Fail at length."""
+        return ToolResult.error("no " * 200)
+
+    @tool(effect="read")
+    async def rest(context: ToolContext) -> str:
+        """Ask somebody."""
+        assert context.wait_for is not None
+        return (await context.wait_for("colour", None, Colour)).name
+
+    def read(call_id: str, **how: Any) -> ToolCall:
+        return ToolCall("read_result", {"call_id": call_id, **how})
+
+    calls = [
+        ToolCall("look", {}, "a"),
+        ToolCall("fail", {}, "b"),
+        ToolCall("rest"),
+        read("a", search="page 50"),
+    ]
+    adapter = stage_adapter(stage, *calls, read("b", start=300), "Done.")
+    prompt = Prompt("try", "You try.", tools=[look, fail, rest], result_limit=200)
+    return Play(adapter, prompt, "Go.", Person(answers={"colour": {"name": "blue"}}))
+
+
+@pytest.mark.timeout(900)
+def test_a_large_result_is_read_whole_whenever_the_process_dies():
+    """The whole text is stored before the call that returned it is recorded."""
+    every = 1 if ALL else 3
+    report = crashed(
+        Scenario(name="a library", play=library), write_every=every, step_every=40 * FEWER, overtaken_every=0
+    )
+    report.assert_kept()
+    assert report.tried["before write"] > 2
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS, DECIDING], ids=lambda scenario: scenario.name)
 def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
