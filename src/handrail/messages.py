@@ -197,6 +197,10 @@ class Compaction(msgspec.Struct, frozen=True, omit_defaults=True):
     """The number of tokens that were sent before, as far as it is known."""
     why: Why = "full"
     """Whether the window was nearly full, the request was refused as too long, or somebody asked for it."""
+    before: Usage | None = None
+    """The usage of the last request before it, with what the provider read from its cache and wrote to it; None if unknown."""
+    spent: Usage | None = None
+    """The usage of the request for a summary; None if there was none, or if the provider did not report it."""
 
     @property
     def left_out(self) -> int:

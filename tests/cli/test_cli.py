@@ -1093,3 +1093,15 @@ def test_a_page_without_libraries_is_not_built(tmp_path: Path):
     assert not is_built(tmp_path)
     (tmp_path / "vendor" / "lib.js").touch()
     assert is_built(tmp_path)
+
+
+def test_a_chat_compacts_when_it_is_asked_to(tmp_path: Path):
+    """`/compact` needs something to compact, and the next turn then says what is left out."""
+    (tmp_path / "app.py").write_text(
+        "from handrail import Agent, ScriptedModel\n"
+        "agent = Agent(ScriptedModel(lambda request: 'word ' * 1000), 'Help.')\n"
+    )
+    done = handrail("chat", "app", cwd=tmp_path, stdin="/compact\none\ntwo\nthree\n/compact\nfour\n")
+    assert "Nothing has been said yet." in done.stderr
+    assert "The conversation will be compacted before the next request." in done.stderr
+    assert done.stderr.count("· conversation compacted: of 7 messages, ") == 1

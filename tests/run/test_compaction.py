@@ -2,8 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Sequence
-from decimal import Decimal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,14 +14,13 @@ from handrail import (
     Budget,
     Compact,
     LaterEnvironment,
-    ScriptedModel,
     Session,
     SqliteJournal,
     ToolCall,
     tool,
 )
 from handrail.errors import DefinitionError, PromptEvaluationError, RunParked
-from handrail.events import ConversationCompacted, MessageAdded
+from handrail.events import MessageAdded
 from handrail.guard import CapabilityPolicy
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import (
@@ -31,84 +29,24 @@ from handrail.messages import (
     CallAsked,
     Message,
     ModelRequest,
-    Price,
     Sent,
-    Takes,
     ToolMessage,
-    Traits,
-    Usage,
     UserMessage,
 )
 from handrail.models import ModelRequestRefused, ModelRequestTooLong
-from handrail.models.scripted import Reply
 from handrail.run.compaction import message_of, trimmed, weight_of
 from handrail.run.conversation import check_well_formed
 from handrail.runs import fork
 from handrail.session.serialization import load, save
 from support.examples import at_most
 from support.parked_runs import answer_to
-
-WINDOW = 8_000
-
-
-@tool(effect="pure")
-async def look(words: int) -> str:
-    """Look something up."""
-    return "word " * words
+from support.windows import WINDOW, Provider, compactions, in_turn, look, texts, tokens_of
 
 
 @tool(effect="pure", pinned=True)
 async def plan(step: int) -> str:
     """Return the plan."""
     return f"plan {step} " * 20
-
-
-def tokens_of(request: ModelRequest) -> int:
-    """Count the tokens of a request as this test's provider does: four bytes each, and 300 for the tools."""
-    return (len(request.system) + sum(weight_of(message) for message in request.messages)) // 4 + 300
-
-
-class Provider:
-    """A scripted provider with a window, which counts its tokens and refuses what is too long.
-
-    It checks that every request is well-formed, and keeps the texts of each.
-    """
-
-    def __init__(
-        self, answer: Callable[[ModelRequest], Any], *, window: int = WINDOW, known: bool = True
-    ) -> None:
-        self.sent: list[list[Message]] = []
-        self.refused = 0
-        self._answer = answer
-        self._window = window
-        traits = Traits(price=Price(Decimal(1), Decimal(1)), takes=Takes(), window=window if known else None)
-        self.model = ScriptedModel(self._respond, traits=traits)
-
-    def _respond(self, request: ModelRequest) -> Any:
-        messages = list(request.messages)
-        check_well_formed(messages)
-        self.model.requests.clear()
-        tokens = tokens_of(request)
-        if tokens > self._window:
-            self.refused += 1
-            raise ModelRequestTooLong("scripted:script", "prompt is too long")
-        self.sent.append(messages)
-        answer = self._answer(request)
-        usage = Usage(tokens, 10, requests=1)
-        return Reply(answer, usage=usage) if isinstance(answer, str) else Reply(calls=[answer], usage=usage)
-
-
-def texts(messages: list[Message]) -> str:
-    return "\n".join(message.text for message in messages)
-
-
-def compactions(session: Session) -> list[Any]:
-    return [fact.compaction for fact in session[ConversationCompacted].all()]
-
-
-def in_turn(*answers: Any) -> Callable[[ModelRequest], Any]:
-    given = iter(answers)
-    return lambda request: next(given)
 
 
 @pytest.mark.parametrize("by", ["trim", "summary"])
@@ -372,9 +310,7 @@ async def test_what_a_person_asks_for_happens_before_the_next_request():
     session = Session()
     agent = Agent(provider.model, "Be brief.", tools=[look])
     await agent.run("Go.", session=session)
-    from handrail.run.conversation import root_conversation
-
-    root_conversation(session).is_to_be_compacted = True
+    session.compact()
     await agent.run("And?", session=session)
     assert [each.why for each in compactions(session)] == ["asked"]
     assert len(texts(provider.sent[-1])) < len(texts(provider.sent[-2])) / 2

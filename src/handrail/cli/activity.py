@@ -25,6 +25,7 @@ from handrail.events import (
     ApprovalDecided,
     AttachmentDelta,
     CallStatus,
+    ConversationCompacted,
     Emitted,
     ModelFailed,
     ModelRequested,
@@ -40,7 +41,7 @@ from handrail.events import (
     ToolStarted,
     ToolWithheld,
 )
-from handrail.messages import Usage
+from handrail.messages import Compaction, Usage
 from handrail.models.blocks import OUTSIDE
 from handrail.run.place import RUN, Place, is_in_run
 from handrail.schema import to_json
@@ -276,6 +277,9 @@ class Activity:
         by = escape_line(event.by, _MAX_NAME)
         return [Text(f"· {by} {verb}: {escape_line(event.text, _MAX_REASON)}", "dim")]
 
+    def on_compacted(self, event: ConversationCompacted) -> list[Text]:
+        return [Text(f"· {line}", "dim") for line in compaction_lines(event.compaction)]
+
     def on_text(self, event: TextDelta) -> list[Text]:
         """Process streamed text.
 
@@ -365,6 +369,7 @@ _HANDLERS: dict[type, Any] = {
     ModelFailed: Activity.on_failed,
     PromptExecuted: Activity.on_executed,
     Advised: Activity.on_advised,
+    ConversationCompacted: Activity.on_compacted,
     ToolWithheld: Activity.on_withheld,
     TextDelta: Activity.on_text,
     AttachmentDelta: Activity.on_attachment,
@@ -508,6 +513,24 @@ def format_spending(usage: Usage, cost: Decimal | None) -> str:
     """Format requests, tokens and cost."""
     requests = f"{usage.requests} request{'' if usage.requests == 1 else 's'}"
     return f"{requests} · {usage.input:,} tokens in, {usage.output:,} out · {format_money(cost)}"
+
+
+def compaction_lines(compaction: Compaction, after: Usage | None = None) -> list[str]:
+    """Format what a compaction leaves out, and a line with what the requests around it have read from the provider's cache.
+
+    These are the last request before it, the one for a summary, and `after`, the first one after it.
+    """
+    stubs = sum(isinstance(piece, int) and piece < 0 for piece in compaction.pieces)
+    by = "" if compaction.by == "trim" else f" ({escape_line(compaction.by, _MAX_NAME)})"
+    of, out = counted(compaction.upto, "message"), compaction.left_out
+    line = f"conversation compacted{by}: of {of}, {out} not sent to the model and {stubs} shortened"
+    requests = {"before": compaction.before, "summary": compaction.spent, "after": after}
+    cached = [f"{name} {_cached(usage)}" for name, usage in requests.items() if usage is not None]
+    return [line, *([f"tokens in, from the cache, into the cache: {' · '.join(cached)}"] if cached else [])]
+
+
+def _cached(usage: Usage) -> str:
+    return f"{usage.input:,}, {usage.cached:,}, {usage.cache_writes:,}"
 
 
 def format_summary(usage: Usage, cost: Decimal | None, spent: float) -> str:

@@ -160,9 +160,9 @@ class Chat:
         self._view.note(spent if activity.usage.requests or activity.cost is None else nothing)
 
     def _compact(self, rest: list[str]) -> None:
-        conversation = root_conversation(self._conversation.session)
-        if len(conversation.messages):
-            conversation.is_to_be_compacted = True
+        session = self._conversation.session
+        if len(root_conversation(session).messages):
+            session.compact()
             self._view.note("The conversation will be compacted before the next request.")
         else:
             self._view.note("Nothing has been said yet.")

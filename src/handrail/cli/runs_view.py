@@ -17,11 +17,13 @@ from rich.tree import Tree
 
 from handrail.cli.screens import make_console
 from handrail.journal.records import QuestionRecord, QueuedMessage, RunRecord, RunRow, Verification, WorkerRow
+from handrail.run.compaction import stand_in
 from handrail.text.rendering import escape, exact
 
 if TYPE_CHECKING:
     from handrail.events import ApprovalRemembered
     from handrail.mcp.served_tools import CallMessage
+    from handrail.messages import Compaction, Usage
     from handrail.question import Question
     from handrail.run.answer import FailedRequest, Unanswered
     from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
@@ -191,6 +193,8 @@ def _add_turn(above: Tree, turn: Turn, full: bool, usual: str = "") -> None:
     tokens = "" if turn.usage is None else f" · {turn.usage.input:,} in, {turn.usage.output:,} out"
     cost = "" if turn.cost is None else f" · {format_money(turn.cost)}"
     text.append(f"  {_seconds(turn.seconds)}{tokens}{cost}", "not bold dim")
+    if turn.compaction is not None:
+        _add_compaction(text, turn.compaction, turn.usage, full)
     _add_failed(text, turn.failed, full)
     if turn.text:
         text.append(f"\n{_text(turn.text, full)}", "not bold default")
@@ -199,6 +203,16 @@ def _add_turn(above: Tree, turn: Turn, full: bool, usual: str = "") -> None:
     node = above.add(text)
     for call in turn.calls:
         _add_call(node, call, full)
+
+
+def _add_compaction(text: Text, compaction: Compaction, after: Usage | None, full: bool) -> None:
+    from handrail.cli.activity import compaction_lines
+
+    for line in compaction_lines(compaction, after):
+        text.append(f"\n{line}", "not bold magenta")
+    summary = stand_in(compaction)
+    if summary:
+        text.append(f"\n» {_text(summary, full)}", "not bold default")
 
 
 def _add_unanswered(above: Tree, number: int, unanswered: Unanswered, full: bool) -> None:

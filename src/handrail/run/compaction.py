@@ -8,7 +8,7 @@ before the answer that it precedes, like everything that a resumed run has to fi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -33,6 +33,42 @@ _SHORT = 200
 """Maximum number of characters of a text that a stub keeps. A text that is not longer than twice that stays whole."""
 _PER_MESSAGE = 16
 """Upper bound for the tokens that a provider adds to each message, call and result."""
+
+
+SUMMARY = "[Older messages were left out here, because the conversation outgrew the model's window. A summary of all of it:]\n\n"
+"""What the model is told before a summary."""
+
+
+def pieces_at(compaction: Compaction | None, length: int) -> tuple[Piece, ...]:
+    """Return what is sent of the first `length` messages of a conversation, of which this was the last compaction."""
+    return (*range(length),) if compaction is None else (*compaction.pieces, *range(compaction.upto, length))
+
+
+class Effect(NamedTuple):
+    """What a compaction has changed, as indices of messages."""
+
+    left_out: list[int]
+    """The messages that were sent before, whole or as stubs, and are not sent any more."""
+    shortened: list[int]
+    """The messages that were sent whole before, and are sent as stubs from now on."""
+
+
+def effect_of(compaction: Compaction, earlier: Compaction | None) -> Effect:
+    """Return what a compaction has changed since the one before it in the same conversation, if there was one."""
+    sent = {piece for piece in compaction.pieces if isinstance(piece, int)}
+    before = [each for each in pieces_at(earlier, compaction.upto) if isinstance(each, int)]
+    left_out = [max(each, ~each) for each in before if each not in sent and ~each not in sent]
+    return Effect(left_out, [each for each in before if each >= 0 and ~each in sent])
+
+
+def stand_in(compaction: Compaction) -> str:
+    """Return the summary, or what a function wrote, in place of what is left out; "" if it was only trimmed."""
+    texts = (
+        ()
+        if compaction.by == "trim"
+        else [each.text for each in compaction.pieces if not isinstance(each, int)]
+    )
+    return "\n\n".join(texts).removeprefix(SUMMARY)
 
 
 def sent_under(compaction: Compaction, messages: Sent[Message]) -> Sent[Message]:

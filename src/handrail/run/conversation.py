@@ -31,7 +31,7 @@ from handrail.messages import (
     ToolMessage,
     UserMessage,
 )
-from handrail.run.compaction import sent_under
+from handrail.run.compaction import pieces_at, sent_under
 from handrail.run.run import Run
 from handrail.schema.problems import describe_kind
 from handrail.schema.secrets import WITHHELD
@@ -70,7 +70,7 @@ class Conversation:
 
     __slots__ = (
         *("__weakref__", "_compaction", "_ids", "_session", "_shown"),
-        *("busy", "is_to_be_compacted", "key", "masks", "messages", "opened", "sent"),
+        *("busy", "key", "masks", "messages", "opened", "sent"),
     )
 
     def __init__(self, session: Session, key: str) -> None:
@@ -81,8 +81,6 @@ class Conversation:
         self.sent = self.messages
         """What of the messages is sent: all of them, until the conversation is compacted."""
         self._compaction: Compaction | None = None
-        self.is_to_be_compacted = False
-        """Whether somebody has asked for the conversation to be compacted before the next request."""
         self._shown: dict[int, Message] = {}
         """Messages with secrets, by index, in the masked form that others may see."""
         self.masks = False
@@ -99,8 +97,9 @@ class Conversation:
                 self.messages.append(fact.message)
             if isinstance(fact.message, AssistantMessage):
                 self._ids.update((call.id, 1) for call in fact.message.calls)
-        for compacted in session[ConversationCompacted].where(lambda fact: fact.conversation == self.key):
-            self._send(compacted.compaction)
+        compactions = session[ConversationCompacted].where(lambda fact: fact.conversation == self.key)
+        for last in [*compactions][-1:]:
+            self._send(last.compaction)
         for opened in session[SectionOpened].where(lambda fact: fact.conversation == self.key):
             self.opened.append(opened.path)
 
@@ -124,12 +123,14 @@ class Conversation:
         (session.keep if again else session.record)(MessageAdded(self.key, shown, run_id))
 
     @property
+    def is_to_be_compacted(self) -> bool:
+        """Whether somebody has asked for the conversation to be compacted before the next request."""
+        return self._of().is_to_be_compacted and self.key == ROOT
+
+    @property
     def pieces(self) -> tuple[Piece, ...]:
         """What is sent, as the parts of a compaction."""
-        upto, pieces = (
-            (0, ()) if self._compaction is None else (self._compaction.upto, self._compaction.pieces)
-        )
-        return (*pieces, *range(upto, len(self.messages)))
+        return pieces_at(self._compaction, len(self.messages))
 
     def compact(self, compaction: Compaction, run_id: str, *, again: bool = False) -> None:
         """Send from now on what a compaction names, and what is added after it."""

@@ -57,7 +57,7 @@ from handrail.run.answer import (
     read_answer,
     write_answer,
 )
-from handrail.run.compaction import weight_of
+from handrail.run.compaction import SUMMARY, weight_of
 from handrail.run.conversation import StreamMask
 from handrail.run.limits import BudgetTracker, Reservation
 from handrail.run.record.log import load_attachments, store_attachments
@@ -321,7 +321,7 @@ def charge(
             usage.tokens,
         )  # the answer itself is counted
         if evaluation.window is not None:
-            evaluation.window.count(evaluation, usage.tokens)
+            evaluation.window.count(evaluation, usage)
     stop: Any = answer.stop
     tell = run.session.record if recorded is None else run.session.keep
     tell(ModelResponded(answer.model, stop.reason, usage, cost, seconds, answer.attempt, run.run_context))
@@ -643,7 +643,6 @@ _SUMMARISE = (
     "asked for and decided, what was done and found out, with names, paths and numbers, and what is still to do. Answer with the summary "
     "only, and call no tool.]"
 )
-_SUMMARY = "[Older messages were left out here, because the conversation outgrew the model's window. A summary of all of it:]\n\n"
 
 
 async def _summary(evaluation: Evaluation, spent: list[FailedRequest]) -> str:
@@ -661,4 +660,4 @@ async def _summary(evaluation: Evaluation, spent: list[FailedRequest]) -> str:
     problem = "" if text else "it gave no summary"
     usage = answer.usage if answer.counted else None
     spent.append(FailedRequest(answer.model, problem, usage=usage, cost=cost, charged=answer.charged))
-    return f"{_SUMMARY}{text}" if text else ""
+    return f"{SUMMARY}{text}" if text else ""

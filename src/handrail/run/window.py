@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from handrail.concurrency.cancellation import finish
 from handrail.concurrency.threads import call_either
 from handrail.errors import DefinitionError
-from handrail.messages import Compaction, Message, Model, Piece, Sent, Why
+from handrail.messages import Compaction, Message, Model, Piece, Sent, Usage, Why
 from handrail.models.prices import window_of
 from handrail.prompt.compact import Compact, Strategy
 from handrail.run.answer import FailedRequest, RecordedCompaction, charge_again
@@ -33,7 +33,7 @@ _MOST_DENSE = 8.0
 class Window:
     """How much of the model's window the next request of an evaluation takes, and what is done when too little is left."""
 
-    __slots__ = ("_counted", "_fixed", "_sent", "_spent", "_weighed", "how", "limit")
+    __slots__ = ("_counted", "_fixed", "_last", "_sent", "_spent", "_weighed", "how", "limit")
 
     def __init__(self, how: Compact) -> None:
         self.how = how
@@ -49,16 +49,19 @@ class Window:
         """The messages that the figures are about."""
         self._spent: dict[int, tuple[FailedRequest, ...]] = {}
         """What summaries before an answer have cost, by the answer's number."""
+        self._last: Usage | None = None
+        """The usage of the last request, if the provider reported it."""
 
     def use(self, model: Model) -> None:
         """Measure by the window of this model from now on. A different model may count the same messages differently."""
         self.limit = self.how.limit(window_of(model.name, model.traits))
         self._counted = (0, 0)
 
-    def count(self, evaluation: Evaluation, tokens: int) -> None:
+    def count(self, evaluation: Evaluation, usage: Usage) -> None:
         """Take note of the provider's count for the messages sent and the answer that came, before that is added to them."""
-        if tokens and self.limit is not None:
-            self._counted = (len(evaluation.conversation.sent) + 1, tokens)
+        self._last = usage
+        if usage.tokens and self.limit is not None:
+            self._counted = (len(evaluation.conversation.sent) + 1, usage.tokens)
 
     def is_full(self, evaluation: Evaluation) -> bool:
         """Return whether the conversation has to be compacted before the next request."""
@@ -109,9 +112,9 @@ class Window:
         """
         conversation = evaluation.conversation
         if conversation.is_to_be_compacted:
-            conversation.is_to_be_compacted, why = False, "asked"
+            evaluation.run.session.is_to_be_compacted, why = False, "asked"
         given, messages, tokens = conversation.pieces, conversation.messages, self.tokens(evaluation)
-        spent: list[FailedRequest] = []
+        last, spent = self._last, list[FailedRequest]()
         if callable(self.how.by) and why != "refused":
             by = getattr(self.how.by, "__name__", type(self.how.by).__name__)
             pieces = await _chosen(evaluation, self.how.by, by)
@@ -130,14 +133,17 @@ class Window:
             sum(weight_of(message_of(each, messages)) for each in some) for some in (given, pieces)
         )
         if after >= before:
-            self.limit = (
-                None  # nothing can be left out. A request that is too long is refused by the provider.
-            )
+            if (
+                why == "full"
+            ):  # nothing can be left out. A request that is too long is refused by the provider.
+                self.limit = None
             return False
         before_now = self._spent.get(evaluation.answers, ())
-        recorded = RecordedCompaction(
-            Compaction(len(messages), pieces, by, tokens, why), (*before_now, *spent)
+        usage = [each.usage for each in spent if each.usage is not None]
+        compaction = Compaction(
+            len(messages), pieces, by, tokens, why, last, sum(usage, Usage()) if usage else None
         )
+        recorded = RecordedCompaction(compaction, (*before_now, *spent))
         evaluation.leave_record()
         await finish(evaluation.run.log.note("compaction", evaluation.place_of_answer, recorded))
         self._apply(evaluation, recorded)

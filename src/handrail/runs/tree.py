@@ -13,10 +13,10 @@ from handrail.errors import SessionUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.protocol import Journal
 from handrail.journal.records import OVER, CommitUnit, Entry, QuestionRecord, QueuedMessage, RunRow
-from handrail.messages import AssistantMessage, Message, ToolMessage, Traits, Usage
+from handrail.messages import AssistantMessage, Compaction, Message, ToolMessage, Traits, Usage
 from handrail.models.prices import tariff_of
 from handrail.resources.directory.recovery import Unapplied
-from handrail.run.answer import FailedRequest, RecordedAnswer, total
+from handrail.run.answer import FailedRequest, RecordedAnswer, RecordedCompaction, total
 from handrail.run.place import RUN, Place
 from handrail.run.record.begin import RunBegin, RunOutcome, decode_begin, decode_outcome
 from handrail.run.record.format import InnerCall, Tried, text_of
@@ -91,6 +91,8 @@ class Turn(msgspec.Struct, kw_only=True):
     attachments: Sequence[Attachment] = ()
     """References to the pictures, sounds and other files that the model made."""
     calls: list[CallNode] = []
+    compaction: Compaction | None = None
+    """How the conversation was compacted before the answer; None if it was not."""
 
 
 class Nested(msgspec.Struct, kw_only=True):
@@ -175,6 +177,11 @@ class _Builder:
         """The number of the last attempt at each call that was attempted more than once."""
         self.nested: dict[Place, Nested] = {}
         self.turns: dict[Place, list[Turn]] = {}
+        self.compactions = {
+            entry.key: msgspec.msgpack.decode(entry.body, type=RecordedCompaction)
+            for entry in entries
+            if entry.kind == "compaction"
+        }
 
     def tree(self, standing: Standing) -> RunTree:
         for entry in self.entries:
@@ -202,7 +209,8 @@ class _Builder:
         for call in self.calls.values():
             if call.place.outer is None:
                 _reach_back(call)
-        usage, cost = total([turn for turns in self.turns.values() for turn in turns])
+        summaries = [request for each in self.compactions.values() for request in each.spent]
+        usage, cost = total([turn for turns in self.turns.values() for turn in turns], summaries)
         if self.row.outcome:
             usage, cost = outcome.usage, outcome.cost
         return RunTree(
@@ -229,10 +237,11 @@ class _Builder:
         cost = answer.cost
         if cost is None and answer.usage is not None:
             cost = tariff_of(answer.model, Traits())(answer.usage)
+        compacted = self.compactions.get(entry.key)
         turn = Turn(
             number=place.number, at=entry.at - answer.seconds, seconds=answer.seconds, text=answer.text,
             model=answer.model, usage=answer.usage, cost=cost, failed=answer.failed,
-            attachments=answer.attachments,
+            attachments=answer.attachments, compaction=None if compacted is None else compacted.compaction,
         )  # fmt: skip
         turns = self.turns.setdefault(run, [])
         made = sum(len(each.calls) for each in turns)

@@ -39,6 +39,7 @@ from handrail.serve.thread_messages import (
     render_joined,
     render_open,
     render_thread,
+    without_compactions,
 )
 
 _MOST_CACHED = 4096
@@ -48,7 +49,9 @@ _TRIES = 5
 
 
 def usage_json(usage: Usage) -> dict[str, int]:
-    return {"input": usage.input, "output": usage.output, "requests": usage.requests}
+    cached = {"cached": usage.cached, "cache_writes": usage.cache_writes}
+    shown = {"input": usage.input, "output": usage.output, "requests": usage.requests}
+    return shown | {name: tokens for name, tokens in cached.items() if tokens}
 
 
 def total_cost(costs: Iterable[Decimal | None]) -> Decimal | None:
@@ -176,9 +179,9 @@ async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], i
     run_id = found.run_id or (newest.record.id if newest is not None else "")
     leg = found.leg
     shown = Translator(seen.id, run_id)
-    shown.recall(run_id, [each for run, each in found.said if run == run_id])
+    shown.recall(run_id, without_compactions(each for each in found.said if each.run_id == run_id))
     for inner in dict.fromkeys(each.run_id for each in found.nested if is_in_run(each.run_id, run_id)):
-        shown.recall(inner, [each.message for each in found.nested if each.run_id == inner])
+        shown.recall(inner, without_compactions(each for each in found.nested if each.run_id == inner))
     told = [
         *shown.begin_leg(leg or f"{run_id}-seen"),
         messages_snapshot(found.messages),
@@ -473,6 +476,7 @@ def _turn_json(each: Turn) -> dict[str, Any]:
         "cost": format_cost(each.cost),
         "failed": _failed_json(each.failed),
         "calls": [_call_json(call) for call in each.calls],
+        **({} if each.compaction is None else {"left_out": each.compaction.left_out}),
     }
 
 

@@ -25,6 +25,7 @@ from handrail.run.host import Voters
 from handrail.run.place import is_in_run
 from handrail.run.record.begin import is_outdated
 from handrail.run.record.notices import unread_remarks
+from handrail.run.record.recorded_session import compactions_in
 from handrail.runs import Undoing
 from handrail.serve.agui.interrupts import frontend_tools_of
 from handrail.serve.agui.message_writer import Known
@@ -42,6 +43,8 @@ from handrail.serve.thread_messages import (
     read_nested,
     render,
     render_thread,
+    with_compactions,
+    without_compactions,
 )
 from handrail.serve.watch import Joined, Watch
 from handrail.session import Session
@@ -146,7 +149,7 @@ class Thread:
 
     async def messages(self) -> Sequence[Message]:
         """Return the messages, oldest first, including those of an unfinished run, but not those of nested runs."""
-        return [message for _, message in await self.run_messages()]
+        return without_compactions(await self.run_messages())
 
     async def run_messages(self, rows: Sequence[RunRow] | None = None) -> Sequence[RunMessage]:
         """Return the messages that `messages` returns, each with the id of its run."""
@@ -162,7 +165,8 @@ class Thread:
             return said
         run_id = row.record.id
         unread = await unread_remarks(self._journal, run_id)
-        own = [RunMessage(run_id, each) for each in await runs.said(self._journal, run_id)]
+        compactions = compactions_in(await self._journal.calls.entries(run_id))
+        own = with_compactions(run_id, await runs.said(self._journal, run_id), compactions)
         return [*said, *_with_unread(own, run_id, unread)]
 
     async def rows(self) -> Sequence[RunRow]:
@@ -510,18 +514,18 @@ class Thread:
             run_id,
             known=Known.of(render(said)),
             history=lambda: render_thread(messages_in(session), nested_messages_in(session), self.named),
-            said=lambda nested: [
-                each.message for each in nested_messages_in(session) if each.run_id == nested
-            ],
+            said=lambda nested: without_compactions(
+                each for each in nested_messages_in(session) if each.run_id == nested
+            ),
             usage=tree.usage,
             cost=tree.cost,
             clock=self._setup.clock,
         )
         live = LiveRun(run_id, session, self.feed, told, setup=self._setup, state=self.state)
-        live.recall([message for run, message in said if run == run_id])
+        live.recall(without_compactions(each for each in said if each.run_id == run_id))
         inside = await read_nested(self._journal, [tree.row])
         for nested in dict.fromkeys(each.run_id for each in inside):
-            told.recall(nested, [each.message for each in inside if each.run_id == nested])
+            told.recall(nested, without_compactions(each for each in inside if each.run_id == nested))
         return live
 
     async def _go_on(self, run_id: str, leg: str = "", *, stays: bool = False) -> str:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from handrail.events import MessageAdded, ToolInvoked
+from handrail.events import ConversationCompacted, MessageAdded, ToolInvoked
 from handrail.journal.protocol import Journal
 from handrail.journal.records import Entry, RunRow
-from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage, UserMessage
-from handrail.run.answer import RecordedAnswer
+from handrail.messages import (
+    AssistantMessage,
+    CallAnswered,
+    Compaction,
+    Message,
+    ToolMessage,
+    Usage,
+    UserMessage,
+)
+from handrail.run.answer import RecordedAnswer, RecordedCompaction
+from handrail.run.compaction import effect_of, stand_in
 from handrail.run.conversation import ROOT, Conversation
 from handrail.run.place import Place, is_in_run, split_run_id
 from handrail.run.record.format import InnerCall, text_of
-from handrail.serve.agui.message_writer import answer_json, call_json, result_id, shorten
+from handrail.serve.agui.message_writer import COMPACTED, answer_json, call_json, result_id, shorten
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.attachments import parts_of
 from handrail.session import Session
@@ -26,11 +36,11 @@ if TYPE_CHECKING:
 
 
 class RunMessage(NamedTuple):
-    """A message, with the id of the run that it belongs to."""
+    """A message, or a compaction of the messages before it, with the id of the run that it belongs to."""
 
     run_id: str
     """The id of the message's run. The id of a nested run consists of the outermost run's id and a place."""
-    message: Message
+    message: Message | Compaction
 
 
 # --- reading ------------------------------------------------------------------------------------------
@@ -38,16 +48,52 @@ class RunMessage(NamedTuple):
 
 def messages_in(session: Session) -> list[RunMessage]:
     """Return a session's messages, oldest first, without the messages of nested runs."""
-    facts = session[MessageAdded].all()
-    said = [RunMessage(fact.run_id, fact.message) for fact in facts if fact.conversation == ROOT]
-    return _with_open_results(session, said)
+    return _with_open_results(session, _read(session, nested=False))
 
 
 def nested_messages_in(session: Session) -> list[RunMessage]:
     """Return the messages of a session's nested runs, oldest first."""
-    facts = session[MessageAdded].all()
-    said = [RunMessage(fact.conversation, fact.message) for fact in facts if fact.conversation != ROOT]
-    return _with_open_results(session, said)
+    return _with_open_results(session, _read(session, nested=True))
+
+
+def _read(session: Session, *, nested: bool) -> list[RunMessage]:
+    """Return the messages and compactions of nested runs, or of the other runs, oldest first. Of several compactions at once, the last counts."""
+    compacted = {
+        (fact.conversation, fact.compaction.upto): fact for fact in session[ConversationCompacted].all()
+    }
+    lengths: Counter[str] = Counter()
+    said: list[RunMessage] = []
+    for fact in session[MessageAdded].all():
+        key = fact.conversation
+        if (key != ROOT) is not nested:
+            continue
+        said.append(RunMessage(key if nested else fact.run_id, fact.message))
+        lengths[key] += 1
+        here = compacted.get((key, lengths[key]))
+        if here is not None:
+            said.append(RunMessage(key if nested else here.run_id, here.compaction))
+    return said
+
+
+def with_compactions(
+    run_id: str, messages: Iterable[Message], compactions: Mapping[int, Compaction]
+) -> list[RunMessage]:
+    """Return a run's messages with its compactions, each before the answer with its number."""
+    said: list[RunMessage] = []
+    left = dict(compactions)
+    number = 0
+    for message in messages:
+        if isinstance(message, AssistantMessage):
+            number += 1
+            if number in left:
+                said.append(RunMessage(run_id, left.pop(number)))
+        said.append(RunMessage(run_id, message))
+    return [*said, *(RunMessage(run_id, each) for each in left.values())]
+
+
+def without_compactions(messages: Iterable[RunMessage]) -> list[Message]:
+    """Return the messages only."""
+    return [message for _, message in messages if not isinstance(message, Compaction)]
 
 
 def _with_open_results(session: Session, said: list[RunMessage]) -> list[RunMessage]:
@@ -88,10 +134,15 @@ async def read_nested(journal: Journal, rows: Sequence[RunRow]) -> list[RunMessa
         ends = {entry.key: entry for entry in entries if entry.kind == "inner call"}
         made: dict[Place, int] = {}
         for entry in entries:
-            if entry.kind != "model answer":
+            if entry.kind not in ("model answer", "compaction"):
                 continue
             place = Place.parse(entry.key).run
             key = ROOT if place.parent is None else place.id(run_id)
+            if entry.kind == "compaction":
+                if place.parent is not None:
+                    compaction = msgspec.msgpack.decode(entry.body, type=RecordedCompaction).compaction
+                    found.append(RunMessage(key, compaction))
+                continue
             conversation = conversations.setdefault(key, Conversation(session, key))
             answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
             calls = conversation.fresh_ids(answer.calls)
@@ -123,13 +174,49 @@ def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> 
 # --- rendering ----------------------------------------------------------------------------------------
 
 
-def render(messages: Sequence[RunMessage]) -> list[dict[str, Any]]:
-    """Render messages as AG-UI messages."""
-    return [
-        made
-        for id, (run_id, message) in zip(_ids(messages, _starts(messages)), messages, strict=True)
-        for made in _render_message(id, run_id, message)
-    ]
+def render(messages: Sequence[RunMessage], named: Mapping[str, str] = {}) -> list[dict[str, Any]]:
+    """Render messages as AG-UI messages. `named` maps the ids of users' messages to the ids that the client gave to them."""
+    out: list[dict[str, Any]] = []
+    shown: list[list[str]] = []
+    earlier: Compaction | None = None
+    for id, (run_id, message) in zip(_ids(messages, _starts(messages)), messages, strict=True):
+        id = named.get(id, id)
+        if isinstance(message, Compaction):
+            unknown: list[list[str]] = [[]] * (message.upto - len(shown))  # at the beginning
+            out.append(_render_compaction(id, message, earlier, [*unknown, *shown[-message.upto :]]))
+            earlier = message
+        else:
+            shown.append(_shown_ids(id, message))
+            out += _render_message(id, run_id, message)
+    return out
+
+
+def _shown_ids(id: str, message: Message) -> list[str]:
+    """Return the ids under which clients show a message: its own, or those of the calls whose results it has."""
+    if isinstance(message, ToolMessage):
+        return [result.id for result in message.results]
+    is_shown = message.text if isinstance(message, AssistantMessage) else not message.by_run
+    return [id] if is_shown else []
+
+
+def _render_compaction(
+    id: str, compaction: Compaction, earlier: Compaction | None, shown: Sequence[Sequence[str]] = ()
+) -> dict[str, Any]:
+    """Render a compaction as an activity. `shown` are the ids under which clients show each message before it."""
+    content: dict[str, Any] = {"by": compaction.by, "why": compaction.why, "tokens": compaction.tokens}
+    for name, indices in zip(("left_out", "shortened"), effect_of(compaction, earlier), strict=True):
+        ids = dict.fromkeys(each for at in indices if at < len(shown) for each in shown[at])
+        content[name] = {"messages": len(indices), "ids": list(ids)}
+    content["summary"] = clean_text(stand_in(compaction))
+    content["before"], content["spent"] = _cached(compaction.before), _cached(compaction.spent)
+    return {"id": f"{id}/compacted", "role": "activity", "activityType": COMPACTED, "content": content}
+
+
+def _cached(usage: Usage | None) -> dict[str, int] | None:
+    """Return the input tokens of a request, and how many of them were read from and written to the provider's cache."""
+    if usage is None:
+        return None
+    return {"input": usage.input, "cached": usage.cached, "cache_writes": usage.cache_writes}
 
 
 def said_by_people(messages: Sequence[RunMessage]) -> Iterator[tuple[str, str]]:
@@ -183,7 +270,7 @@ def render_thread(
     `named` maps the ids of users' messages to the ids that the client gave to them. If the ids differed, the client would take
     the message for a new one and show it last.
     """
-    own = [{**each, "id": named.get(each["id"], each["id"])} for each in render(messages)]
+    own = render(messages, named)
     calls: dict[str, list[str]] = {}
     for run_id, message in messages:
         if isinstance(message, AssistantMessage):
@@ -217,8 +304,12 @@ def render_joined(
 
 
 def _render_nested(messages: Sequence[RunMessage]) -> Iterator[dict[str, Any]]:
+    earlier: dict[str, Compaction] = {}
     for id, (run_id, message) in zip(_ids(messages, {}), messages, strict=True):
-        if not isinstance(message, UserMessage):
+        if isinstance(message, Compaction):
+            yield {**_render_compaction(id, message, earlier.get(run_id)), "subagentRunId": run_id}
+            earlier[run_id] = message
+        elif not isinstance(message, UserMessage):
             for each in _render_message(id, run_id, message):
                 content = each["content"]
                 said = clean_text(content) if isinstance(content, str) else content

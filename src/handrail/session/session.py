@@ -104,6 +104,8 @@ class Session:
         """The call ids and prefixes taken in this session, each with the number last used to make a unique id from it."""
         self.root: Any = None
         """The root conversation, which runs on this session share; None until the first run."""
+        self.is_to_be_compacted = False
+        """Whether the root conversation is to be compacted before its next request."""
         for kind, rules in self._rules.items():
             _check_rules(self._id, kind, rules)
             for each in (kind, *rules.reducers):
@@ -250,6 +252,14 @@ class Session:
             self._refuse_in_reducer()
             self.state = cast(State, snapshot.state)
             self.prepared = ()
+
+    def compact(self) -> None:
+        """Compact the session's conversation before its next request, in the active run or else in the next one. Nothing of it is lost.
+
+        What is asked for is not recorded before that. It is dropped if nothing can be left out. The conversations of nested
+        runs are not compacted.
+        """
+        self.is_to_be_compacted = True
 
     # For forks, transactions and policies.
 

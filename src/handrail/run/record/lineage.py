@@ -32,7 +32,7 @@ from handrail.run.record.format import Advice, InnerCall, attachments_in, text_o
 from handrail.run.record.lease import acquire_run
 from handrail.run.record.log import Told
 from handrail.run.record.notices import undone_in, untold_messages
-from handrail.run.record.recorded_session import last_compaction, logs_of, run_end
+from handrail.run.record.recorded_session import compactions_in, logs_of, run_end
 from handrail.session import Session
 from handrail.session.serialization import decode_item, encode_item, said_in
 from handrail.session.slices import name_of
@@ -92,7 +92,7 @@ async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
         logged += [*logs.copied(), *outcome.logged, encode_item(run_end(earlier, logs), record.session_id)]
         said += outcome.messages
         shown += outcome.opened
-        compaction = last_compaction(records) or compaction
+        compaction = [compaction, *compactions_in(records).values()][-1]
     for run_id, each in history:
         if isinstance(each, CommitUnit) and run_id in ids and each.call_id not in undone:
             events += [bytes(event) for event in each.events]

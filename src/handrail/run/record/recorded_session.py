@@ -376,8 +376,8 @@ def _bring_in(session: Session, runs: Iterable[Recorded], units: Iterable[Commit
     for each in runs:
         _relog(session, each)
         outcome = decode_outcome(each.row)
-        compaction = last_compaction(each.records) if each.row.status in OVER else None
-        _say_again(session, each.row.record.id, outcome.messages, outcome.opened, compaction)
+        compactions = compactions_in(each.records).values() if each.row.status in OVER else ()
+        _say_again(session, each.row.record.id, outcome.messages, outcome.opened, compactions)
 
 
 def _relog(session: Session, recorded: Recorded) -> None:
@@ -417,7 +417,7 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
             session.redo(decode_item(event, session.id))
         for entry in begin.logged:
             session.relog(decode_item(entry, session.id))
-        _say_again(session, first.record.id, begin.said, begin.shown, begin.compaction)
+        _say_again(session, first.record.id, begin.said, begin.shown, filter(None, [begin.compaction]))
         bring_in(session, [decode_item(fact, session.id) for fact in begin.denied])
     return session
 
@@ -435,14 +435,15 @@ def logs_of(row: RunRow, records: Iterable[CommitUnit | Entry]) -> RecordedLogs:
     return RecordedLogs(record.id, record.session_id, decode_begin(record).trace_id, records)
 
 
-def last_compaction(records: Iterable[CommitUnit | Entry]) -> Compaction | None:
-    """Return the last compaction of a run's own conversation; None if there is none."""
-    bodies = [
-        each.body
+def compactions_in(records: Iterable[CommitUnit | Entry]) -> Mapping[int, Compaction]:
+    """Return the compactions of a run's own conversation, in order, by the number of the answer that each precedes."""
+    return {
+        place.number: msgspec.msgpack.decode(each.body, type=RecordedCompaction).compaction
         for each in records
-        if isinstance(each, Entry) and each.kind == "compaction" and each.key.startswith("#")
-    ]
-    return msgspec.msgpack.decode(bodies[-1], type=RecordedCompaction).compaction if bodies else None
+        if isinstance(each, Entry)
+        and each.kind == "compaction"
+        and (place := Place.parse(each.key)).parent == RUN
+    }
 
 
 def _say_again(
@@ -450,14 +451,14 @@ def _say_again(
     run_id: str,
     messages: Iterable[Message],
     opened: Iterable[str],
-    compaction: Compaction | None,
+    compactions: Iterable[Compaction],
 ) -> None:
-    """Add an earlier run's messages, opened sections and last compaction to a session's conversation."""
+    """Add an earlier run's messages, opened sections and compactions to a session's conversation."""
     for message in messages:
         session.keep(MessageAdded(ROOT, message, run_id))
     for path in opened:
         session.keep(SectionOpened(ROOT, path, run_id))
-    if compaction is not None:
+    for compaction in compactions:
         session.keep(ConversationCompacted(ROOT, compaction, run_id))
 
 

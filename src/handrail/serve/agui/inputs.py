@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from handrail.content import Attachment
 from handrail.errors import AnswerRefused, DefinitionError, HandrailError, JournalError
 from handrail.messages import AssistantMessage as OurAssistantMessage
+from handrail.messages import Compaction
 from handrail.messages import Message as OurMessage
 from handrail.messages import UserMessage as OurUserMessage
 from handrail.question import Answer, Question
@@ -325,7 +326,8 @@ async def _submit(
     answers = [_answer(thread.principal, given, recorded) for given in input.answers]
     answers += _tool_answers(thread.principal, input, open)
     # a run may have ended since, so its messages must not be taken from rows that say that it goes on
-    messages = await thread.run_messages(None if rows else rows)
+    said = await thread.run_messages(None if rows else rows)
+    messages = [each for each in said if not isinstance(each.message, Compaction)]
     named = dict(_match_ids(messages, input.named))
     thread.named.update(named)
     new, attached = input.said[len(_repeated(messages, input.said)) :], input.attached

@@ -20,6 +20,8 @@ MOST_CHARACTERS = 100_000
 """Maximum number of characters of a call's result that are sent to clients."""
 MADE = "handrail.attachment"
 """The type of the activity for a picture, a sound or another file that a model made."""
+COMPACTED = "handrail.compacted"
+"""The type of the activity for a compaction of the conversation."""
 WITHDRAWN = "handrail.withdrawn"
 """The type that such an activity gets if its answer fails, because older clients keep activities that a snapshot lacks."""
 _NOT_MADE = "This call was not made, because it is not in a complete answer of the model."

@@ -24,6 +24,7 @@ from handrail.events import (
     ApprovalDecided,
     AttachmentDelta,
     CallDelta,
+    ConversationCompacted,
     Emitted,
     MessageAdded,
     ModelFailed,
@@ -44,7 +45,15 @@ from handrail.question import Question
 from handrail.run.place import is_in_run
 from handrail.serve.agui.call_states import CallStates, Subagents, usage_json
 from handrail.serve.agui.interrupts import interrupt_leg, question_json
-from handrail.serve.agui.message_writer import MADE, WITHDRAWN, Known, MessageWriter, OpenRun, shorten
+from handrail.serve.agui.message_writer import (
+    COMPACTED,
+    MADE,
+    WITHDRAWN,
+    Known,
+    MessageWriter,
+    OpenRun,
+    shorten,
+)
 from handrail.serve.agui.wire_events import PROTOCOL, Event, custom, dump, plain_json, state_patch, wire_event
 from handrail.serve.attachments import parts_of
 from handrail.serve.thread_messages import user_id
@@ -109,6 +118,7 @@ class Translator:
             ModelResponded: self._responded,
             ModelFailed: self._failed,
             Advised: self._advised,
+            ConversationCompacted: self._compacted,
             PromptExecuted: self._executed,
         }
 
@@ -403,6 +413,17 @@ class Translator:
         value = {"kind": event.kind, "by": event.by, "text": clean_text(event.text), "failed": event.failed}
         return [custom("handrail.advised", value, run.tag)]
 
+    def _compacted(self, event: ConversationCompacted, run: OpenRun) -> list[Event]:
+        """Return the event for the last compaction in the history, which is this one."""
+        history = () if self._history is None else reversed(self._history())
+        for each in history:
+            if each.get("activityType") == COMPACTED and each.get("subagentRunId") == run.tag:
+                activity = wire.ActivitySnapshotEvent(
+                    message_id=each["id"], activity_type=COMPACTED, content=each["content"]
+                )
+                return [wire_event(activity, run.tag)]
+        return []
+
     def _executed(self, event: PromptExecuted, run: OpenRun) -> list[Event]:
         if run.tag is None:
             # `finish`, `fail` and `cancel` report the end of the outermost run. Requests that were cut off are in its cost only.
@@ -414,7 +435,7 @@ class Translator:
         return [*events, *self._nested.end(run, event.stop_reason)]
 
 
-_REPLACED = {"@ag-ui/client": {"authoritativeActivityTypes": [MADE, WITHDRAWN]}}
+_REPLACED = {"@ag-ui/client": {"authoritativeActivityTypes": [MADE, WITHDRAWN, COMPACTED]}}
 """The types of activities that a snapshot replaces, in the form that AG-UI's own client reads."""
 
 

@@ -4,6 +4,7 @@
 import { Arguments } from "./arguments.js";
 import { Attachments } from "./attachments.js";
 import { Changes } from "./changes.js";
+import { Compacted } from "./compacted.js";
 import { drawnFor, useNow } from "./hooks.js";
 import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
@@ -20,7 +21,11 @@ function Entry({ kind, id, view, conversation }) {
   if (kind === "call") return html`<${Card} id=${id} view=${view} conversation=${conversation} />`;
   if (kind === "agent") return html`<${Agent} agent=${view.agents[id]} view=${view} conversation=${conversation} />`;
   if (kind === "note") return html`<${Note} note=${view.notes[id]} />`;
-  if (kind === "activity") return html`<${Activity} activity=${view.activities[id]} thread=${view.id} />`;
+  if (kind === "activity") {
+    const activity = view.activities[id];
+    if (activity.type === "handrail.compacted") return html`<${Compacted} content=${activity.content} view=${view} />`;
+    return html`<${Activity} activity=${activity} thread=${view.id} />`;
+  }
   return html`<${Message} kind=${kind} message=${view.messages[id]} thread=${view.id} />`;
 }
 

@@ -11,6 +11,7 @@ const PATHS = {
   "timed out": "M10 3.5a6.5 6.5 0 1 0 0 13a6.5 6.5 0 0 0 0-13M10 6.5V10L12.5 12",
   invalid: "M10 4V11M10 14.5V15.5",
   conflict: "M4 7H13L10 4M16 13H7L10 16",
+  compacted: "M10 2.5V8M7 5.5 10 8.5 13 5.5M10 17.5V12M7 14.5 10 11.5 13 14.5M3 10H17",
   menu: "M3 6H17M3 10H17M3 14H17",
   plus: "M10 4V16M4 10H16",
   close: "M5 5 15 15M15 5 5 15",

@@ -106,7 +106,7 @@ function Tree({ visible, at, folded, start, go, fold, point }) {
       ${span.children && html`<span class="chevron" aria-hidden="true"></span>`}
       ${span.kind === "call" && html`<span class=${`span-sign status-${wordOf(span.status)}`} aria-hidden="true">${span.reversed.length ? "↶" : (SIGNS[span.status] ?? "•")}</span>`}
       ${span.failed?.length > 0 && html`<span class="span-sign status-error" aria-hidden="true">${SIGNS.error}</span>`}
-      <span class="span-label">${span.label}</span>
+      <span class="span-label">${span.label}${typeof span.leftOut === "number" ? " · compacted" : ""}</span>
     </li>`)}
   </ul>`;
 }
@@ -140,6 +140,7 @@ export function wordOf(status) {
 export function detailOf(span, start) {
   const parts = [span.kind === "turn" && span.model ? `${span.label} (${span.model})` : span.label];
   if (span.kind === "run") parts.push("nested run");
+  if (typeof span.leftOut === "number") parts.push(`compacted before: ${counted(span.leftOut, "message")} not sent`);
   const unanswered = span.kind === "turn" && span.status === "error";
   for (const { model, error } of span.failed ?? []) parts.push(`${model} failed${unanswered ? "" : " before"}: ${error}`);
   if (unanswered) parts.push("no answer");
@@ -148,7 +149,10 @@ export function detailOf(span, start) {
   for (const wait of span.waits) {
     parts.push(`${wait.open ? "waiting" : "waited"} ${lasting(wait.end - wait.start)} for ${wait.name}`);
   }
-  if (span.usage) parts.push(`${count(span.usage.input)} tokens in, ${count(span.usage.output)} out`);
+  if (span.usage) {
+    const cached = span.usage.cached ? ` (${count(span.usage.cached)} from the cache)` : "";
+    parts.push(`${count(span.usage.input)} tokens in${cached}, ${count(span.usage.output)} out`);
+  }
   if (span.cost !== null && span.cost !== undefined) parts.push(`$${span.cost}`);
   parts.push(span.start - start < 0.001 ? "from the start" : `after ${lasting(span.start - start)}`);
   return parts.join(" · ");

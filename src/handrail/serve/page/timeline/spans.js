@@ -4,8 +4,8 @@
  * @typedef {{
  *   id: string, kind: "turn"|"call"|"run", label: string, status: string, depth: number, parent: string|null,
  *   start: number, end: number, open: boolean, waits: {start: number, end: number, name: string, open: boolean}[],
- *   usage: {input: number, output: number}|null, cost: string|null, message: string, children: boolean,
- *   model?: string|null, failed?: {model: string, error: string}[], callId?: string, reversed?: string[],
+ *   usage: {input: number, output: number, cached?: number}|null, cost: string|null, message: string, children: boolean,
+ *   model?: string|null, leftOut?: number|null, failed?: {model: string, error: string}[], callId?: string, reversed?: string[],
  * }} Span  Times are seconds since 1970.
  */
 
@@ -39,7 +39,7 @@ function turnsInto(made, turns, prefix, depth, parent) {
     made.spans.push({
       id, parent, depth, kind: "turn", label: `Turn ${turn.number ?? at + 1}`, model: turn.model ?? null, status: turn.answered === false ? "error" : "ok", start, end,
       open: made.goes && isOpen(turn) && !calls.length, waits: [], usage: turn.usage ?? null, cost: turn.cost ?? null,
-      message: turn.text ?? "", failed: turn.failed ?? [], children: false,
+      message: turn.text ?? "", failed: turn.failed ?? [], children: false, leftOut: turn.left_out ?? null,
     });
     callsInto(made, calls, `${id}.`, depth, parent);
   });
@@ -95,7 +95,8 @@ function runInto(made, run, id, depth, parent) {
 function sum(turns) {
   const used = turns.map((turn) => turn.usage).filter(Boolean);
   if (!used.length) return null;
-  return { input: used.reduce((all, one) => all + (one.input ?? 0), 0), output: used.reduce((all, one) => all + (one.output ?? 0), 0) };
+  const all = (name) => used.reduce((total, one) => total + (one[name] ?? 0), 0);
+  return { input: all("input"), output: all("output"), cached: all("cached") };
 }
 
 /**
