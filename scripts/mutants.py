@@ -378,8 +378,15 @@ MUTANTS = [
     Mutant(
         "nested usage forgotten",
         "run/record/recorded_calls.py",
-        "        run.costs.models.add(answer.usage or Usage(requests=1), answer.cost)\n",
+        "        for each in (*answer.failed, answer):\n            charge_again(run, each)\n",
         "",
+        SIMULATED,
+    ),
+    Mutant(
+        "nested summaries forgotten",
+        "run/record/recorded_calls.py",
+        'run.log.bodies_under("compaction", place, before)',
+        "()",
         SIMULATED,
     ),
     Mutant(

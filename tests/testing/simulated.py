@@ -6,8 +6,11 @@ Together they cover nested runs, questions, approvals, handoffs, retries, thread
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import json
+import re
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +20,11 @@ from pydantic import BaseModel
 from handrail import (
     Adapter,
     Budget,
+    Compact,
     Handoff,
     Parked,
     Prompt,
+    ScriptedModel,
     Tool,
     ToolContext,
     ToolResult,
@@ -30,6 +35,8 @@ from handrail import (
 from handrail.environment import LaterEnvironment
 from handrail.errors import QuestionTimedOut
 from handrail.guard import CapabilityPolicy, RateLimitPolicy
+from handrail.messages import ModelPart, ModelRequest, ToolMessage, Traits, Usage, UserMessage
+from handrail.models.scripted import Reply
 from handrail.question import Answer, Question
 from handrail.run.call import ToolCall
 from handrail.session import kept
@@ -707,3 +714,89 @@ def heard_once(seen: Seen) -> str | None:
 
 
 REMARKING = Scenario(name="remarks", play=remarking, laws=[heard_once])
+
+
+# --- a seventh scenario: conversations that outgrow their windows, one trimmed and one summarised -------------------
+
+
+PAGES = 6
+
+
+class Reader:
+    """A model that reads one page after the other, and then goes on as it is told. It keeps no state, and says what it was sent."""
+
+    name = "scripted:reader"
+    traits = Traits(native_output=True)
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        last, prompt = request.messages[-1], request.system.partition(".")[0]
+        page = re.match(r"page (\d+)", last.text) if isinstance(last, ToolMessage) else None
+        number = int(page[1]) if page else 0
+        answer: Any
+        if isinstance(last, UserMessage) and last.by_run:
+            answer = "Six pages, all alike."
+        elif number < PAGES and (page or isinstance(last, UserMessage)):
+            answer = ToolCall("read", {"page": number + 1})
+        else:
+            answer = ToolCall("delegate") if number and prompt == "You read" else "All is read."
+        text = "\0".join(each.text for each in request.messages)
+        sent = hashlib.sha256(text.encode()).hexdigest()
+        is_compacted = "left out" in text
+        self._world.happened("sent", prompt=prompt, sent=sent, is_compacted=is_compacted)
+        if not (isinstance(last, UserMessage) and last.by_run):
+            self._world.happened("asked", prompt=prompt, message="", answer=0)
+        await asyncio.sleep(1.0)
+        usage = Usage(sum(len(each.text) for each in request.messages) // 4, 10, requests=1)
+        reply = Reply(answer, usage=usage) if isinstance(answer, str) else Reply(calls=[answer], usage=usage)
+        async for part in ScriptedModel([reply]).stream(request):
+            yield part
+
+
+def reading(stage: Stage) -> Play:
+    """Return the play of a run and of an agent in it whose conversations are compacted, the agent's with summaries."""
+
+    @tool(effect="pure")
+    async def read(page: int) -> str:
+        """Read a page."""
+        return f"page {page} " + "all alike " * 200
+
+    digest = Prompt("digest", "You digest.", tools=[read], compact=Compact(by="summary", tokens=1_500))
+
+    @tool(effect="staged")
+    async def delegate(context: ToolContext) -> str:
+        """Let an agent read all of it."""
+        said = await context.adapter.evaluate(digest, "Read it too.")
+        context.session.dispatch(Noted(said.text))
+        return said.text
+
+    adapter = Adapter(
+        Reader(stage.world),
+        journal=stage.journal,
+        filesystem=stage.files,
+        environment=LaterEnvironment(),
+        clock=stage.clock,
+        new_id=stage.new_id,
+    )
+    prompt = Prompt("reader", "You read.", tools=[read, delegate], compact=Compact(tokens=1_500))
+    return Play(adapter, prompt, "Read it.")
+
+
+def the_same_is_sent(seen: Seen) -> str | None:
+    """Check that each request is one that is sent without a crash, that none of these is missing, and that both conversations were compacted."""
+    sent, expected = (
+        {each.details["sent"] for each in world.all("sent")} for world in (seen.world, seen.uncrashed)
+    )
+    compacted = {each.details["prompt"] for each in seen.world.all("sent") if each.details["is_compacted"]}
+    if compacted != {"You read", "You digest"}:
+        return f"only {sorted(compacted)} were compacted"
+    return (
+        None
+        if sent == expected
+        else f"{len(sent - expected)} other requests were sent, and {len(expected - sent)} were not"
+    )
+
+
+READING = Scenario(name="long", play=reading, laws=[the_same_is_sent])

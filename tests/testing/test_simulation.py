@@ -30,7 +30,7 @@ from handrail.testing.simulation import (
 )
 from handrail.testing.simulation.__main__ import main
 from support import postgres, warm_python
-from testing.simulated import DECIDING, DELIVERING, ERRANDS, EXPIRING, REMARKING, SHOPPING, Colour
+from testing.simulated import DECIDING, DELIVERING, ERRANDS, EXPIRING, READING, REMARKING, SHOPPING, Colour
 from testing.simulated_workspace import WRITING
 
 pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
@@ -117,6 +117,14 @@ def test_a_call_that_began_is_charged_once_however_often_its_process_dies():
     report = crashed(DELIVERING, write_every=every, step_every=10 * FEWER, overtaken_every=0, again=True)
     report.assert_kept()
     assert report.tried["step"] > 2
+
+
+@pytest.mark.timeout(900)
+def test_compacted_conversations_survive_it():
+    """Whenever the process dies, even between a summary and its record, each request is sent as it would have been."""
+    report = crashed(READING, write_every=1 if ALL else 8, step_every=30 * FEWER, overtaken_every=60)
+    report.assert_kept()
+    assert report.tried["before write"] > 2
 
 
 @pytest.mark.timeout(900)

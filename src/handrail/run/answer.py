@@ -46,7 +46,6 @@ from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
     from handrail.run.conversation import SecretMask
-    from handrail.run.run import Run
 
 _NONE = Usage(requests=1)
 _WHY_CUT = {
@@ -307,14 +306,6 @@ class _Answered(Protocol):
     def cost(self) -> Decimal | None: ...
     @property
     def failed(self) -> Sequence[FailedRequest]: ...
-
-
-def charge_again(run: Run, request: Charge) -> None:
-    """Charge a recorded request that is not sent again. The limits are not checked: they were checked before it was sent."""
-    if request.usage is not None:
-        run.costs.models.add(request.usage, request.cost)
-    if run.budget is not None:
-        run.budget.reserve().settle(**request.spent())
 
 
 def total(answers: Iterable[_Answered], others: Iterable[Charge] = ()) -> tuple[Usage, Decimal | None]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from math import inf
 from types import TracebackType
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
@@ -18,6 +18,9 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import BudgetExceededError, DefinitionError
 from handrail.messages import Usage
 from handrail.text.spelling import checked_arguments
+
+if TYPE_CHECKING:
+    from handrail.run.run import Run
 
 Unit = Literal["tokens", "money", "requests", "tool_calls"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
@@ -375,3 +378,17 @@ class AnswerCharge(Charge, frozen=True):
     """What a recorded answer used and cost, with the earlier requests for it, which failed or were not used."""
 
     failed: tuple[Charge, ...] = ()
+
+
+class SummaryCharge(msgspec.Struct, frozen=True):
+    """What the requests for a summary before a compaction used and cost."""
+
+    spent: tuple[Charge, ...] = ()
+
+
+def charge_again(run: Run, request: Charge) -> None:
+    """Charge a recorded request that is not sent again. The limits are not checked: they were checked before it was sent."""
+    if request.usage is not None:
+        run.costs.models.add(request.usage, request.cost)
+    if run.budget is not None:
+        run.budget.reserve().settle(**request.spent())

@@ -52,14 +52,13 @@ from handrail.run.answer import (
     ModelAnswer,
     RecordedAnswer,
     Unanswered,
-    charge_again,
     offer_of,
     read_answer,
     write_answer,
 )
 from handrail.run.compaction import SUMMARY, weight_of
 from handrail.run.conversation import StreamMask
-from handrail.run.limits import BudgetTracker, Reservation
+from handrail.run.limits import BudgetTracker, Reservation, charge_again
 from handrail.run.record.log import load_attachments, store_attachments
 from handrail.run.record.notices import tell_remarks, tell_undone
 from handrail.run.response import ANSWER_TOOL

@@ -11,9 +11,10 @@ from handrail.errors import DefinitionError
 from handrail.messages import Compaction, Message, Model, Piece, Sent, Usage, Why
 from handrail.models.prices import window_of
 from handrail.prompt.compact import Compact, Strategy
-from handrail.run.answer import FailedRequest, RecordedCompaction, charge_again
+from handrail.run.answer import FailedRequest, RecordedCompaction
 from handrail.run.compaction import message_of, pieces_of, trimmed, weight_of
 from handrail.run.conversation import check_well_formed
+from handrail.run.limits import charge_again
 from handrail.run.place import Place
 from handrail.schema.problems import describe_kind
 from handrail.text.raised_errors import described

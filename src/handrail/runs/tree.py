@@ -93,6 +93,8 @@ class Turn(msgspec.Struct, kw_only=True):
     calls: list[CallNode] = []
     compaction: Compaction | None = None
     """How the conversation was compacted before the answer; None if it was not."""
+    summaries: tuple[FailedRequest, ...] = ()
+    """The requests for a summary before the answer."""
 
 
 class Nested(msgspec.Struct, kw_only=True):
@@ -237,11 +239,14 @@ class _Builder:
         cost = answer.cost
         if cost is None and answer.usage is not None:
             cost = tariff_of(answer.model, Traits())(answer.usage)
-        compacted = self.compactions.get(entry.key)
+        recorded = self.compactions.get(entry.key)
+        compacted: dict[str, Any] = (
+            {} if recorded is None else {"compaction": recorded.compaction, "summaries": recorded.spent}
+        )
         turn = Turn(
             number=place.number, at=entry.at - answer.seconds, seconds=answer.seconds, text=answer.text,
             model=answer.model, usage=answer.usage, cost=cost, failed=answer.failed,
-            attachments=answer.attachments, compaction=None if compacted is None else compacted.compaction,
+            attachments=answer.attachments, **compacted,
         )  # fmt: skip
         turns = self.turns.setdefault(run, [])
         made = sum(len(each.calls) for each in turns)

@@ -393,7 +393,7 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
         facts["reason"] = call.message
     turns = [turn for nested in _runs_inside(call) for turn in nested.turns]
     if turns:
-        usage, cost = total(turns)
+        usage, cost = total(turns, (request for turn in turns for request in turn.summaries))
         facts |= {"usage": usage_json(usage), "cost": format_cost(cost)}
     return facts
 

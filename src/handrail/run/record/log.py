@@ -134,9 +134,9 @@ class RunLog:
             if kind in ("verb", "inner call")
         }
         self._inside: dict[Place | None, list[tuple[EntryKind | Literal["ticket"], Place, bytes]]] = {}
-        """Model answers, inner calls and tickets, grouped by the outermost call that contains them; None for the run itself."""
+        """Model answers, compactions, inner calls and tickets, grouped by the outermost call that contains them; None for the run itself."""
         for (kind, key), body in self._found.items():
-            if kind in ("model answer", "inner call"):
+            if kind in ("model answer", "compaction", "inner call"):
                 self._put(kind, Place.parse(key), body)
         for key, verb in self._verbs.items():
             if verb == "ticket":
@@ -172,9 +172,9 @@ class RunLog:
             if attempt is not None:
                 yield attempt, place, body
 
-    def answers_under(self, call: Place, before: int | None = None) -> Iterator[bytes]:
-        """Yield the model's answers in runs nested in a call; with `before`, only those in attempts with a lower number."""
-        for attempt, _, body in self._under("model answer", call):
+    def bodies_under(self, kind: EntryKind, call: Place, before: int | None = None) -> Iterator[bytes]:
+        """Yield the answers or compactions in runs nested in a call; with `before`, only those in attempts with a lower number."""
+        for attempt, _, body in self._under(kind, call):
             if before is None or attempt < before:
                 yield body
 

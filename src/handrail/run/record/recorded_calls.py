@@ -15,7 +15,7 @@ from handrail.messages import Usage
 from handrail.run.call_log import CallLog, log_again
 from handrail.run.effects import compensate, probe
 from handrail.run.failures import Unsuccessful
-from handrail.run.limits import AnswerCharge
+from handrail.run.limits import AnswerCharge, SummaryCharge, charge_again
 from handrail.run.place import Place
 from handrail.run.record.format import (
     GIVEN_SECRET,
@@ -211,20 +211,20 @@ def settled_by(attempt: Attempt, effects: Iterable[RecordedEffect]) -> list[Sett
 
 
 def bill_nested(attempt: Attempt, before: int | None = None) -> None:
-    """Charge the recorded model answers of runs nested in this call. These runs are not replayed.
+    """Charge the recorded model answers and summaries of runs nested in this call. These runs are not replayed.
 
-    With `before`, charge only the answers in attempts with a lower number.
+    With `before`, charge only those in attempts with a lower number.
     """
-    run = attempt.run
-    for body in run.log.answers_under(attempt.call.place, before):
+    run, place = attempt.run, attempt.call.place
+    for body in run.log.bodies_under("model answer", place, before):
         answer = msgspec.msgpack.decode(body, type=AnswerCharge)
-        run.costs.models.add(answer.usage or Usage(requests=1), answer.cost)
-        for each in answer.failed:
-            if each.usage is not None:
-                run.costs.models.add(each.usage, each.cost)
+        if answer.usage is None:
+            run.costs.models.add(Usage(requests=1), answer.cost)
         for each in (*answer.failed, answer):
-            if run.budget is not None:
-                run.budget.reserve().settle(**each.spent())
+            charge_again(run, each)
+    for body in run.log.bodies_under("compaction", place, before):
+        for each in msgspec.msgpack.decode(body, type=SummaryCharge).spent:
+            charge_again(run, each)
 
 
 async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
