@@ -1,7 +1,7 @@
 """The facts that Handrail publishes. A call has one `ToolStarted` and one `ToolInvoked`, over all legs of its run.
 
 Facts go to the subscribers of the event bus. All except `ToolStarted`, `ToolResumed`, `Progress`, `Emitted`, `PromptRendered`,
-`ModelRequested`, `PartialOutput` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
+`MessageQueued`, `ModelRequested`, `PartialOutput` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
 own events with `context.emit`, which wraps them in `Emitted`.
 """
 
@@ -16,6 +16,7 @@ import msgspec
 
 from handrail.content import Attachment
 from handrail.context.facts import Approval, RunContext
+from handrail.journal.records import QueuedMessage
 from handrail.messages import Compaction, Message, StopReason, Usage
 from handrail.tools.result import ToolResult, Whole, whole_of
 
@@ -257,6 +258,13 @@ class ConversationCompacted(Fact, frozen=True):
     conversation: str
     compaction: Compaction
     run_id: str
+
+
+class MessageQueued(Fact, frozen=True):
+    """A message that was sent to the run while it works was accepted, edited, withdrawn, or told to its model, as its `state` says."""
+
+    message: QueuedMessage
+    run_context: RunContext
 
 
 class ToolWithheld(Fact, frozen=True):

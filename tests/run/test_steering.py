@@ -8,6 +8,7 @@ import pytest
 
 from handrail import Agent, LaterEnvironment, ScriptedModel, Session, SqliteJournal, ToolCall, tool
 from handrail.errors import DefinitionError, MessageRefused, RunParked, RunUnknown
+from handrail.events import MessageQueued
 from handrail.guard import CapabilityPolicy
 from handrail.journal.protocol import Journal
 from handrail.journal.sqlite import MemoryJournal
@@ -195,6 +196,37 @@ async def test_a_message_can_be_edited_and_withdrawn_until_it_is_told() -> None:
         await edit(journal, "r", third, "drei")
     with pytest.raises(MessageRefused, match="already told"):
         await withdraw(journal, "r", third)
+
+
+async def test_what_happens_to_a_message_is_published(journal: Journal | None) -> None:
+    """Whoever listens to the run learns what was accepted, edited, withdrawn and told, also if somebody else did that."""
+    model = Slow()
+    session = Session()
+    heard: list[tuple[str, str, str]] = []
+    session.dispatcher.subscribe(
+        MessageQueued,
+        lambda fact: heard.append((fact.message.text, fact.message.when, fact.message.state)),
+    )
+    stream = Agent(model, "Help.").stream("go", run_id="r", journal=journal, session=session)
+    running = asyncio.ensure_future(_response(stream))
+    await model.begun.wait()
+    first = await stream.send("one")
+    second = await stream.send("two", when="afterwards")
+    await stream.withdraw(second.id)
+    expected = [
+        ("one", "next step", "waiting"),
+        ("two", "afterwards", "waiting"),
+        ("two", "afterwards", "withdrawn"),
+    ]
+    if journal is not None:
+        await edit(journal, "r", first.id, "uno")
+        expected.append(("uno", "next step", "waiting"))
+    with pytest.raises(MessageRefused, match="was withdrawn"):
+        await stream.withdraw(second.id)
+    model.go_on.set()
+    await running
+    last = "one" if journal is None else "uno"
+    assert heard == [*expected, (last, "next step", "told")]
 
 
 async def test_what_is_refused() -> None:

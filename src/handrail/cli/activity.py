@@ -27,6 +27,7 @@ from handrail.events import (
     CallStatus,
     ConversationCompacted,
     Emitted,
+    MessageQueued,
     ModelFailed,
     ModelRequested,
     ModelResponded,
@@ -41,6 +42,7 @@ from handrail.events import (
     ToolStarted,
     ToolWithheld,
 )
+from handrail.journal.records import QueuedMessage
 from handrail.messages import Compaction, Usage
 from handrail.models.blocks import OUTSIDE
 from handrail.run.place import RUN, Place, is_in_run
@@ -111,6 +113,8 @@ class Activity:
     """The usage of the outermost runs that have ended, failed ones included."""
     cost: Decimal | None = Decimal(0)
     """Their cost; None if a part of it is unknown."""
+    queued: dict[str, QueuedMessage] = field(default_factory=dict[str, QueuedMessage])
+    """The messages that were sent to the outermost run and that its model was not told yet, by id."""
     _thought: str = ""
     """The thinking of the outermost run's model that has not been printed yet."""
     _group: str = ""
@@ -338,6 +342,20 @@ class Activity:
         tool, reason = escape_line(event.tool, _MAX_NAME), escape_line(event.reason, _MAX_REASON)
         return [Text(f"· {tool} is not offered to the model: {reason}", "dim")]
 
+    def on_queued(self, event: MessageQueued) -> list[Text]:
+        """Track a message that was sent to the outermost run. Returns a line once it was told or withdrawn."""
+        message = event.message
+        if event.run_context.run_id != self.root:
+            return []
+        if message.state == "waiting":
+            self.queued[message.id] = message
+            return []
+        self.queued.pop(message.id, None)
+        text = escape_line(message.text, _MAX_REASON)
+        if message.state == "told":
+            return [Text("» ", "bold cyan") + Text(f"told: {text}", "not bold default")]
+        return [Text(f"· withdrawn: {text}", "dim")]
+
     # --- work in progress ---
 
     def live_lines(self, limit: int) -> list[Text]:
@@ -368,6 +386,7 @@ _HANDLERS: dict[type, Any] = {
     ModelResponded: Activity.on_responded,
     ModelFailed: Activity.on_failed,
     PromptExecuted: Activity.on_executed,
+    MessageQueued: Activity.on_queued,
     Advised: Activity.on_advised,
     ConversationCompacted: Activity.on_compacted,
     ToolWithheld: Activity.on_withheld,
@@ -448,6 +467,12 @@ def _heading(row: Row) -> Text:
     text.append("▸ ", "cyan")
     text.append(escape_line(row.name, _MAX_NAME), "bold")
     return text
+
+
+def queued_line(message: QueuedMessage) -> Text:
+    """Return the line of a message that was sent to a run and that its model was not told yet."""
+    when = "" if message.when == "next step" else f", {message.when}"
+    return Text(f"⋯ queued{when}: {escape_line(message.text, _MAX_REASON)}", "dim")
 
 
 def row_line(row: Row, now: float) -> Text:

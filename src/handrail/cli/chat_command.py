@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,9 +17,9 @@ from handrail.cli.command_options import WorkerOptions
 from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, is_debugging, print_error
 from handrail.cli.run_command import Conversation, Subject, TurnOutcome
 from handrail.cli.streams import configure_logging
-from handrail.errors import HandrailError, UndoRefused
+from handrail.errors import HandrailError, MessageRefused, RunUnknown, UndoRefused
 from handrail.guard import approvals_of
-from handrail.journal.records import CallKey
+from handrail.journal.records import CallKey, When
 from handrail.run.conversation import root_conversation
 from handrail.run.options import RunFiles
 from handrail.run.place import Place
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from handrail.journal.protocol import Journal
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
+    from handrail.run.response import RunStream
 
 HELP = """\
 /help            show this help
@@ -39,7 +40,14 @@ HELP = """\
 /compact         send less of the conversation to the model from now on; nothing is lost
 /cost            show what the conversation has cost so far
 /quit            leave, like Ctrl-D
+While a run works, a line is told to it before its next step:
+/now TEXT        tell it now, and stop its current answer
+/later TEXT      tell it when it would be done
+/withdraw        take back the newest line that it was not told yet
 End a line with \\ to continue it on the next. Ctrl-C cancels a run; pressed twice, it ends the program."""
+
+
+_WHEN: Mapping[str, When] = {"/now": "now", "/later": "afterwards"}
 
 
 def chat(options: WorkerOptions) -> int:
@@ -64,6 +72,8 @@ class Chat:
         self._quiet = conversation.options.quiet
         self._done: list[tuple[str, str]] = []
         self._code = DONE
+        self._unsaid: list[str] = []
+        """Lines that were typed while a run worked, and that came too late for it."""
         self._run: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run
         self._commands: dict[str, Callable[[list[str]], None]] = {
             "/help": lambda rest: self._view.note(HELP),
@@ -71,6 +81,9 @@ class Chat:
             "/undo": self._undo,
             "/compact": self._compact,
             "/cost": self._show_cost,
+            "/now": self._say,
+            "/later": self._say,
+            "/withdraw": lambda rest: self._view.note("Nothing waits to be told.", "yellow"),
         }
 
     def talk(self) -> int:
@@ -83,7 +96,7 @@ class Chat:
             self._run = runner.run
             while True:
                 try:
-                    message = _read_message("› " if attended else "")
+                    message = self._next_message(attended)
                 except EOFError:
                     if attended:
                         sys.stdout.write("\n")
@@ -103,6 +116,14 @@ class Chat:
                     if not attended and self._code == USAGE:
                         return USAGE
 
+    def _next_message(self, attended: bool) -> str:
+        """Return what came too late for the last run, or else read a message, which begins with what was typed meanwhile."""
+        if self._unsaid:
+            message = self._unsaid.pop(0)
+            self._view.note(Text(f"› {escape(message)}"))
+            return message
+        return _read_message("› " if attended else "", self._view.editor.take())
+
     def _greet(self) -> None:
         subject, files = self._conversation.subject, self._conversation.files
         text = Text(escape_line(subject.name), "bold")
@@ -116,10 +137,51 @@ class Chat:
 
     def _turn(self, message: str) -> None:
         with divert_stdout():
-            outcome = self._run(self._conversation.turn(message))
+            hear = self._hear if self._conversation.is_attended else None
+            outcome = self._run(self._conversation.turn(message, hear))
         self._code = outcome.code
-        self._done += self._view.activity.done
+        activity = self._view.activity
+        self._done += activity.done
         self._print_outcome(outcome)
+        for each in activity.queued.values():
+            self._view.note(f"Not told yet: {escape_line(each.text)}", "dim")
+        if outcome.code >= CANCELLED:
+            self._view.editor.text = "\n".join([*self._unsaid, self._view.editor.text])
+            self._unsaid.clear()
+
+    async def _hear(self, stream: RunStream[Any] | None, line: str) -> None:
+        """Tell a run what was typed while it worked, or carry out a command."""
+        name, _, rest = line.partition(" ")
+        when = _WHEN.get(name)
+        if not line.strip():
+            return
+        if name == "/withdraw":
+            await self._withdraw_newest(stream)
+        elif name in ("/help", "/cost", "/approvals", "/compact"):
+            self._command(line)
+        elif name.startswith("/") and when is None:
+            self._view.note(f"{escape_line(name, 30)} has to wait until the run is over.", "yellow")
+        else:
+            text = line if when is None else rest
+            try:
+                if stream is None:
+                    self._unsaid.append(text)
+                else:
+                    await stream.send(text, when=when or "next step")
+            except (MessageRefused, RunUnknown):
+                self._unsaid.append(text)  # the run is over
+            except HandrailError as error:
+                self._view.note(escape(str(error)), "red")
+
+    async def _withdraw_newest(self, stream: RunStream[Any] | None) -> None:
+        waiting = list(self._view.activity.queued)
+        if stream is None or not waiting:
+            self._view.note("Nothing waits to be told.", "yellow")
+            return
+        try:
+            await stream.withdraw(waiting[-1])
+        except HandrailError as error:
+            self._view.note(escape(str(error)), "yellow")
 
     def _print_outcome(self, outcome: TurnOutcome) -> None:
         view, response = self._view, outcome.response
@@ -152,6 +214,10 @@ class Chat:
             )
         else:
             command(rest)
+
+    def _say(self, rest: list[str]) -> None:
+        """Send a message that was meant for a run, because none works."""
+        self._unsaid += [" ".join(rest)] if rest else []
 
     def _show_cost(self, rest: list[str]) -> None:
         activity = self._view.activity
@@ -271,23 +337,42 @@ def _relative(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def _read_message(prompt: str) -> str:
-    """Read a message. A line that ends in a backslash continues on the next one. Raises `EOFError` at the end of input."""
+def _read_message(prompt: str, begun: str = "") -> str:
+    """Read a message, which begins with the text `begun`. A line that ends in a backslash continues on the next one. Raises `EOFError` at the end of input."""
     lines: list[str] = []
     while True:
-        line = _read_line(prompt if not lines else "  " * bool(prompt))
+        line = _read_line(prompt if not lines else "  " * bool(prompt), begun if not lines else "")
         if not line.endswith("\\"):
             return "\n".join([*lines, line])
         lines.append(line[:-1])
 
 
-def _read_line(prompt: str) -> str:
+def _read_line(prompt: str, begun: str) -> str:
     if prompt:
-        return input(prompt)
+        with _typed_before(begun):
+            return input(prompt)
     line = sys.stdin.readline()
     if not line:
         raise EOFError
     return line.rstrip("\n")
+
+
+@contextlib.contextmanager
+def _typed_before(text: str) -> Generator[None]:
+    """Let the next line that is read begin with this text, if this Python has readline."""
+    if not text:
+        yield
+        return
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    readline.set_startup_hook(lambda: readline.insert_text(text))
+    try:
+        yield
+    finally:
+        readline.set_startup_hook()
 
 
 def _enable_history() -> None:

@@ -9,7 +9,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -59,6 +59,10 @@ if TYPE_CHECKING:
     from handrail.mcp import McpTools
     from handrail.run.response import PromptResponse, RunStream
     from handrail.workers import Worker
+
+
+Hear = Callable[["RunStream[Any] | None", str], Awaitable[None]]
+"""A function that gets the run, or None if it did not begin, and a line that was typed while it worked."""
 
 
 class TurnOutcome(NamedTuple):
@@ -277,21 +281,39 @@ class Conversation:
             budget=self._budget,
         )
 
-    async def turn(self, message: str) -> TurnOutcome:
+    async def turn(self, message: str, hear: Hear | None = None) -> TurnOutcome:
         """Run one turn and show its events. Ctrl-C or SIGTERM cancels the turn, and a second one ends the process.
 
-        A failed run raises no exception. Its failure is in the outcome.
+        `hear` is called with each line that is typed meanwhile, one after the other. A failed run raises no exception. Its failure
+        is in the outcome.
         """
         loop, view, started = asyncio.get_running_loop(), self.view, SYSTEM_CLOCK.monotonic()
+        stream: RunStream[Any] | None = None
+        begun = asyncio.Event()
+        lines: asyncio.Queue[str | None] = asyncio.Queue()
+        view.hear = None if hear is None else lines.put_nowait
+
+        async def listen() -> None:
+            await begun.wait()
+            while (line := await lines.get()) is not None:
+                if hear is not None:
+                    await hear(stream, line)
+
+        def take(event: object) -> None:
+            view.show(event)
+            if view.activity.root:
+                begun.set()
 
         def show(event: object) -> None:
             if asyncio._get_running_loop() is loop:  # pyright: ignore[reportPrivateUsage]  # documented for this use
-                view.show(event)
+                take(event)
             else:
-                loop.call_soon_threadsafe(view.show, event)
+                loop.call_soon_threadsafe(take, event)
 
         async def respond() -> PromptResponse[Any]:
-            return await (await self._begin(message)).response
+            nonlocal stream
+            stream = await self._begin(message)
+            return await stream.response
 
         with view.begin():
             unsubscribe = self.session.dispatcher.subscribe(object, show)
@@ -299,8 +321,12 @@ class Conversation:
             canceller = _Canceller(task, view)
             loop.add_signal_handler(signal.SIGINT, canceller.press, CANCELLED)
             loop.add_signal_handler(signal.SIGTERM, canceller.press, TERMINATED)
+            listening = loop.create_task(listen())
             try:
                 await asyncio.wait([task])
+                begun.set()
+                lines.put_nowait(None)
+                await listening
             finally:
                 loop.remove_signal_handler(signal.SIGINT)
                 loop.remove_signal_handler(signal.SIGTERM)

@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Literal, TextIO, cast
 
 from rich.cells import cell_len
@@ -18,7 +18,8 @@ from rich.live import Live
 from rich.segment import ControlType, Segment
 from rich.text import Text
 
-from handrail.cli.activity import Activity, format_progress, indent
+from handrail.cli.activity import Activity, format_progress, indent, queued_line
+from handrail.cli.line_editor import LineEditor
 from handrail.cli.streams import SCREEN, unguarded
 from handrail.clock import Clock
 from handrail.content import Attachment, guess_type
@@ -26,6 +27,7 @@ from handrail.environment.terminal import Keyboard
 from handrail.events import (
     AttachmentDelta,
     MessageAdded,
+    MessageQueued,
     ModelFailed,
     ModelResponded,
     Progress,
@@ -150,13 +152,35 @@ class View:
         self._clock = clock
         self._verbose = verbose
         self.activity = Activity(clock, verbose)
+        self.hear: Callable[[str], None] | None = None
+        """Called with each line that is typed while a run is shown; None if what is typed is not heard."""
+        self.editor = LineEditor()
         self._held: list[Text | Picture] | None = None
+        self._keyboard = Keyboard(sys.stdin) if is_terminal(sys.stdin) else None
+        self._ears: contextlib.ExitStack | None = None
+        """While a run is shown, what restores the terminal's settings."""
 
     @contextlib.contextmanager
     def begin(self) -> Generator[None]:
         """Show one run's events inside this block."""
         self.activity = Activity(self._clock, self._verbose)
-        yield
+        with contextlib.ExitStack() as self._ears:
+            self._listen()
+            try:
+                yield
+            finally:
+                ears, self._ears = self._ears, None
+                ears.close()
+
+    def _listen(self, *, by_key: bool = False) -> None:
+        """Pass on each line that is typed to `hear`, until `_ears` is closed."""
+        if self._keyboard is not None and self._ears is not None and self.hear is not None:
+            self._ears.enter_context(self._keyboard.heard(self._typed, by_key=by_key))
+
+    def _typed(self, typed: bytes) -> None:
+        for line in self.editor.feed(typed):
+            if self.hear is not None:
+                self.hear(line)
 
     def show(self, event: object) -> None:
         """Show one of the run's events."""
@@ -178,10 +202,14 @@ class View:
     def hold(self) -> Generator[None]:
         """Hold back output inside this block, and print it afterwards."""
         self._held = []
+        if self._ears is not None:
+            self._ears.close()
         try:
             with SCREEN.hold():
                 yield
         finally:
+            if self._ears is not None:
+                self._listen()
             held, self._held = self._held, None
             self._print(held)
 
@@ -220,6 +248,8 @@ class PlainView(View):
             lines = self._progress(event)
         elif isinstance(event, MessageAdded):
             lines = self._message(event)
+        elif isinstance(event, MessageQueued) and event.message.id in self.activity.queued:
+            lines = [queued_line(event.message)]
         self._print(lines)
 
     def _progress(self, event: Progress) -> list[Text]:
@@ -266,7 +296,6 @@ class LiveView(View):
 
     def __init__(self, clock: Clock, *, verbose: bool = False) -> None:
         super().__init__(make_console(sys.stdout, live=True), clock, verbose=verbose)
-        self._keyboard = Keyboard(sys.stdin) if is_terminal(sys.stdin) else None
         self._pictures: Protocol | None = protocol_of(os.environ)
         self._live: Live | None = None
         self._flow = TextFlow(self.console.width)
@@ -274,16 +303,12 @@ class LiveView(View):
         self._streamed = ""
         self._has_answered = False
         """Whether the text of the newest message of the outermost run's model, which called nothing, has been streamed."""
-        self._echo: contextlib.ExitStack | None = None
 
     @contextlib.contextmanager
     def begin(self) -> Generator[None]:
         self._flow, self._markdown = TextFlow(self.console.width), Markdown()
         self._streamed, self._has_answered = "", False
-        with super().begin(), contextlib.ExitStack() as stack:
-            self._echo = stack
-            if self._keyboard is not None:
-                stack.enter_context(self._keyboard.echo(False))
+        with super().begin():
             drawing = asyncio.get_running_loop().create_task(self._draw())
             self._start()
             try:
@@ -292,8 +317,17 @@ class LiveView(View):
                 drawing.cancel()
                 self._end_text()
                 self._stop()
-                if self._keyboard is not None:
+                if self._keyboard is not None and self.hear is None:
                     self._keyboard.clear()
+
+    def _listen(self, *, by_key: bool = True) -> None:
+        super()._listen(by_key=by_key)
+        if self._keyboard is not None and self._ears is not None and self.hear is None:
+            self._ears.enter_context(self._keyboard.echo(False))
+
+    def _typed(self, typed: bytes) -> None:
+        super()._typed(typed)
+        self._refresh()
 
     def show(self, event: object) -> None:
         if isinstance(event, TextDelta) and event.run_context.run_id == self.activity.root:
@@ -335,8 +369,8 @@ class LiveView(View):
         with contextlib.suppress(Exception):
             self._stop()
             self.console.show_cursor(True)
-            if self._echo is not None:
-                self._echo.close()
+            if self._ears is not None:
+                self._ears.close()
 
     @contextlib.contextmanager
     def hold(self) -> Generator[None]:
@@ -346,7 +380,7 @@ class LiveView(View):
             try:
                 yield
             finally:
-                if self._echo is not None:
+                if self._ears is not None:
                     self._start()
 
     def _print(self, lines: Sequence[Text | Picture]) -> None:
@@ -383,9 +417,18 @@ class LiveView(View):
                 live.stop()
 
     def _below(self) -> Group:
-        """Return what is drawn below the finished lines: the line being written, and the work in progress."""
+        """Return what is drawn below the finished lines: the line being written, the work in progress, and what is said to the run."""
         tail = [self._markdown.style(self._flow.tail)] if self._flow.tail else []
-        return Group(*tail, *self.activity.live_lines(max(self.console.height // 2, 3)))
+        queued = [queued_line(each) for each in self.activity.queued.values()]
+        typed = [self._typed_line()] if self.editor.text else []
+        return Group(*tail, *self.activity.live_lines(max(self.console.height // 2, 3)), *queued, *typed)
+
+    def _typed_line(self) -> Text:
+        """Return the end of the line that is being typed, as far as it fits."""
+        text = escape(self.editor.text.replace("\n", "↵"))
+        while cell_len(text) > max(self.console.width - 4, 1):
+            text = text[1:]
+        return Text.assemble(("» ", "cyan"), text, ("▏", "dim"))
 
     def _refresh(self) -> None:
         with SCREEN.lock:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Protocol, TextIO, cast
 
 from handrail.environment.form import NOTHING, describe, fill_in, fill_in_approval
@@ -23,7 +23,7 @@ _READ_BYTES = 64 * 1024
 class Keyboard:
     """Reads typed lines asynchronously, so that waiting for one can be cancelled.
 
-    The terminal stays in its normal line mode, never raw, so only its echo ever has to be restored.
+    The terminal stays in its normal line mode, except inside `heard`.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -67,13 +67,47 @@ class Keyboard:
         """
         import termios
 
+        with self._local_modes(*((termios.ECHO, 0) if on else (0, termios.ECHO))):
+            yield
+
+    @contextlib.contextmanager
+    def heard(self, hear: Callable[[bytes], None], *, by_key: bool) -> Generator[None]:
+        """Pass on what is typed inside this block. With `by_key`, each key is passed on as it is typed, and not shown; otherwise each line.
+
+        Ctrl-C stays a signal. The earlier settings of the terminal are restored afterwards.
+        """
+        import termios
+
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            try:
+                typed = os.read(self._fd, _READ_BYTES)
+            except OSError:
+                typed = b""
+            if typed:
+                hear(typed)
+            else:
+                loop.remove_reader(self._fd)  # the terminal was closed, or an empty line ended with Ctrl-D
+
+        with self._local_modes(0, termios.ECHO | termios.ICANON if by_key else 0):
+            loop.add_reader(self._fd, read)
+            try:
+                yield
+            finally:
+                loop.remove_reader(self._fd)
+
+    @contextlib.contextmanager
+    def _local_modes(self, on: int, off: int) -> Generator[None]:
+        import termios
+
         try:
             before = termios.tcgetattr(self._fd)
         except (termios.error, OSError):
             yield
             return
         changed = [*before]
-        changed[3] = changed[3] | termios.ECHO if on else changed[3] & ~termios.ECHO
+        changed[3] = (changed[3] | on) & ~off
         with contextlib.suppress(termios.error, OSError):
             termios.tcsetattr(self._fd, termios.TCSANOW, changed)
         try:

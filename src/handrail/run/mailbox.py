@@ -9,6 +9,7 @@ import msgspec
 
 from handrail.concurrency.cancellation import CancelScope, scope_of
 from handrail.errors import DefinitionError, MessageRefused
+from handrail.events import MessageQueued
 from handrail.ids import random_id
 from handrail.journal.protocol import Journal, Messages
 from handrail.journal.records import Entry, QueuedMessage, RunStatus, When
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 class Mailbox:
     """The messages that wait for a run at the root. A run gets its mailbox with its first message."""
 
-    __slots__ = ("_messages", "_run", "_stopping", "ends", "waiting")
+    __slots__ = ("_known", "_messages", "_run", "_stopping", "ends", "waiting")
 
     def __init__(self, run: Run, messages: Messages) -> None:
         self._run = run
         self._messages = messages
+        self._known: dict[str, QueuedMessage] | None = None
         self._stopping: CancelScope | None = None
         """The answer that is being stopped for a message; None if none is."""
         self.waiting: Sequence[QueuedMessage] = ()
@@ -36,9 +38,17 @@ class Mailbox:
         """Whether the model is done, so that everything that waits is told to it."""
 
     async def look(self) -> None:
-        """Find the messages that wait. If one is for `now`, the model's current answer is stopped. Called on the run's loop."""
+        """Find the messages that wait, and publish what has changed. If one is for `now`, the model's current answer is stopped.
+
+        Called on the run's loop.
+        """
         run = self._run
         known = await self._messages.list(run.run_context.run_id)
+        before, self._known = self._known, {each.id: each for each in known}
+        for each in known:
+            # what was told or withdrawn before the run was resumed is no news
+            if each.state == "waiting" if before is None else before.get(each.id) != each:
+                run.publish(MessageQueued(each, run.run_context))
         self.waiting = [each for each in known if each.state == "waiting"]
         is_urgent = any(each.when == "now" for each in self.waiting)
         if is_urgent and run.model.is_asked and run.task is not None and self._stopping is None:
@@ -123,6 +133,24 @@ async def send(
     status = await journal.messages.send(run_id, message)
     await ring(journal, run_id)
     return Receipt(message, status)
+
+
+async def change(
+    messages: Messages,
+    run_id: str,
+    message_id: str,
+    *,
+    text: str | None = None,
+    when: When | None = None,
+    by: str | None = None,
+    withdrawn: bool = False,
+) -> None:
+    """Edit or withdraw a message that the run's model was not told yet, as `handrail.runs.edit` and `withdraw` promise."""
+    known = {each.id: each for each in await messages.list(check_root(run_id))}
+    old = known.get(message_id) or QueuedMessage(id=message_id, text="-")
+    text, by = old.text if text is None else text, old.by if by is None else by
+    new = new_message(text, when or old.when, by, message_id)
+    await messages.edit(run_id, msgspec.structs.replace(new, state="withdrawn" if withdrawn else "waiting"))
 
 
 def new_message(text: str, when: When, by: str, id: str | None = None) -> QueuedMessage:

@@ -24,7 +24,7 @@ from handrail.journal.local import LocalMessages
 from handrail.journal.records import QueuedMessage, When
 from handrail.messages import AssistantMessage, Message, Usage
 from handrail.protocols import EventBus
-from handrail.run.mailbox import new_message, send
+from handrail.run.mailbox import change, new_message, ring, send
 from handrail.run.place import is_in_run
 from handrail.schema import Schema, list_problems
 from handrail.session import Session
@@ -287,6 +287,22 @@ class RunStream(Generic[OutputT]):
         """
         return Operation(lambda: self._send(text, when), f"stream({self._name!r}).send")
 
+    def withdraw(self, message_id: str) -> Operation[None]:
+        """Take back a message that the run's model was not told yet. Returns an operation, which raises as `handrail.runs.withdraw` does."""
+        return Operation(lambda: self._withdraw(message_id), f"stream({self._name!r}).withdraw")
+
+    async def _withdraw(self, message_id: str) -> None:
+        if isinstance(self._messages, LocalMessages):
+            await change(self._messages, self._run_id, message_id, withdrawn=True)
+            await self._look()
+        elif self._messages is not None:
+            await change(self._messages.messages, self._run_id, message_id, withdrawn=True)
+            await ring(self._messages, self._run_id)
+
+    async def _look(self) -> None:
+        if isinstance(self._messages, LocalMessages) and self._messages.look is not None:
+            await self._messages.look()
+
     async def _send(self, text: str, when: When) -> QueuedMessage:
         if self._task is None:
             problem = "the run has not begun"
@@ -298,8 +314,7 @@ class RunStream(Generic[OutputT]):
             return (await send(self._messages, self._run_id, text, when=when)).message
         message = new_message(text, when, self._messages.principal)
         await self._messages.send(self._run_id, message)
-        if self._messages.look is not None:
-            await self._messages.look()
+        await self._look()
         return message
 
     async def _finish(self) -> PromptResponse[OutputT]:

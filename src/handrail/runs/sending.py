@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from handrail.journal.records import QueuedMessage, When
-from handrail.run.mailbox import Receipt, check_root, new_message, ring, send
+from handrail.run.mailbox import Receipt, change, ring, send
 
 if TYPE_CHECKING:
     from handrail.journal.protocol import Journal
@@ -29,25 +27,16 @@ async def edit(
 
     Raises `MessageRefused` if it was told or withdrawn, and the errors of `send`.
     """
-    known = await _find(journal, run_id, message_id)
-    text, when, by = known.text if text is None else text, when or known.when, known.by if by is None else by
-    await journal.messages.edit(run_id, new_message(text, when, by, message_id))
+    await change(journal.messages, run_id, message_id, text=text, when=when, by=by)
     await ring(journal, run_id)
 
 
 async def withdraw(journal: Journal, run_id: str, message_id: str, *, by: str | None = None) -> None:
     """Take back a message that the run's model was not told yet. Raises `MessageRefused` if it was told or withdrawn."""
-    known = await _find(journal, run_id, message_id)
-    by = known.by if by is None else by
-    await journal.messages.edit(run_id, msgspec.structs.replace(known, state="withdrawn", by=by))
+    await change(journal.messages, run_id, message_id, by=by, withdrawn=True)
     await ring(journal, run_id)
 
 
 async def messages(journal: Journal, run_id: str) -> Sequence[QueuedMessage]:
     """Return the messages that were sent to a run, in the order in which they were accepted. Raises `RunUnknown` if there is no such run."""
     return await journal.messages.list(run_id)
-
-
-async def _find(journal: Journal, run_id: str, message_id: str) -> QueuedMessage:
-    known = {each.id: each for each in await journal.messages.list(check_root(run_id))}
-    return known.get(message_id) or QueuedMessage(id=message_id, text="")
