@@ -517,6 +517,11 @@ class LocalMessages:
         with self._lock:
             return tuple(self._known.values())
 
+    async def notify(self) -> None:
+        """Let the run look for messages now, if it has begun."""
+        if self.look is not None:
+            await self.look()
+
     def end(self, status: RunStatus) -> bool:
         """End the run, unless messages wait. Returns whether it has ended."""
         with self._lock:

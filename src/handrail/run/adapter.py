@@ -17,7 +17,6 @@ from handrail.concurrency.operation import Operation
 from handrail.concurrency.threads import forget_closed
 from handrail.errors import DefinitionError, ModelError
 from handrail.ids import Chance, random_fraction
-from handrail.journal.local import LocalMessages
 from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings, is_choice, is_model
 from handrail.models.prices import Tariff, tariff_of, window_of
 from handrail.prompt import OPENER, Prompt
@@ -43,6 +42,7 @@ from handrail.tools.toolbox import check_tool
 
 if TYPE_CHECKING:
     from handrail.context import PromptModel
+    from handrail.journal.local import LocalMessages
     from handrail.resources.bindings import Binding
     from handrail.run.call import Attempt
     from handrail.run.entry import CallAdapter
@@ -292,6 +292,12 @@ def checked_workers(workers: Any) -> WorkerSource | None:
     raise DefinitionError(f"workers is {describe_kind(workers)}. Pass WorkerRegistry(folder).")
 
 
+def _local_messages(session: Session, options: RunOptions) -> LocalMessages:
+    from handrail.journal.local import LocalMessages
+
+    return LocalMessages(session.principal, options.clock)
+
+
 def forward_events(session: Session, *buses: EventBus | None) -> Callable[[], None]:
     """Publish the session's events on these buses as well. Returns a function that stops this."""
     own = session.dispatcher
@@ -446,7 +452,7 @@ class Adapter:
         options = self._given("stream", prompt, params, message, arguments)
         session = options.session or Session(new_id=options.new_id)
         run_id = options.run_id or options.new_id()
-        heard = LocalMessages(session.principal, options.clock) if options.journal is None else None
+        heard = _local_messages(session, options) if options.journal is None else None
         options = options.replace(session=session, run_id=run_id, messages=heard)
         return RunStream(
             lambda: self._evaluate(prompt, options, streaming=True),

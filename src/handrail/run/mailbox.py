@@ -11,6 +11,7 @@ from handrail.concurrency.cancellation import CancelScope, scope_of
 from handrail.errors import DefinitionError, MessageRefused
 from handrail.events import MessageQueued
 from handrail.ids import random_id
+from handrail.journal.local import LocalMessages
 from handrail.journal.protocol import Journal, Messages
 from handrail.journal.records import Entry, QueuedMessage, RunStatus, When
 from handrail.run.place import split_run_id
@@ -133,6 +134,26 @@ async def send(
     status = await journal.messages.send(run_id, message)
     await ring(journal, run_id)
     return Receipt(message, status)
+
+
+async def say(heard: LocalMessages | Journal, run_id: str, text: str, when: When) -> QueuedMessage:
+    """Say something to a run of this process, with or without a journal, and return the accepted message."""
+    if not isinstance(heard, LocalMessages):
+        return (await send(heard, run_id, text, when=when)).message
+    message = new_message(text, when, heard.principal)
+    await heard.send(run_id, message)
+    await heard.notify()
+    return message
+
+
+async def take_back(heard: LocalMessages | Journal, run_id: str, message_id: str) -> None:
+    """Withdraw a message to a run of this process, with or without a journal."""
+    if isinstance(heard, LocalMessages):
+        await change(heard, run_id, message_id, withdrawn=True)
+        await heard.notify()
+    else:
+        await change(heard.messages, run_id, message_id, withdrawn=True)
+        await ring(heard, run_id)
 
 
 async def change(

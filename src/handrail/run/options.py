@@ -16,7 +16,6 @@ from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.context.extras import NO_EXTRAS, Extras, ExtraValues
 from handrail.errors import DefinitionError
 from handrail.ids import NewId, check_id, random_id
-from handrail.journal.local import LocalMessages
 from handrail.journal.protocol import Journal
 from handrail.messages import ModelSettings
 from handrail.prompt.compact import Compact
@@ -29,6 +28,7 @@ from handrail.tools.definition import problem_with_limit
 if TYPE_CHECKING:
     from handrail.guard.approval import ApprovalMode
     from handrail.guard.outer_policy import OuterPolicy
+    from handrail.journal.local import LocalMessages
     from handrail.messages import Message
     from handrail.resources.bindings import Binding
     from handrail.tools import Tool

@@ -20,17 +20,16 @@ from handrail.content import Attachment
 from handrail.context import ToolContext
 from handrail.errors import MessageRefused, OperationUsedTwice, ToolValidationError
 from handrail.events import MessageAdded
-from handrail.journal.local import LocalMessages
 from handrail.journal.records import QueuedMessage, When
 from handrail.messages import AssistantMessage, Message, Usage
 from handrail.protocols import EventBus
-from handrail.run.mailbox import change, new_message, ring, send
 from handrail.run.place import is_in_run
 from handrail.schema import Schema, list_problems
 from handrail.session import Session
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
+    from handrail.journal.local import LocalMessages
     from handrail.journal.protocol import Journal
     from handrail.run.conversation import Conversation
     from handrail.run.run import Run
@@ -253,9 +252,10 @@ class RunStream(Generic[OutputT]):
         bus: EventBus,
         run_id: str,
         name: str,
-        messages: LocalMessages | Journal | None,
+        heard: LocalMessages | Journal | None,
     ) -> None:
-        self._messages = messages
+        self._heard = heard
+        """Where the run hears what is said to it; None if it is resumed without a journal, which raises."""
         self._begin = begin
         self._bus = bus
         self._run_id = run_id
@@ -292,30 +292,23 @@ class RunStream(Generic[OutputT]):
         return Operation(lambda: self._withdraw(message_id), f"stream({self._name!r}).withdraw")
 
     async def _withdraw(self, message_id: str) -> None:
-        if isinstance(self._messages, LocalMessages):
-            await change(self._messages, self._run_id, message_id, withdrawn=True)
-            await self._look()
-        elif self._messages is not None:
-            await change(self._messages.messages, self._run_id, message_id, withdrawn=True)
-            await ring(self._messages, self._run_id)
+        from handrail.run.mailbox import take_back
 
-    async def _look(self) -> None:
-        if isinstance(self._messages, LocalMessages) and self._messages.look is not None:
-            await self._messages.look()
+        await take_back(self._begun(), self._run_id, message_id)
 
     async def _send(self, text: str, when: When) -> QueuedMessage:
-        if self._task is None:
+        from handrail.run.mailbox import say
+
+        return await say(self._begun(), self._run_id, text, when)
+
+    def _begun(self) -> LocalMessages | Journal:
+        """Return where the run hears what is said to it. Raises `MessageRefused` if the run has not begun."""
+        if self._task is None or self._heard is None:
             problem = "the run has not begun"
             raise MessageRefused(
                 self._run_id, problem, "Iterate over the stream, or await its response, first."
             )
-        if not isinstance(self._messages, LocalMessages):
-            assert self._messages is not None
-            return (await send(self._messages, self._run_id, text, when=when)).message
-        message = new_message(text, when, self._messages.principal)
-        await self._messages.send(self._run_id, message)
-        await self._look()
-        return message
+        return self._heard
 
     async def _finish(self) -> PromptResponse[OutputT]:
         task = self._start()
