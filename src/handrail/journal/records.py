@@ -42,6 +42,7 @@ class QueuedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     at: float = 0.0
     """When it was accepted or last edited, in seconds since 1970."""
     state: Literal["waiting", "told", "withdrawn"] = "waiting"
+    edited: bool = False
 
 
 OVER: frozenset[RunStatus] = frozenset(("done", "failed", "cancelled"))

@@ -171,7 +171,8 @@ async def change(
     old = known.get(message_id) or QueuedMessage(id=message_id, text="-")
     text, by = old.text if text is None else text, old.by if by is None else by
     new = new_message(text, when or old.when, by, message_id)
-    await messages.edit(run_id, msgspec.structs.replace(new, state="withdrawn" if withdrawn else "waiting"))
+    state, edited = ("withdrawn", old.edited) if withdrawn else ("waiting", True)
+    await messages.edit(run_id, msgspec.structs.replace(new, state=state, edited=edited))
 
 
 def new_message(text: str, when: When, by: str, id: str | None = None) -> QueuedMessage:

@@ -28,6 +28,7 @@ from handrail.schema.size import MOST_VALUES
 from handrail.serve import requests, snapshots
 from handrail.serve.agui.inputs import parse_input, submit
 from handrail.serve.agui.interrupts import question_json
+from handrail.serve.agui.queued_messages import queued_json
 from handrail.serve.agui.wire_events import format_time
 from handrail.serve.attachments import check_number, check_total, received, response_with
 from handrail.serve.feed import Event, EventStream, Streams, follow, send_all
@@ -57,6 +58,7 @@ from handrail.serve.threads import ThreadList, Threads
 log = logging.getLogger("handrail.serve")
 
 _POST = ["POST"]
+_QUEUE = "/threads/{id}/runs/{run_id}/messages"
 _MOST_AUDITED = 10_000
 Endpoint = Callable[..., Awaitable[Any]]
 """A function that takes a request and, if its path names one, the principal's thread."""
@@ -246,10 +248,12 @@ class Routes:
         larger = {
             "/agent": BodyLimit(with_files, 5 * MOST_VALUES),  # four lists and a state
             "/threads/{id}/messages": BodyLimit(with_files),
+            _QUEUE: BodyLimit(size),
+            f"{_QUEUE}/{{message_id}}": BodyLimit(size),
             "/threads/{id}/answers": BodyLimit(size),
             "/inbox/answers": BodyLimit(size),
         }
-        if path in larger:
+        if path in larger and method == "POST":
             return BodyRoute(path, endpoint, methods=[method], body=larger[path])
         return Route(path, endpoint, methods=[method])
 
@@ -272,6 +276,10 @@ class Routes:
             ("POST", "/threads/{id}/answers", "run", self.answer, "answered"),
             ("POST", "/threads/{id}/cancel", "run", self.cancel, "cancelled"),
             ("GET", "/threads/{id}/runs/{run_id}", "see", self.run, "saw"),
+            ("GET", _QUEUE, "see", self.queued, ""),
+            ("POST", _QUEUE, "run", self.send_to_run, "sent a message"),
+            ("POST", f"{_QUEUE}/{{message_id}}", "run", self.edit_message, "edited a message"),
+            ("DELETE", f"{_QUEUE}/{{message_id}}", "run", self.withdraw_message, "withdrew a message"),
             ("GET", "/threads/{id}/attachments/{digest}", "see", self.attachment, ""),
             ("GET", "/threads/{id}/files", "see", self.files, "saw"),
             ("POST", "/threads/{id}/calls/{call_id:path}/undo", "run", self.undo, "undid"),
@@ -308,7 +316,13 @@ class Routes:
 
     def _note(self, request: Request, action: str, **details: Any) -> None:
         """Add an entry to the audit log, with the ids in the request's path and the details from the endpoint."""
-        names = {"id": "thread", "run_id": "run", "call_id": "call", "approval_id": "decision"}
+        names = {
+            "id": "thread",
+            "run_id": "run",
+            "call_id": "call",
+            "approval_id": "decision",
+            "message_id": "message",
+        }
         found = {names.get(name, name): value for name, value in request.path_params.items()}
         found |= request.scope.get(NOTED, {}) | details
         self._app.principals.people.note(request.scope[PRINCIPAL], action, address_of(request), **found)
@@ -520,6 +534,34 @@ class Routes:
         request.scope[NOTED] = {"question": body.question_id, "digest": body.digest, "outcome": body.outcome}
         await thread.answer([answer])
         return JSONResponse({})
+
+    async def queued(self, request: Request, thread: Thread) -> Response:
+        run_id = str(request.path_params["run_id"])
+        found = await thread.queued(run_id)
+        return JSONResponse({"messages": [queued_json(run_id, each) for each in found]})
+
+    async def send_to_run(self, request: Request, thread: Thread) -> Response:
+        """Accept a message to a run while it works, and return it with the run's status."""
+        run_id, body = str(request.path_params["run_id"]), await requests.read(request, requests.SendBody)
+        self._check_message(body.text, ())
+        id = None if body.id is None else requests.check_id(body.id)
+        # Shielded, so that the readers are told about an accepted message even if the client disconnects.
+        receipt = await asyncio.shield(thread.send(run_id, body.text, when=body.when, id=id))
+        request.scope[NOTED] = {"message": receipt.message.id}
+        message = queued_json(run_id, receipt.message)
+        return JSONResponse({"message": message, "status": receipt.status}, 202)
+
+    async def edit_message(self, request: Request, thread: Thread) -> Response:
+        run_id, body = str(request.path_params["run_id"]), await requests.read(request, requests.EditBody)
+        if body.text is not None:
+            self._check_message(body.text, ())
+        edited = thread.edit(run_id, request.path_params["message_id"], text=body.text, when=body.when)
+        return JSONResponse({"message": queued_json(run_id, await asyncio.shield(edited))})
+
+    async def withdraw_message(self, request: Request, thread: Thread) -> Response:
+        run_id = str(request.path_params["run_id"])
+        withdrawn = thread.withdraw(run_id, request.path_params["message_id"])
+        return JSONResponse({"message": queued_json(run_id, await asyncio.shield(withdrawn))})
 
     async def cancel(self, request: Request, thread: Thread) -> Response:
         await requests.read(request, requests.EmptyBody)

@@ -24,7 +24,7 @@ from starlette.types import Message, Receive, Scope
 
 from handrail.concurrency.threads import run_in_thread
 from handrail.errors import DefinitionError
-from handrail.journal.records import Mark
+from handrail.journal.records import Mark, When
 from handrail.schema.size import MOST_VALUES, count_values
 from handrail.serve.limits import Quota
 from handrail.serve.refusals import RequestRefused
@@ -224,6 +224,21 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     text: str
     attachments: list[FileBody] = []
+
+
+class SendBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a request that says something to a run while it works."""
+
+    text: str
+    when: When = "next step"
+    id: str | None = None
+
+
+class EditBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a request that edits a message to a run."""
+
+    text: str | None = None
+    when: When | None = None
 
 
 class AnswerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -23,8 +23,9 @@ from handrail.run.record.begin import decode_begin, decode_outcome
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.interrupts import closed_json, holder, question_json
+from handrail.serve.agui.queued_messages import QUEUED, queued_json
 from handrail.serve.agui.translator import Translator, messages_snapshot
-from handrail.serve.agui.wire_events import format_time
+from handrail.serve.agui.wire_events import custom, format_time
 from handrail.serve.attachments import facts_of
 from handrail.serve.feed import Event, FellBehind, Item
 from handrail.serve.live_run import LiveRun, paths_in
@@ -84,6 +85,8 @@ class _State(NamedTuple):
     """The id of the active run; "" if there is none."""
     leg: str
     """The id of the active run's open leg; "" if there is none."""
+    queued: Sequence[dict[str, Any]]
+    """The messages that were sent to the newest run, and that its model was not told yet."""
     messages: Sequence[dict[str, Any]]
     """The finished messages, rendered for AG-UI."""
     open: Sequence[Event]
@@ -124,11 +127,19 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
         "subagents": _agents(found, since),
         "questions": [await _question_json(journal, each) for each in found.questions],
         "closed": [each for run in found.runs for each in run.closed],
+        "queued": _waiting(found.queued, since),
         "runs": [run.line for run in found.runs],
         "usage": usage_json(usage),
         "cost": format_cost(cost),
         "last_event_id": seen.feed.id_of(found.last),
     }
+
+
+def _waiting(queued: Iterable[dict[str, Any]], since: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages to a run that still wait after these events."""
+    found = {each["id"]: each for each in queued}
+    found |= {told["value"]["id"]: told["value"] for told in since if told.get("name") == QUEUED}
+    return [each for each in found.values() if each["state"] == "waiting"]
 
 
 async def _question_json(journal: Journal, question: Question) -> dict[str, Any]:
@@ -188,6 +199,7 @@ async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], i
     ]
     if found.state is not None:
         told.append(Event({"type": "STATE_SNAPSHOT", "snapshot": found.state}))
+    told += [custom(QUEUED, each) for each in found.queued]
     if leg:
         return [*told, *found.open], found.last, leg
     if found.questions:
@@ -221,6 +233,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
         marks = await journal.calls.marks(seen.session_id)
         undone = {entry.key for _, entry in marks if entry.kind == "undone"}
         unapplied = await unapplied_calls(journal, live)
+        queued = await _queued(journal, rows)
         if live is not seen.live and tries < _TRIES - 1:
             continue
         open: Sequence[Event] = ()
@@ -248,8 +261,16 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
             active = joined.opening.run_id, joined.opening.leg
             messages = render_joined(joined.opening, said, nested, seen.named)
         read = (rows, shown, undone, unapplied, said, nested, state, questions, emitted)
-        return _State(*read, *active, messages, open, since, last)
+        return _State(*read, *active, queued, messages, open, since, last)
     raise AssertionError("the last attempt always returns")
+
+
+async def _queued(journal: Journal, rows: Sequence[RunRow]) -> Sequence[dict[str, Any]]:
+    if not rows or rows[-1].status in OVER or not rows[-1].has_messages:
+        return ()
+    run_id = rows[-1].record.id
+    found = await journal.messages.list(run_id)
+    return [queued_json(run_id, each) for each in found if each.state == "waiting"]
 
 
 def title_of(rows: Sequence[RunRow]) -> str:

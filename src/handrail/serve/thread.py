@@ -12,13 +12,13 @@ import msgspec
 from handrail import runs
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.content import Attachment
-from handrail.errors import AnswerRefused, RunBusy, SessionUnknown, UndoRefused
+from handrail.errors import AnswerRefused, MessageRefused, RunBusy, RunUnknown, SessionUnknown, UndoRefused
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
 from handrail.journal.answers import already_answered, check_answer
 from handrail.journal.protocol import Broadcasts, Journal
-from handrail.journal.records import OVER, QuestionRecord, RunRow
+from handrail.journal.records import OVER, QuestionRecord, QueuedMessage, RunRow, When
 from handrail.messages import Message, UserMessage
 from handrail.question import Answer, Question
 from handrail.run.host import Voters
@@ -29,6 +29,7 @@ from handrail.run.record.recorded_session import compactions_in
 from handrail.runs import Undoing
 from handrail.serve.agui.interrupts import frontend_tools_of
 from handrail.serve.agui.message_writer import Known
+from handrail.serve.agui.queued_messages import queued_event
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import custom, plain_json
 from handrail.serve.feed import Event, Feed
@@ -294,6 +295,53 @@ class Thread:
             if self._setup.stopping or self._is_elsewhere(row):
                 return ""  # the answer is recorded, and the next process that takes the run reads it
             return await self._go_on(taken, leg)
+
+    async def queued(self, run_id: str) -> Sequence[QueuedMessage]:
+        """Return the messages that were sent to one of this thread's runs. Raises `RunUnknown` if it has no such run."""
+        await self._check_own(run_id)
+        return await runs.messages(self._journal, run_id)
+
+    async def send(self, run_id: str, text: str, *, when: When, id: str | None = None) -> runs.Receipt:
+        """Say something to one of this thread's runs while it works, as `handrail.runs.send` does.
+
+        If it is refused because the run is over, the next message may start a run. Raises `RunUnknown` if the thread has no
+        such run.
+        """
+        await self._check_own(run_id)
+        try:
+            receipt = await runs.send(self._journal, run_id, text, when=when, by=self.principal, id=id)
+        except MessageRefused:
+            row = await self._journal.runs.get(run_id)
+            if row.status in OVER and self.live is not None and self.live.run_id == run_id:
+                await self.live.over()
+            raise
+        await self._show_queued(run_id, receipt.message.id)
+        return receipt
+
+    async def edit(
+        self, run_id: str, message_id: str, *, text: str | None = None, when: When | None = None
+    ) -> QueuedMessage:
+        """Edit a message as `handrail.runs.edit` does, and return it. Raises `RunUnknown` if the thread has no such run."""
+        await self._check_own(run_id)
+        await runs.edit(self._journal, run_id, message_id, text, when=when, by=self.principal)
+        return await self._show_queued(run_id, message_id)
+
+    async def withdraw(self, run_id: str, message_id: str) -> QueuedMessage:
+        """Withdraw a message as `handrail.runs.withdraw` does, and return it. Raises `RunUnknown` if the thread has no such run."""
+        await self._check_own(run_id)
+        await runs.withdraw(self._journal, run_id, message_id, by=self.principal)
+        return await self._show_queued(run_id, message_id)
+
+    async def _check_own(self, run_id: str) -> None:
+        if (await self._journal.runs.get(run_id)).record.session_id != self.session_id:
+            raise RunUnknown(run_id)
+
+    async def _show_queued(self, run_id: str, message_id: str) -> QueuedMessage:
+        """Return a message to a run. The thread's readers are told about it here unless the run is executed here, and so tells them."""
+        found = next(each for each in await runs.messages(self._journal, run_id) if each.id == message_id)
+        if self.live is None or self.live.is_parking:
+            self.feed.append([queued_event(run_id, found)])
+        return found
 
     async def cancel(self) -> None:
         """Cancel the active or waiting run, if there is one. If another process executes it, that process stops it soon."""

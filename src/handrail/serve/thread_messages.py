@@ -237,29 +237,35 @@ def _starts(messages: Sequence[RunMessage]) -> Mapping[str, int]:
 
 def _ids(messages: Iterable[RunMessage], starts: Mapping[str, int]) -> Iterator[str]:
     """Yield the id of each message."""
-    turns: dict[str, int] = {}
+    turns: Counter[str] = Counter()
+    midway: Counter[tuple[str, int]] = Counter()
     for number, (run_id, message) in enumerate(messages):
         if number < starts.get(run_id, 0):
             yield f"{run_id}/before-{number}"
             continue
-        turns[run_id] = turns.get(run_id, 0) + isinstance(message, AssistantMessage)
-        yield (
-            user_id(run_id, turns[run_id], message)
-            if isinstance(message, UserMessage)
-            else f"{run_id}/{turns[run_id]}"
-        )
+        turns[run_id] += isinstance(message, AssistantMessage)
+        turn = turns[run_id]
+        if isinstance(message, UserMessage):
+            yield user_id(run_id, turn, message, midway[run_id, turn])
+            midway[run_id, turn] += message.midway
+        else:
+            yield f"{run_id}/{turn}"
 
 
 def next_remark_id(messages: Sequence[RunMessage]) -> str:
     """Return the id of what a person says along with an answer to a question of the last message's run."""
-    run_id = messages[-1].run_id
-    turn = sum(each.run_id == run_id and isinstance(each.message, AssistantMessage) for each in messages)
-    return user_id(run_id, turn, UserMessage("", midway=True))
+    said = [*messages, RunMessage(messages[-1].run_id, UserMessage("", midway=True))]
+    return list(_ids(said, _starts(said)))[-1]
 
 
-def user_id(run_id: str, turn: int, message: UserMessage) -> str:
-    """Return the id of a person's message. `turn` is the number of the model's answers in the run before it."""
-    return f"{run_id}/{turn}/user" if message.midway else f"{run_id}/user"
+def user_id(run_id: str, turn: int, message: UserMessage, earlier: int) -> str:
+    """Return the id of a person's message.
+
+    `turn` is the number of the model's answers in the run before it, and `earlier` that of other messages midway since the last of them.
+    """
+    if not message.midway:
+        return f"{run_id}/user"
+    return f"{run_id}/{turn}/user-{earlier + 1}" if earlier else f"{run_id}/{turn}/user"
 
 
 def render_thread(

@@ -212,6 +212,11 @@ class Place:
         with urllib.request.urlopen(made, timeout=PATIENCE) as answer:
             return json.loads(answer.read() or b"null")
 
+    def delete(self, path: str) -> None:
+        made = urllib.request.Request(f"{self.url}{path}", headers=BEARER, method="DELETE")
+        with urllib.request.urlopen(made, timeout=PATIENCE):
+            pass
+
 
 @contextlib.contextmanager
 def place(version: str, folder: Path) -> Generator[Place]:
@@ -489,6 +494,46 @@ def reconnect(place: Place) -> None:
     assert came.outcome == "success"
 
 
+def steered(place: Place) -> None:
+    """A client that follows a run sees what happens to messages to it. What is told is the user's message, also in its next request."""
+    GATES["wait"].clear()
+    place.client().do("leave", text="wait", after=6, left=True)
+    queue = f"/threads/thread-1/runs/{place.get('/threads/thread-1')['runs'][0]['id']}/messages"
+
+    def steer() -> None:
+        place.post(queue, {"text": "hullo", "id": "m1"})
+        place.post(f"{queue}/m1", {"text": "hello"})
+        place.post(queue, {"text": "hurry", "id": "m2"})
+        place.delete(f"{queue}/m2")
+        GATES["wait"].set()
+
+    client = place.client()
+    came = client.do("connect", joined=steer)
+    states = [
+        (event["value"]["text"], event["value"]["state"])
+        for event in came.of("CUSTOM")
+        if event["name"] == "handrail.queued"
+    ]
+    assert states == [
+        ("hullo", "waiting"),
+        ("hello", "waiting"),
+        ("hurry", "waiting"),
+        ("hurry", "withdrawn"),
+        ("hello", "told"),
+    ]
+    shown = [(each["role"], each.get("content")) for each in came.messages if each["role"] != "activity"]
+    assert [role for role, _ in shown] == ["user", "assistant", "tool", "user", "assistant"]
+    assert [content for _, content in shown[3:]] == ["hello", "Hello to you."]
+    assert client.say("colour").interrupts
+    assert [
+        each["content"] for each in place.get("/threads/thread-1")["messages"] if each["role"] == "user"
+    ] == [
+        "wait",
+        "hello",
+        "colour",
+    ]
+
+
 def reconnect_to_question(place: Place) -> None:
     """A client that connects later finds the open question, and can answer it."""
     place.client().say("pay")
@@ -609,6 +654,7 @@ SCENARIOS: Mapping[str, Callable[[Place], None]] = {
         error,
         reconnect,
         reconnect_to_question,
+        steered,
         two_questions,
         partial_resume,
         said_meanwhile,

@@ -73,6 +73,8 @@ class OpenRun:
     """Number of answers that the run's model has completed."""
     calls: int = 0
     """Number of calls in the completed answers."""
+    said: int = 0
+    """Number of messages that people have sent to the run since the last completed answer."""
     parts: list[str | Attachment] = field(default_factory=list[str | Attachment])
     """The parts of the answer that are complete: what the model made, and the texts before it."""
     text: str | None = None
@@ -122,6 +124,14 @@ class MessageWriter:
 
     def __init__(self, known: Known) -> None:
         self._known = known
+
+    def said(self, id: str, text: str) -> list[Event]:
+        """Return the events that add a user's message to the conversation of every client."""
+        return [
+            plain_event("TEXT_MESSAGE_START", None, messageId=id, role="user"),
+            plain_event("TEXT_MESSAGE_CONTENT", None, messageId=id, delta=text),
+            plain_event("TEXT_MESSAGE_END", None, messageId=id),
+        ]
 
     # Streaming.
 

@@ -27,6 +27,7 @@ from handrail.events import (
     ConversationCompacted,
     Emitted,
     MessageAdded,
+    MessageQueued,
     ModelFailed,
     ModelResponded,
     Progress,
@@ -54,6 +55,7 @@ from handrail.serve.agui.message_writer import (
     OpenRun,
     shorten,
 )
+from handrail.serve.agui.queued_messages import queued_event
 from handrail.serve.agui.wire_events import PROTOCOL, Event, custom, dump, plain_json, state_patch, wire_event
 from handrail.serve.attachments import parts_of
 from handrail.serve.thread_messages import user_id
@@ -100,6 +102,8 @@ class Translator:
         self._cost = cost
         self._spent: dict[str, Usage] = {}
         """The usage in this leg, by model."""
+        self._is_told = False
+        """Whether the next message of the user is what was sent to the run while it works."""
         self._takes: dict[type, Callable[[Any, OpenRun], list[Event]]] = {
             TextDelta: lambda event, run: self._writer.text(run, event.text),
             ThoughtDelta: lambda event, run: self._writer.thought(run, event.text),
@@ -107,6 +111,7 @@ class Translator:
             AttachmentDelta: lambda event, run: self._writer.attachment(run, event.attachment),
             PromptRendered: self._rendered,
             MessageAdded: self._added,
+            MessageQueued: self._queued,
             ToolStarted: self._calls.start,
             ToolResumed: self._calls.start,
             ToolInvoked: self._over,
@@ -266,13 +271,15 @@ class Translator:
     def recall(self, run_id: str, said: Sequence[Message]) -> None:
         """Record that these messages of a run, outermost or nested, were already sent, so that they are not sent again."""
         run = self._nested.run(run_id)
-        run.begun, run.turn, run.calls = True, 0, 0
+        run.begun, run.turn, run.calls, run.said = True, 0, 0, 0
         for message in said:
             if isinstance(message, AssistantMessage):
                 self._calls.number(run, message)
                 self._known.calls.update(call.id for call in message.calls)
-                run.turn += 1
-            elif isinstance(message, ToolMessage):
+                run.turn, run.said = run.turn + 1, 0
+            elif isinstance(message, UserMessage):
+                run.said += message.midway
+            else:
                 self._known.results.update(result.id for result in message.results)
 
     # --- events of the run -----------------------------------------------------------------------
@@ -314,18 +321,23 @@ class Translator:
         if isinstance(message, AssistantMessage):
             self._calls.number(run, message)
             events = self._writer.complete(run, message)
-            run.turn += 1
+            run.turn, run.said = run.turn + 1, 0
             return events
         return self._said(message, run)
 
     def _said(self, message: UserMessage, run: OpenRun) -> list[Event]:
         """Return the event that shows the user's message in other windows of the page. The sender already has it.
 
-        Returns no event for a message in a nested run, or for one that the run itself wrote.
+        What was sent to the run while it works is a new message for every client. Returns no event for a message in a nested
+        run, or for one that the run itself wrote.
         """
-        id = user_id(run.id, run.turn, message)
+        id = user_id(run.id, run.turn, message, run.said)
+        run.said += message.midway
         if run.tag is not None or message.by_run:
             return []
+        is_told, self._is_told = self._is_told, False
+        if is_told:
+            return self._writer.said(id, clean_text(message.text))
         return [
             custom(
                 "handrail.message",
@@ -336,6 +348,10 @@ class Translator:
                 },
             )
         ]
+
+    def _queued(self, event: MessageQueued, run: OpenRun) -> list[Event]:
+        self._is_told |= event.message.state == "told"
+        return [queued_event(self.run_id, event.message)]
 
     def _result(self, call_id: str, text: str, run: OpenRun) -> list[Event]:
         """Return the event with a call's result, or no event if clients don't know the call or already have its result."""
